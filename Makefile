@@ -1,0 +1,80 @@
+# Everything here works on a machine that has CPython >= 3.11 and make: the first target that needs packages creates
+# .venv and installs them. Two stamps keep `make demo` from installing the developer's tools. Name another interpreter
+# with `make PYTHON=/path/to/python3.12 test`; it matters when .venv is created, `make clean` starts afresh.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+SOAK_PROGRAMS ?= 20000
+
+VENV_STAMP := $(VENV)/.created
+DEMO_STAMP := $(VENV)/.demo-installed
+DEV_STAMP := $(VENV)/.dev-installed
+
+.PHONY: help demo test lint types docs pytest soak bench nox format clean
+
+help: ## print the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(DEMO_STAMP) ## install what the demo needs and serve its two models
+	@exec $(BIN)/python -m examples.demo
+
+test: lint types docs pytest ## lint, types, docs (warnings are errors) and tests; stops at the first that fails
+
+lint: $(DEV_STAMP) ## ruff: rules and formatting
+	@echo "== ruff check"
+	@$(BIN)/ruff check .
+	@echo "== ruff format --check"
+	@$(BIN)/ruff format --check .
+
+types: $(DEV_STAMP) ## mypy and pyright, both strict
+	@echo "== mypy"
+	@$(BIN)/mypy
+	@echo "== pyright"
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(DEV_STAMP) ## build the documentation into docs/_build/html
+	@echo "== docs"
+	@$(BIN)/python -m sphinx -n -W --keep-going -q -b html docs docs/_build/html
+
+pytest: $(DEV_STAMP)
+	@echo "== pytest"
+	@$(BIN)/python -m pytest
+
+soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
+	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
+
+bench: $(DEV_STAMP) ## the benchmarks: in process, then over HTTP
+	@$(BIN)/python benchmarks/inproc.py
+	@$(BIN)/python benchmarks/http.py
+
+nox: $(DEV_STAMP) ## the tests on every CPython found, and with the lowest dependency versions
+	@$(BIN)/nox
+
+format: $(DEV_STAMP) ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+clean: ## remove the environment and everything that was built
+	@rm -rf $(VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(DEV_STAMP): $(VENV_STAMP) pyproject.toml
+	@echo "== installing shoal[dev] into $(VENV)"
+	@$(PIP) install --editable '.[dev]'
+	@touch $@ $(DEMO_STAMP)
+
+$(DEMO_STAMP): $(VENV_STAMP) pyproject.toml
+	@echo "== installing shoal[demo] into $(VENV)"
+	@$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(VENV_STAMP):
+	@PYTHON='$(PYTHON)' bash .ci/create-venv $(VENV)
+	@touch $@

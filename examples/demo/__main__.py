@@ -1,0 +1,71 @@
+"""The demo: train the digits, load the language model, serve both and the page until Ctrl-C.
+
+python -m examples.demo --port 8000
+"""
+
+import argparse
+import json
+import signal
+import sys
+
+import trio
+from sklearn.datasets import load_digits
+
+from examples.demo.app import app
+from shoal.http.server import ServerConfig, serve
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def main() -> int:
+    """Serve the demo; returns the process's exit code."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description="Shoal's demo.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0 for a free one (%(default)s)")
+    options = parser.parse_args()
+    config = ServerConfig(host=options.host, port=options.port, graceful_timeout_s=10)
+    try:
+        trio.run(_serve, config)
+    except OSError as error:
+        print(f"can't listen at {config.host} port {config.port}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(config: ServerConfig) -> None:
+    drained = await serve(app, config, shutdown=_signalled, started=_announce)
+    if drained.started:
+        print(f"Ended: {drained.finished} requests finished, {drained.cut} cut off.", flush=True)
+
+
+async def _signalled() -> None:
+    """Wait for the first signal; a second one meets Python's own handlers and ends at once."""
+    with trio.open_signal_receiver(*_SIGNALS) as signals:
+        await anext(signals)
+    print("\nEnding; what is under way may finish.", flush=True)
+    app.begin_drain()
+
+
+def _announce(url: str) -> None:
+    url = url.rstrip("/")
+    image = json.dumps(load_digits().images[0].astype(int).tolist(), separators=(",", ":"))
+    prompt = json.dumps({"text": "Return the ", "max_tokens": 200})
+    print(
+        f"""
+Shoal's demo is at {url}/
+
+Ask what digit an image shows, and watch a text being written:
+
+  curl {url}/digits -H 'content-type: application/json' -d '{image}'
+
+  curl -N {url}/generate -H 'content-type: application/json' -d '{prompt}'
+
+Drive it with many clients: python examples/digits/load.py --url {url}
+Ctrl-C ends it.
+""",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

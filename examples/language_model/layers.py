@@ -1,0 +1,173 @@
+"""The parts of a transformer, each as a function and its gradient, in numpy.
+
+One set of functions serves training and inference, so the two can't drift apart. Each forward
+function returns what it made and what its gradient will need; inference drops the second.
+
+A position attends to itself and to what is left of it only, and how far apart two positions are
+enters as a penalty on their score (ALiBi: Press, Smith and Lewis, 2021). Keys and values so
+depend on nothing but the text to their left and carry no position of their own, which is what
+lets a cache keep them from one step to the next.
+
+Shapes are named by letters: B texts, T positions, D channels, H heads.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.floating[Any]]
+"""Weights and activations: float32 in use, float64 where gradients are checked."""
+
+_EPSILON = 1e-6
+
+
+class NormSaved(NamedTuple):
+    """What the gradient of a norm needs."""
+
+    unit: Array
+    inverse_rms: Array
+
+
+def norm(x: Array, gain: Array) -> tuple[Array, NormSaved]:
+    """Scale each position to a root mean square of one, then by a gain for each channel."""
+    inverse_rms = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + _EPSILON)
+    unit = x * inverse_rms
+    return unit * gain, NormSaved(unit, inverse_rms)
+
+
+def norm_gradient(d_out: Array, saved: NormSaved, gain: Array) -> tuple[Array, Array]:
+    """Return the gradients for the input and the gain of `norm`."""
+    d_gain = np.sum(d_out * saved.unit, axis=(0, 1))
+    d_unit = d_out * gain
+    along = np.mean(d_unit * saved.unit, axis=-1, keepdims=True)
+    return (d_unit - saved.unit * along) * saved.inverse_rms, d_gain
+
+
+def distance_bias(heads: int, queries: int, keys: int, dtype: npt.DTypeLike) -> Array:
+    """Return what is added to the attention scores: the penalty of distance, and no look ahead.
+
+    Args:
+        heads: The number of heads; each has a slope of its own, from 1/2 down to 1/256.
+        queries: How many positions ask: the last ones of the text.
+        keys: How many positions can be seen. More than `queries` where earlier ones are cached.
+        dtype: The type of the scores.
+
+    Returns:
+        An array of heads x queries x keys; minus infinity where a key lies to the right.
+    """
+    slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
+    distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)
+    bias = np.where(distance < 0, -np.inf, -slopes[:, None, None] * distance)
+    return bias.astype(dtype)
+
+
+class AttentionSaved(NamedTuple):
+    """What the gradient of attention needs."""
+
+    query: Array
+    key: Array
+    value: Array
+    weights: Array
+    out: Array
+
+
+def attention(query: Array, key: Array, value: Array, bias: Array) -> tuple[Array, AttentionSaved]:
+    """Mix the values, each query by its softmax over the keys. All are B x H x T x D/H."""
+    weights = (query * query.shape[-1] ** -0.5) @ key.swapaxes(-1, -2)
+    weights += bias
+    weights -= weights.max(axis=-1, keepdims=True)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out = weights @ value
+    return out, AttentionSaved(query, key, value, weights, out)
+
+
+def attention_gradient(d_out: Array, saved: AttentionSaved) -> tuple[Array, Array, Array]:
+    """Return the gradients for the queries, keys and values of `attention`."""
+    d_value = saved.weights.swapaxes(-1, -2) @ d_out
+    d_scores = d_out @ saved.value.swapaxes(-1, -2)
+    # The softmax's own term, sum(d_weights * weights), equals this much smaller sum.
+    d_scores -= np.sum(d_out * saved.out, axis=-1, keepdims=True)
+    d_scores *= saved.weights
+    d_scores *= saved.query.shape[-1] ** -0.5
+    return d_scores @ saved.key, d_scores.swapaxes(-1, -2) @ saved.query, d_value
+
+
+class BlockSaved(NamedTuple):
+    """What the gradient of a block needs."""
+
+    norm_1: NormSaved
+    read: Array
+    attention: AttentionSaved
+    mixed: Array
+    norm_2: NormSaved
+    thought: Array
+    inner: Array
+    active: Array
+
+
+def block(x: Array, weights: Mapping[str, Array], bias: Array) -> tuple[Array, BlockSaved]:
+    """Run one transformer block: attention, then a feed-forward layer, each added to the input.
+
+    Args:
+        x: The activations, B x T x D.
+        weights: This block's weights, by their short names.
+        bias: What `distance_bias` returns.
+    """
+    heads = bias.shape[0]
+    read, norm_1 = norm(x, weights["gain_1"])
+    query, key, value = _split_heads(read @ weights["query_key_value"], heads)
+    attended, attention_saved = attention(query, key, value, bias)
+    mixed = _join_heads(attended)
+    x = x + mixed @ weights["mix"]
+    thought, norm_2 = norm(x, weights["gain_2"])
+    inner = np.maximum(thought @ weights["widen"], 0)
+    # The square of the rectifier learns faster than the rectifier (So et al., Primer, 2021).
+    active = inner * inner
+    out = x + active @ weights["narrow"]
+    return out, BlockSaved(norm_1, read, attention_saved, mixed, norm_2, thought, inner, active)
+
+
+def block_gradient(
+    d_out: Array, saved: BlockSaved, weights: Mapping[str, Array]
+) -> tuple[Array, dict[str, Array]]:
+    """Return the gradients for the input and for each weight of `block`."""
+    d_inner = (d_out @ weights["narrow"].T) * saved.inner * 2
+    d_x, d_gain_2 = norm_gradient(d_inner @ weights["widen"].T, saved.norm_2, weights["gain_2"])
+    d_x += d_out
+    heads = saved.attention.weights.shape[1]
+    (d_mixed,) = _split_heads(d_x @ weights["mix"].T, heads, parts=1)
+    d_projected = np.concatenate(
+        [_join_heads(part) for part in attention_gradient(d_mixed, saved.attention)], axis=-1
+    )
+    d_read = d_projected @ weights["query_key_value"].T
+    d_first, d_gain_1 = norm_gradient(d_read, saved.norm_1, weights["gain_1"])
+    return d_x + d_first, {
+        "gain_1": d_gain_1,
+        "query_key_value": weight_gradient(saved.read, d_projected),
+        "mix": weight_gradient(saved.mixed, d_x),
+        "gain_2": d_gain_2,
+        "widen": weight_gradient(saved.thought, d_inner),
+        "narrow": weight_gradient(saved.active, d_out),
+    }
+
+
+def weight_gradient(x: Array, d_out: Array) -> Array:
+    """Return the gradient for `weight` in `x @ weight`, summed over texts and positions."""
+    gradient: Array = x.reshape(-1, x.shape[-1]).T @ d_out.reshape(-1, d_out.shape[-1])
+    return gradient
+
+
+def _split_heads(x: Array, heads: int, parts: int = 3) -> tuple[Array, ...]:
+    """Turn B x T x (parts * D) into as many arrays of B x H x T x D/H."""
+    texts, positions, _ = x.shape
+    split = x.reshape(texts, positions, parts, heads, -1).transpose(2, 0, 3, 1, 4)
+    return tuple(split)
+
+
+def _join_heads(x: Array) -> Array:
+    """Turn B x H x T x D/H into B x T x D."""
+    texts, heads, positions, channels = x.shape
+    return x.transpose(0, 2, 1, 3).reshape(texts, positions, heads * channels)

@@ -1,0 +1,145 @@
+"""A small language model: a decoder-only transformer over characters, in numpy alone.
+
+It takes several texts of different lengths at once. They are padded on the right, where no
+position of a text can look, so a text's answer is the same in any company (to within the
+rounding of a matrix product).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from examples.language_model import layers
+from examples.language_model.layers import Array
+
+ALPHABET = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
+"""The characters that the model knows: printable ASCII and the line feed."""
+
+BOUNDARY = len(ALPHABET)
+"""The token that stands before and after every text."""
+
+TOKENS = len(ALPHABET) + 1
+
+WEIGHTS = Path(__file__).with_name("weights.npz")
+"""The weights that ship with the example."""
+
+Tokens = npt.NDArray[np.intp]
+
+_TOKEN_OF = {character: token for token, character in enumerate(ALPHABET)}
+
+
+def encode(text: str) -> list[int]:
+    """Turn a text into tokens; a character outside `ALPHABET` becomes a question mark."""
+    unknown = _TOKEN_OF["?"]
+    return [_TOKEN_OF.get(character, unknown) for character in text]
+
+
+class CharTransformer:
+    """A trained transformer that says which character may come next.
+
+    Attributes:
+        heads: The number of attention heads.
+        depth: The number of blocks.
+        parameters: The weights by name; those of block 0 start with `block_0.`.
+    """
+
+    window = 128
+    """The number of characters that the model was trained to look back on."""
+
+    def __init__(self, parameters: Mapping[str, Array], heads: int) -> None:
+        self.heads = heads
+        self.parameters = dict(parameters)
+        self.depth = sum(name.endswith(".mix") for name in parameters)
+
+    @classmethod
+    def fresh(
+        cls,
+        seed: int,
+        *,
+        channels: int = 128,
+        inner: int = 320,
+        depth: int = 3,
+        heads: int = 4,
+        dtype: npt.DTypeLike = np.float32,
+    ) -> Self:
+        """Return an untrained model of random weights."""
+        random = np.random.default_rng(seed)
+
+        def matrix(rows: int, columns: int, scale: float = 1.0) -> Array:
+            values: Array = random.standard_normal((rows, columns)) * scale * rows**-0.5
+            return values.astype(dtype)
+
+        # What is added to the residual stream starts small, so that the sum does not grow with
+        # depth.
+        small = (2 * depth) ** -0.5
+        parameters = {"embed": matrix(TOKENS, channels, TOKENS**0.5)}
+        for index in range(depth):
+            of_block = {
+                "gain_1": np.ones(channels, dtype),
+                "query_key_value": matrix(channels, 3 * channels),
+                "mix": matrix(channels, channels, small),
+                "gain_2": np.ones(channels, dtype),
+                "widen": matrix(channels, inner),
+                "narrow": matrix(inner, channels, small),
+            }
+            parameters |= {f"block_{index}.{name}": value for name, value in of_block.items()}
+        parameters["gain"] = np.ones(channels, dtype)
+        # Near zero, so that the first guess is even over all characters.
+        parameters["unembed"] = matrix(channels, TOKENS, 0.1)
+        return cls(parameters, heads)
+
+    @classmethod
+    def load(cls, path: Path = WEIGHTS) -> Self:
+        """Read a model that `save` wrote. Nothing in the file is run: it holds arrays alone."""
+        with np.load(path, allow_pickle=False) as file:
+            heads = int(file["heads"])
+            names = [name for name in file.files if name != "heads"]
+            return cls({name: file[name].astype(np.float32) for name in names}, heads)
+
+    def save(self, path: Path) -> None:
+        """Write the weights, rounded to half precision."""
+        halves: dict[str, Any] = {
+            name: value.astype(np.float16) for name, value in self.parameters.items()
+        }
+        with path.open("wb") as file:
+            np.savez_compressed(file, heads=np.array(self.heads), **halves)
+
+    def of_block(self, index: int) -> dict[str, Array]:
+        """Return the weights of one block, by their short names."""
+        prefix = f"block_{index}."
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.parameters.items()
+            if name.startswith(prefix)
+        }
+
+    def next_scores(self, texts: Sequence[Sequence[int]]) -> Array:
+        """Score, for each text, every token as the one that comes next.
+
+        Args:
+            texts: The tokens of each text so far; at least one each. Only the last `window` of
+                them are looked at.
+
+        Returns:
+            One row of unnormalised log-probabilities for each text.
+        """
+        seen = [text[-self.window :] for text in texts]
+        lengths = np.array([len(text) for text in seen])
+        padded = np.full((len(seen), lengths.max()), BOUNDARY, dtype=np.intp)
+        for row, text in zip(padded, seen, strict=True):
+            row[: len(text)] = text
+        last = self._hidden(padded)[np.arange(len(seen)), lengths - 1]
+        scores: Array = last @ self.parameters["unembed"]
+        return scores
+
+    def _hidden(self, tokens: Tokens) -> Array:
+        x: Array = self.parameters["embed"][tokens]
+        positions = tokens.shape[1]
+        bias = layers.distance_bias(self.heads, positions, positions, x.dtype)
+        for index in range(self.depth):
+            x, _ = layers.block(x, self.of_block(index), bias)
+        x, _ = layers.norm(x, self.parameters["gain"])
+        return x

@@ -1,0 +1,1 @@
+"""The engine: the tasks that form batches, run handlers and give each caller its own result."""

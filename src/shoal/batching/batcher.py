@@ -1,0 +1,378 @@
+"""The batcher: one handler, its options, and the life of the tasks that serve it.
+
+Ways to end, none of which leaves a caller waiting:
+
+*closing* (`Batcher.aclose`, or leaving the block)
+    Intake stops, the line is run without waiting out windows, and what is left after
+    ``graceful_shutdown_timeout_s`` fails with `BatcherClosed`.
+*cancellation* from outside
+    Everything fails with `BatcherClosed` at once.
+*breaking*
+    A slot dies of anything but cancellation (a bug of ours, a `KeyboardInterrupt`): everything fails
+    with `BatcherClosed` whose cause says why, and the error goes on to whoever ran the batcher.
+
+The constructor starts nothing: whoever owns the batcher gives it a nursery to run in, or opens it
+with ``async with``. Then its tasks are shielded until the block is left, so that callers that clean
+up while the block is being cancelled still get their answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from threading import get_ident
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, overload
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import TaskStatus
+
+from shoal.batching.calls import StreamCall, UnaryCall
+from shoal.batching.handlers import Handler
+from shoal.batching.intake import Intake
+from shoal.batching.parking import Parking
+from shoal.batching.slots import Slots
+from shoal.batching.stack import stack_of
+from shoal.batching.stream_run import StreamRun
+from shoal.batching.unary_run import UnaryRun
+from shoal.core.counters import BatcherState, BatcherStatistics, ClosingCounts, Counters
+from shoal.core.options import BatchOptions
+from shoal.errors import BatcherClosed, NotOpen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from inspect import Signature
+    from types import TracebackType
+    from typing import Unpack
+
+    from shoal.batching.kinds import Answer, Steps
+    from shoal.batching.run import Run
+    from shoal.core.options import OptionKeywords
+
+logger: Final = logging.getLogger("shoal")
+
+T = TypeVar("T")
+R = TypeVar("R")
+C_co = TypeVar("C_co", covariant=True)
+
+
+class Batcher(Generic[C_co]):
+    """Gathers calls of one item into batches for one handler, while it is open.
+
+    Open it around the code that calls it::
+
+        async with shoal.Batcher(handler, max_batch_size=64) as call:
+            result = await call(item)
+
+    or run it in a nursery or task group of yours: ``call = await nursery.start(batcher.run)``. A
+    batcher is opened once.
+
+    Args:
+        handler: The function of a list: plain, async, or a generator function of either kind.
+        signature: A function of one item whose parameter names, types and defaults the call takes,
+            where the handler's own annotations can't say them.
+        name: What to call it in messages and metrics; the handler's name by default.
+        **options: As in `BatchOptions`.
+
+    Raises:
+        TypeError: The handler is no function of a list, or an option is unknown or of a wrong type.
+        ValueError: An option is out of its range.
+    """
+
+    # fmt: off
+    @overload
+    def __init__(self: Batcher[StreamCall[[T], R]], handler: Callable[[list[T]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    @overload
+    def __init__(self: Batcher[UnaryCall[[T], R]], handler: Callable[[list[T]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    @overload
+    def __init__(self: Batcher[Any], handler: Callable[..., Any], *, signature: Callable[..., Any] | None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    # fmt: on
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        *,
+        signature: Callable[..., Any] | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._options = BatchOptions.of(options)
+        self._handler = Handler(handler, signature)
+        self.name = name or self._handler.name
+        self._counters = Counters()
+        self._state: BatcherState = "new"
+        self._failure: BaseException | None = None
+        self._live: _Live | None = None
+        self._shield = anyio.CancelScope(shield=True)
+        self._exit = AsyncExitStack()
+        self._closing_counts = ClosingCounts(0, 0, 0)
+        face = StreamCall if self._handler.streams else UnaryCall
+        self.call: C_co = cast("C_co", face(self.find))
+
+    async def run(self, *, task_status: TaskStatus[C_co] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serves calls until the batcher is closed; give it to a nursery's ``start``.
+
+        Args:
+            task_status: Told what to call, once calls are taken.
+
+        Raises:
+            RuntimeError: It is open already, or was.
+
+        Cancellation: callers that wait fail with `BatcherClosed` at once.
+        """
+        if self._state != "new":
+            raise RuntimeError(f"{self.name} is {self._state}: a batcher is opened once")
+        live = self._live = self._open()
+        try:
+            async with anyio.create_task_group() as tasks:
+                live.slots.start(tasks)
+                try:
+                    task_status.started(self.call)
+                    await live.stopping.wait()
+                    self._state = "draining"
+                    live.intake.close()
+                    with anyio.move_on_after(self._options.graceful_shutdown_timeout_s):
+                        await live.slots.ended.wait()
+                finally:
+                    self._end(live)
+                tasks.cancel_scope.cancel()
+        finally:
+            live.closed.set()
+
+    async def aclose(self) -> ClosingCounts:
+        """Closes: takes no more calls, runs what is in line, and waits for it to end.
+
+        What has not ended after ``graceful_shutdown_timeout_s`` fails with `BatcherClosed`, and its
+        handler is cancelled; a handler in a thread can't be, and is waited for. Idempotent.
+
+        Returns:
+            What became of the requests that were in the batcher.
+
+        Cancellation: closing goes on without the caller.
+        """
+        if self._live is None:
+            self._state = "closed"
+            await anyio.lowlevel.checkpoint()
+            return ClosingCounts(0, 0, 0)
+        self._live.counts_before = self._live.counts_before or self._ended_so_far()
+        self._live.stopping.set()
+        await self._live.closed.wait()
+        return self._closing_counts
+
+    async def __aenter__(self) -> C_co:
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            try:
+                call: C_co = await tasks.start(self._run_shielded)
+            except BaseException:
+                self._shield.shield = False
+                raise
+            self._exit = stack.pop_all()
+        return call
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._shield.shield = False
+        async with self._exit:
+            await self.aclose()
+
+    async def _run_shielded(self, *, task_status: TaskStatus[C_co]) -> None:
+        with self._shield:
+            await self.run(task_status=task_status)
+
+    def find(self) -> Intake:
+        """Returns the line to put a call in; for the calls, which check nothing else.
+
+        Raises:
+            NotOpen: The batcher has not been opened, or runs in another event loop.
+            BatcherClosed: It has stopped.
+        """
+        live = self._live
+        if live is not None and live.thread == get_ident():
+            return live.intake
+        if live is None and self._state == "closed":
+            raise BatcherClosed(f"{self.name} is closed")
+        raise NotOpen(
+            f"the batcher of {self.name} is not open in this event loop; "
+            f"open it around the calls:\n    async with batcher as call:\n        await call(item)"
+        )
+
+    def flush(self) -> None:
+        """Sends what is in line now without waiting for more, as soon as a slot is free."""
+        if self._live is not None:
+            self._live.intake.former.flush()
+            self._live.slots.ring()
+
+    def drain(self) -> None:
+        """Stops waiting for company, for good: from now on a free slot takes what is there.
+
+        Calls are still taken. A server does this first when it is told to end, so that requests
+        which wait out a long window do not hold it up.
+        """
+        if self._live is not None:
+            self._live.intake.former.draining = True
+            self._live.slots.ring()
+
+    def configure(self, **changes: Unpack[OptionKeywords]) -> None:
+        """Changes options, together, from the next batch on.
+
+        Args:
+            **changes: As in `BatchOptions`; what is not named stays as it is.
+
+        Raises:
+            TypeError: A name is no option, or a value has the wrong type; nothing is changed.
+            ValueError: A value is out of its range; nothing is changed.
+        """
+        self._options = self._options.changed(changes)
+        self._warn_of_small_line()
+        if self._live is not None:
+            self._live.intake.former.reform(self._options)
+            self._live.slots.resize()
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Changes ``max_batch_size``; Ray Serve's name for it."""
+        self.configure(max_batch_size=max_batch_size)
+
+    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float | None) -> None:
+        """Changes ``batch_wait_timeout_s``, in seconds; Ray Serve's name for it."""
+        self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
+
+    @property
+    def options(self) -> BatchOptions:
+        """The options in force."""
+        return self._options
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of the call of one item, with the types of one item."""
+        return self._handler.binding.signature
+
+    @property
+    def streams(self) -> bool:
+        """Whether the handler is a generator function, so that calls are answered by streams."""
+        return self._handler.streams
+
+    @property
+    def threaded(self) -> bool:
+        """Whether the handler runs in worker threads, where it can't be interrupted."""
+        return self._handler.threaded
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are being served."""
+        return self._state in ("open", "draining")
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What broke the batcher; None if nothing did."""
+        return self._failure
+
+    def running_since(self) -> list[float]:
+        """Returns since when each batch in the handler has been there, on the loop's clock."""
+        return [] if self._live is None else list(self._live.slots.batches.values())
+
+    def stacks(self) -> list[str]:
+        """Returns the stack of each slot's task as text; for finding out where one hangs."""
+        return [] if self._live is None else [stack_of(c) for c in self._live.slots.coroutines]
+
+    def statistics(self) -> BatcherStatistics:
+        """Returns what the batcher is doing and has done, as it is now."""
+        counters = self._counters
+        live = self._live
+        return BatcherStatistics(
+            name=self.name,
+            state=self._state,
+            queued=0 if live is None else live.intake.former.live,
+            parked=0 if live is None else live.intake.former.parked,
+            running=0 if live is None else sum(batch.active for batch in live.slots.batches),
+            batches_running=0 if live is None else len(live.slots.batches),
+            finished=counters.finished,
+            failed=counters.failed,
+            cancelled=counters.cancelled,
+            expired=counters.expired,
+            rejected=counters.rejected,
+            batches=MappingProxyType(dict(counters.batches)),
+            batch_size=counters.batch_size.snapshot(),
+            wait_s=counters.wait_s.snapshot(),
+            run_s=counters.run_s.snapshot(),
+            max_batch_size=self._options.max_batch_size,
+            batch_wait_timeout_s=self._options.batch_wait_timeout_s,
+        )
+
+    def _open(self) -> _Live:
+        parking = Parking.of_this_loop()
+        intake = Intake(
+            self.name, self._handler.binding, self._options, parking, self._counters
+        )
+        run = StreamRun if self._handler.streams else UnaryRun
+
+        def new_run() -> Run:
+            return run(self.name, self._handler, self._options, parking, self._counters)
+
+        self._state = "open"
+        self._warn_of_small_line()
+        slots = Slots(intake, parking, self._counters, new_run, self._slot_died)
+        return _Live(get_ident(), intake, slots)
+
+    def _slot_died(self, error: BaseException) -> None:
+        """Fails everybody, at once, with what killed the slot; cancellation has its own way."""
+        if not is_cancellation(error):
+            self._state = "broken"
+            self._failure = error
+            logger.error("%s: the batcher broke", self.name, exc_info=error)
+        if self._live is not None:
+            self._end(self._live)
+
+    def _end(self, live: _Live) -> None:
+        """Fails whatever has not come to an end, and counts what did since closing began."""
+        before = live.counts_before or self._ended_so_far()
+        live.intake.close()
+        left = [*live.slots.running(), *live.intake.former.clear()]
+        live.intake.fail(left, self._failure)
+        if self._state != "broken":
+            self._state = "closed"
+        self._closing_counts = ClosingCounts(
+            *(now - then for now, then in zip(self._ended_so_far(), before, strict=True))
+        )
+        logger.info("%s: closed with %s", self.name, self._closing_counts)
+
+    def _ended_so_far(self) -> tuple[int, int, int]:
+        counters = self._counters
+        return counters.finished, counters.failed, counters.cancelled + counters.expired
+
+    def _warn_of_small_line(self) -> None:
+        options = self._options
+        wanted = options.max_batch_size * options.max_concurrent_batches
+        if options.max_queued_requests and options.max_queued_requests < wanted:
+            logger.warning(
+                "%s: max_queued_requests=%d is below max_batch_size * max_concurrent_batches = %d, "
+                "so full batches can't gather while the handler is busy",
+                self.name,
+                options.max_queued_requests,
+                wanted,
+            )
+
+
+@dataclass(slots=True)
+class _Live:
+    """What exists only while a batcher is open: it belongs to one event loop."""
+
+    thread: int
+    intake: Intake
+    slots: Slots
+    counts_before: tuple[int, int, int] | None = None
+    stopping: anyio.Event = field(default_factory=anyio.Event)
+    closed: anyio.Event = field(default_factory=anyio.Event)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Says whether an error is nothing but the event loop's cancellation."""
+    cancelled = anyio.get_cancelled_exc_class()
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(cancelled)[1] is None
+    return isinstance(error, cancelled)

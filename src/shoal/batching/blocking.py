@@ -1,0 +1,76 @@
+"""`shoal.blocking`: batching for a program that has threads and no event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+
+from anyio.from_thread import start_blocking_portal
+
+from shoal.batching.calls import StreamCall, UnaryCall
+from shoal.batching.decorator import open_batchers
+from shoal.batching.threads import ThreadStream
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterator
+    from contextlib import AbstractContextManager
+
+    from anyio.from_thread import BlockingPortal
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@overload
+def blocking(
+    function: UnaryCall[P, R], /, *, backend: str = "trio"
+) -> AbstractContextManager[Callable[P, R]]: ...
+@overload
+def blocking(
+    function: StreamCall[P, R], /, *, backend: str = "trio"
+) -> AbstractContextManager[Callable[P, ThreadStream[R]]]: ...
+def blocking(function: Any, /, *, backend: str = "trio") -> AbstractContextManager[Any]:
+    """Opens a batched function for plain code, in an event loop that runs in a thread of its own.
+
+    ``with shoal.blocking(embed) as call: vector = call("text")``, from any number of threads. A
+    generator handler gives a stream: ``with call(x) as stream: for item in stream: ...``.
+
+    Args:
+        function: A function decorated with `batch`, or a method of an instance.
+        backend: The event loop, ``"trio"`` or ``"asyncio"``.
+
+    Returns:
+        A context manager that gives the blocking call. Leaving the block waits for the calls that
+        other threads have under way.
+
+    Raises (from the call): what the call would raise in an event loop; `BatcherClosed` once the
+        block has been left.
+
+    Cancellation: a `KeyboardInterrupt` in the waiting thread drops its request.
+    """
+    return _blocking(function, backend)
+
+
+@contextmanager
+def _blocking(function: Any, backend: str) -> Iterator[Callable[..., Any]]:
+    with (
+        start_blocking_portal(backend) as portal,
+        portal.wrap_async_context_manager(open_batchers(function)),
+    ):
+        run = partial(_run, portal)
+        if isinstance(function, StreamCall):
+            yield lambda *args, **kwargs: ThreadStream(partial(function, *args, **kwargs), run)
+        else:
+            yield lambda *args, **kwargs: run(partial(function, *args, **kwargs))
+
+
+def _run(portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> T:
+    future = portal.start_task_soon(function)
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise

@@ -1,0 +1,155 @@
+"""What callers hold: an object that is called with one item.
+
+`UnaryCall` is awaited for one result, `StreamCall` gives a stream of them. Both find the open batcher
+anew at each call, since a decorated function outlives the batchers that serve it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from shoal.batching.threads import ThreadStream, run_in_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from shoal.batching.intake import Extras, Intake
+    from shoal.batching.stream import ResultStream
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class UnaryCall(Generic[P, R]):
+    """A call that is batched with others and answered once: ``result = await call(item)``.
+
+    Raises:
+        NotOpen: No batcher is open for it in this event loop.
+        TypeError: The arguments don't fit the handler's parameters.
+        Overloaded: The line is full, and ``overload="reject"``.
+        BatcherClosed: The batcher stopped before it could answer.
+        DeadlineExceeded: The call's deadline, or ``request_timeout_s``, passed.
+        HandlerTimeout: The handler ran for too long.
+        WrongBatchSize: The handler gave back another number of results than it was given items.
+        Exception: What the handler raised, or put into this call's slot.
+
+    Cancellation: before the handler has the request, the handler never sees it; after that its
+    result is dropped. No other call of the batch notices. Checkpoint: always.
+    """
+
+    def __init__(self, find: Callable[[], Intake], extras: Extras | None = None) -> None:
+        self._find = find
+        self._extras = extras
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Makes one call; await what it returns."""
+        return self._find().begin(args, kwargs, self._extras)
+
+    @overload
+    def map(
+        self: UnaryCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool = False
+    ) -> Coroutine[Any, Any, list[R]]: ...
+    @overload
+    def map(
+        self, *columns: Iterable[Any], return_exceptions: bool = False
+    ) -> Coroutine[Any, Any, list[R]]: ...
+    def map(
+        self, *columns: Iterable[Any], return_exceptions: bool = False
+    ) -> Coroutine[Any, Any, list[R]]:
+        """Makes many calls at once and waits for all of them, with one wake-up.
+
+        Args:
+            *columns: The items; for a handler of several parameters one iterable for each.
+            return_exceptions: Whether errors are put in their places instead of being raised.
+
+        Returns:
+            The results, in the order of the items.
+
+        Raises:
+            Overloaded: Not all of them fit into the line; then none was made.
+            Exception: As for a single call, the first in the order of the items, once all ended.
+
+        Cancellation: all of the calls are dropped. Checkpoint: always.
+        """
+        return self._find().begin_map(columns, self._extras, return_exceptions=return_exceptions)
+
+    def options(
+        self, *, deadline_s: float | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> UnaryCall[P, R]:
+        """Returns the same call with options of its own: ``call.options(deadline_s=0.5)(item)``.
+
+        Args:
+            deadline_s: How long the call may take from when it is made, in seconds.
+            metadata: What the handler should know about this request.
+        """
+        return UnaryCall(self._find, checked_extras(deadline_s, metadata))
+
+    def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Makes one call from a worker thread of the event loop, and blocks until it is answered.
+
+        Raises:
+            NotOpen: The thread is not a worker thread (`anyio.to_thread.run_sync`); other threads
+                use `shoal.blocking`.
+            Exception: As for a call in the event loop.
+        """
+        return run_in_loop(partial(self, *args, **kwargs))
+
+
+class StreamCall(Generic[P, R]):
+    """A call that is batched with others and answered by a stream.
+
+    ``async with call(item) as stream: async for result in stream: ...``
+
+    Raises:
+        NotOpen: No batcher is open for it in this event loop.
+        TypeError: The arguments don't fit the handler's parameters.
+
+    What the stream raises is told at `ResultStream`.
+    """
+
+    def __init__(self, find: Callable[[], Intake], extras: Extras | None = None) -> None:
+        self._find = find
+        self._extras = extras
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
+        """Prepares one call; it is made when the stream is entered."""
+        return self._find().begin_stream(args, kwargs, self._extras)
+
+    def options(
+        self, *, deadline_s: float | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> StreamCall[P, R]:
+        """Returns the same call with options of its own: ``call.options(deadline_s=5)(item)``.
+
+        Args:
+            deadline_s: How long the whole stream may take from when it is made, in seconds.
+            metadata: What the handler should know about this request.
+        """
+        return StreamCall(self._find, checked_extras(deadline_s, metadata))
+
+    def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
+        """Makes one call from a worker thread of the event loop.
+
+        Returns:
+            The stream for plain code: ``with call.from_thread(item) as stream: for x in stream: ...``
+        """
+        return ThreadStream(partial(self, *args, **kwargs), run_in_loop)
+
+
+def checked_extras(deadline_s: float | None, metadata: Mapping[str, Any] | None) -> Extras | None:
+    """Checks the options of a call.
+
+    Raises:
+        TypeError: `deadline_s` is no number.
+        ValueError: `deadline_s` is negative or not a number.
+    """
+    if deadline_s is None and metadata is None:
+        return None
+    if deadline_s is not None:
+        if isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)):
+            raise TypeError(f"deadline_s must be a number of seconds, not {deadline_s!r}")
+        if math.isnan(deadline_s) or deadline_s < 0:
+            raise ValueError(f"deadline_s must be at least 0 seconds, not {deadline_s!r}")
+    return deadline_s, metadata

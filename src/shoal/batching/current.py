@@ -1,0 +1,27 @@
+"""What a handler may ask about the batch that it was called for."""
+
+from contextvars import ContextVar
+from typing import Final
+
+from shoal.core.batch import Batch
+
+running_batch: Final[ContextVar[Batch]] = ContextVar("shoal.running_batch")
+
+
+def current_batch() -> Batch:
+    """Returns the batch that the calling handler is running.
+
+    It works in the handler, in functions that it calls, in tasks that it starts and in the worker
+    thread of a plain handler.
+
+    Returns:
+        The batch: its id, size, the reason it was cut, and its requests with their metadata,
+        deadlines, contexts and whether they are cancelled.
+
+    Raises:
+        RuntimeError: No handler is running here.
+    """
+    try:
+        return running_batch.get()
+    except LookupError:
+        raise RuntimeError("current_batch() is for handlers: no batch is running here") from None

@@ -1,0 +1,63 @@
+"""One exception for each caller.
+
+A handler raises one exception and many callers must catch it. Were they to share the object, each
+would add its traceback to it, and one caller's ``raise ... from`` or ``add_note`` would show in
+another's log. So each gets an object of its own, of the same type, with the original as its cause.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import HandlerFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def own_copy(error: BaseException) -> BaseException:
+    """Makes a caller's own copy of an error.
+
+    Args:
+        error: What the handler raised, or put into a slot.
+
+    Returns:
+        An exception of the same type, arguments and attributes, with `error` as its cause; or a
+        `HandlerFailed` with `error` as its cause where the type does not let itself be copied.
+    """
+    try:
+        twin = _copied(error)
+    except Exception:  # noqa: BLE001 - whatever a foreign class does when it is copied
+        twin = None
+    if type(twin) is not type(error) or twin is error:
+        twin = HandlerFailed(f"the handler raised {type(error).__name__}: {error}")
+    twin.__cause__ = error
+    twin.__traceback__ = None
+    return twin
+
+
+def _copied(error: BaseException) -> BaseException:
+    cls = type(error)
+    if not isinstance(cls.__init__, FunctionType):
+        # A builtin, or a plain subclass of one: its fields are set by calling it with its arguments.
+        twin: BaseException = copy.copy(error)
+    else:
+        # Calling a constructor of the user's again could do anything, so it is gone round.
+        twin = cls.__new__(cls, *error.args)
+        twin.args = error.args
+        for name in _slots(cls):
+            if hasattr(error, name):
+                setattr(twin, name, getattr(error, name))
+        twin.__dict__.update(error.__dict__)
+    notes = getattr(error, "__notes__", None)
+    if notes is not None:
+        twin.__notes__ = list(notes)
+    return twin
+
+
+def _slots(cls: type) -> Iterable[str]:
+    for base in cls.__mro__:
+        slots: Any = base.__dict__.get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots

@@ -1,0 +1,122 @@
+"""The user's function, of whatever kind, as one shape.
+
+A handler is called with lists and answers for all of a batch: once (``results``), or step by step
+(``steps``). Coroutine functions and async generators run in the event loop. Plain functions and
+plain generators run in worker threads, since they may block; a thread can't be interrupted, so a
+cancellation is only seen when the call, or the generator's step, has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextvars import copy_context
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from shoal.batching.signature import Binding
+from shoal.errors import WrongResultType
+
+_DONE: Any = object()
+
+
+class Handler:
+    """A user's function, adapted.
+
+    Attributes:
+        function: The function as it was given.
+        name: What to call it in messages.
+        binding: How calls of one item become calls of it.
+        streams: Whether it is a generator function, so that each call is answered by a stream.
+        threaded: Whether it runs in worker threads.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], prototype: Callable[..., Any] | None = None
+    ) -> None:
+        if not callable(function):
+            raise TypeError(
+                f"a handler must be a function of a list, not {function!r}; write\n"
+                "    @shoal.batch\n"
+                "    def handler(items: list[T]) -> list[R]: ..."
+            )
+        if inspect.isclass(function):
+            raise TypeError(
+                f"a handler must be a function of a list, but {function!r} is a class; "
+                f"pass an instance of it, or one of its methods"
+            )
+        self.function = function
+        self.name = _name(function)
+        self.binding = Binding(function, prototype)
+        code = _innermost(function)
+        is_async = inspect.iscoroutinefunction(code)
+        self._async_steps = inspect.isasyncgenfunction(code)
+        self.streams = self._async_steps or inspect.isgeneratorfunction(code)
+        self.threaded = not (is_async or self._async_steps)
+        # Slots bound how many threads run at once, so the limiter has nothing left to limit.
+        self._threads = anyio.CapacityLimiter(math.inf) if self.threaded else None
+
+    async def results(self, items: list[Any]) -> Any:
+        """Runs a unary handler on a batch and returns what it returned.
+
+        Cancellation: reaches an async handler; waits for the thread of a plain one.
+        """
+        args, kwargs = self.binding.columns(items)
+        if not self.threaded:
+            return await self.function(*args, **kwargs)
+        call = functools.partial(self.function, *args, **kwargs)
+        results = await anyio.to_thread.run_sync(call, limiter=self._threads)
+        if isinstance(results, Awaitable):
+            if inspect.iscoroutine(results):
+                results.close()
+            raise WrongResultType(
+                f"the handler {self.name} is a plain function but returned an awaitable; "
+                "make it an async function"
+            )
+        return results
+
+    def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+        """Starts a generator handler on a batch and returns its steps.
+
+        Cancellation: reaches an async generator; waits for the step of a plain one.
+        """
+        args, kwargs = self.binding.columns(items)
+        started = self.function(*args, **kwargs)
+        return started if self._async_steps else self._threaded_steps(started)
+
+    async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
+        run = copy_context().run  # one context for all steps, as a generator in one thread has
+        try:
+            while True:
+                step = await anyio.to_thread.run_sync(
+                    run, next, generator, _DONE, limiter=self._threads
+                )
+                if step is _DONE:
+                    return
+                yield step
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(run, generator.close, limiter=self._threads)
+
+
+def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Looks through partials, bound methods and callable objects for the function that runs."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif inspect.isroutine(function):
+            return function
+        else:
+            return type(function).__call__
+
+
+def _name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or type(function).__qualname__

@@ -1,0 +1,120 @@
+"""Which batchers of a decorated handler are open, and how one is opened.
+
+A decorated function is a constant of the program; its batcher belongs to one event loop, and to one
+instance where the handler is a method. So there is a table of what is open now, by thread (an event
+loop has a thread to itself) and receiver; opening adds to it and takes out again. Keeping the batcher
+in a context variable would look tidier, but tasks that a server starts from elsewhere would not see
+it.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from threading import get_ident
+from types import MethodType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.batching.batcher import Batcher
+from shoal.batching.handlers import Handler
+from shoal.core.options import BatchOptions
+from shoal.errors import NotOpen
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+
+    from shoal.batching.intake import Intake
+
+
+class Open(NamedTuple):
+    """A batcher that is open, its line, and the object by which it was opened."""
+
+    batcher: Batcher[Any]
+    intake: Intake
+    face: object
+
+
+class Opening:
+    """One decorated handler: how to make its batchers, and which of them are open.
+
+    Attributes:
+        handler: The handler, adapted; unbound where it is a method.
+        is_static: Whether it never has a receiver.
+        is_class_method: Whether its receiver is a class.
+        table: What is open, by thread and receiver.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        signature: Callable[..., Any] | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self.is_static = isinstance(function, staticmethod)
+        self.is_class_method = isinstance(function, classmethod)
+        if self.is_static or self.is_class_method:
+            function = function.__func__
+        BatchOptions.of(options)
+        self.handler = Handler(function)
+        self.table: dict[object, Open] = {}
+        self._signature = signature
+        self._options = options
+
+    def key(self, receiver: object) -> object:
+        """Returns the key of this thread's batcher for a receiver."""
+        return get_ident() if receiver is None else (get_ident(), id(receiver))
+
+    def found(self, receiver: object) -> Open:
+        """Returns what is open for a receiver in this event loop.
+
+        Raises:
+            NotOpen: Nothing is.
+        """
+        found = self.table.get(self.key(receiver))
+        if found is None:
+            raise self._not_open(receiver)
+        return found
+
+    def finder(self, receiver: object) -> Callable[[], Intake]:
+        """Makes the function that finds the line for calls on a receiver."""
+        if receiver is not None:
+            return lambda: self.found(receiver).intake
+        table = self.table
+
+        # Asked for each call of a plain function, so it is one look-up and no more.
+        def find() -> Intake:
+            found = table.get(get_ident())
+            if found is None:
+                raise self._not_open(receiver)
+            return found.intake
+
+        return find
+
+    @asynccontextmanager
+    async def opened(self, receiver: object, face: object) -> AsyncIterator[None]:
+        """Keeps a batcher open for this thread and a receiver."""
+        key = self.key(receiver)
+        if key in self.table:
+            raise RuntimeError(f"{self.handler.name} is open in this event loop already")
+        function = self.handler.function
+        batcher: Batcher[Any] = Batcher(
+            function if receiver is None else MethodType(function, receiver),
+            signature=self._signature,
+            name=self.handler.name,
+            **self._options,
+        )
+        try:
+            async with batcher:
+                self.table[key] = Open(batcher, batcher.find(), face)
+                yield
+        finally:
+            self.table.pop(key, None)
+
+    def _not_open(self, receiver: object) -> NotOpen:
+        name = self.handler.name.rsplit(".", 1)[-1]
+        if receiver is not None:
+            name = f"instance.{name}"
+        return NotOpen(
+            f"{self.handler.name} is not open in this event loop; open it around the calls:\n"
+            f"    async with shoal.open_batchers({name}):\n"
+            f"        ...  # {name}(item)"
+        )

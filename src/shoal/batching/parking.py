@@ -1,0 +1,191 @@
+"""Where a task waits for its result: the one file that knows both event loops.
+
+The problem: a caller waits for one thing, once, and is woken by another task that has many callers
+to wake. `anyio.Event` does that, and a memory channel does it too, but each costs more than all the
+rest of a call (a channel a request was measured at four times a bare park). So callers park on the
+loop's own primitive: on trio by `trio.lowlevel.wait_task_rescheduled`, on asyncio on a future.
+
+A cell is that one-shot wait: made by the task that will wait, awaited once, woken at most once. It
+carries no value; the result is on the request by the time the cell is woken. On asyncio the cell is
+the future itself, since any wrapper in Python costs more than the future does.
+
+A cancelled wait is told to nobody by the loop. The caller's own ``except`` does that at its next
+turn, and whoever takes requests before that turn asks `Parking.departed`. On trio the abort function
+forgets the task: a task that is rescheduled twice, by a wake after a cancellation in the same tick,
+takes the whole run down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio.lowlevel
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Iterable
+
+    from shoal.core.request import Request
+
+
+class SharedCell(Protocol):
+    """What stands in a request's cell where its caller waits for more than this one request."""
+
+    def wake(self) -> None:
+        """Tells the caller that the request has come to an end."""
+        ...
+
+    def departed(self) -> bool:
+        """Says whether the caller has left and has not yet had the turn to say so."""
+        ...
+
+
+class Parking(ABC):
+    """How tasks of one event loop wait and are woken.
+
+    Attributes:
+        now: The event loop's clock: a function that returns the time in seconds.
+        new_cell: Makes a cell for the task that calls it.
+    """
+
+    now: Callable[[], float]
+    new_cell: Callable[[], Awaitable[Any]]
+
+    @staticmethod
+    def of_this_loop() -> Parking:
+        """Returns the parking for the event loop that runs the caller.
+
+        Raises:
+            RuntimeError: No event loop runs the caller.
+        """
+        if trio.lowlevel.in_trio_task():
+            return TrioParking()
+        return AsyncioParking()
+
+    @abstractmethod
+    def wake(self, cell: Any) -> None:
+        """Wakes whoever waits on the cell; does nothing if it was woken or its wait cancelled."""
+
+    @abstractmethod
+    def wake_all(self, requests: Iterable[Request]) -> None:
+        """Wakes the callers of all these requests."""
+
+    @abstractmethod
+    def is_spent(self, cell: Any) -> bool:
+        """Says whether a cell was woken or its wait cancelled."""
+
+    @abstractmethod
+    def departed(self, requests: Iterable[Request]) -> list[Request]:
+        """Returns those requests whose callers were cancelled but had no turn since."""
+
+    @abstractmethod
+    async def one_pass(self) -> None:
+        """Lets every task that can run now run once; a checkpoint."""
+
+
+class TrioCell:
+    """A parked trio task.
+
+    Invariant: `task` is None once the task has been rescheduled, by us or by its cancellation.
+    """
+
+    __slots__ = ("task",)
+
+    task: trio.lowlevel.Task | None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return trio.lowlevel.wait_task_rescheduled(self._abort).__await__()
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class TrioParking(Parking):
+    """Waits on trio."""
+
+    def __init__(self) -> None:
+        self.now = trio.lowlevel.current_clock().current_time
+        self.new_cell = _new_trio_cell
+
+    def wake(self, cell: Any) -> None:
+        task = cell.task
+        if task is not None:
+            cell.task = None
+            trio.lowlevel.reschedule(task)
+
+    def is_spent(self, cell: Any) -> bool:
+        return cell.task is None
+
+    def wake_all(self, requests: Iterable[Request]) -> None:
+        reschedule = trio.lowlevel.reschedule
+        for request in requests:
+            cell = request.cell
+            if type(cell) is not TrioCell:
+                cell.wake()
+            elif cell.task is not None:
+                task, cell.task = cell.task, None
+                reschedule(task)
+
+    def departed(self, requests: Iterable[Request]) -> list[Request]:
+        return [
+            request
+            for request in requests
+            if (
+                cell.task is None
+                if type(cell := request.cell) is TrioCell
+                else cell.departed()
+            )
+        ]
+
+    async def one_pass(self) -> None:
+        # A tick's tasks run in either order, so the first checkpoint may come before the others.
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+
+
+def _new_trio_cell() -> TrioCell:
+    cell = TrioCell()
+    cell.task = trio.lowlevel.current_task()
+    return cell
+
+
+class AsyncioParking(Parking):
+    """Waits on asyncio, and on the loops that stand in for its own."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.now = loop.time
+        self.new_cell = partial(asyncio.Future[Any], loop=loop)
+
+    def wake(self, cell: Any) -> None:
+        if not cell.done():
+            cell.set_result(None)
+
+    def is_spent(self, cell: Any) -> bool:
+        return bool(cell.done())
+
+    def wake_all(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            cell = request.cell
+            if type(cell) is not asyncio.Future:
+                cell.wake()
+            elif not cell.done():
+                cell.set_result(None)
+
+    def departed(self, requests: Iterable[Request]) -> list[Request]:
+        return [
+            request
+            for request in requests
+            if (
+                cell.done()
+                if type(cell := request.cell) is asyncio.Future
+                else cell.departed()
+            )
+        ]
+
+    async def one_pass(self) -> None:
+        await anyio.lowlevel.checkpoint()

@@ -1,0 +1,151 @@
+"""One run of a handler on one batch: what is common to unary and streamed results.
+
+A run answers every request of its batch that is still waited for, and returns; it raises only what
+must not be swallowed (cancellation from outside, `KeyboardInterrupt`, `SystemExit`). The handler runs
+in a cancel scope of its own, which is cancelled when its callers have all left and when its time is
+up. Where the handler is in a thread neither can interrupt it: then the callers are told in time by a
+task beside it, and the run, and with it the slot, ends when the thread does.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.batching.current import running_batch
+from shoal.batching.failures import own_copy
+from shoal.core.request import State
+from shoal.errors import HandlerTimeout, WrongResultType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.batching.handlers import Handler
+    from shoal.batching.parking import Parking
+    from shoal.core.batch import Batch
+    from shoal.core.counters import Counters
+    from shoal.core.options import BatchOptions
+    from shoal.core.request import Request
+
+RUNNING = State.RUNNING
+
+logger: Final = logging.getLogger("shoal")
+
+
+@dataclass(slots=True)
+class Run(ABC):
+    """One run of a handler.
+
+    Attributes:
+        name: The batcher's name, for messages.
+        handler: What to run.
+        options: The options that were in force when the batch was cut.
+        parking: How to wake the callers.
+        counters: Where to count how the requests ended.
+    """
+
+    name: str
+    handler: Handler
+    options: BatchOptions
+    parking: Parking
+    counters: Counters
+
+    async def run(self, batch: Batch) -> None:
+        """Runs the handler on a batch, and ends each of its requests.
+
+        Cancellation: from outside, it goes on to the handler and is raised again; the requests that
+        it leaves unended are the caller's to end.
+        """
+        timeout_s = self.options.handler_timeout_s
+        if timeout_s is None or not self.handler.threaded:
+            await self._run(batch)
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._expire_after, batch, timeout_s)
+            await self._run(batch)
+            tasks.cancel_scope.cancel()
+
+    async def _run(self, batch: Batch) -> None:
+        failure: Exception | None = None
+        scope = anyio.CancelScope()
+        if self.options.handler_timeout_s is not None:
+            scope.deadline = anyio.current_time() + self.options.handler_timeout_s
+        batch.on_abandoned = scope.cancel if self.options.cancel_abandoned else None
+        token = running_batch.set(batch)
+        try:
+            with scope:
+                try:
+                    await self._attempt(batch)
+                except Exception as error:  # noqa: BLE001 - it goes to the callers
+                    failure = error
+        finally:
+            batch.on_abandoned = None
+            running_batch.reset(token)
+        if failure is not None:
+            await self._failed(batch, failure)
+        elif scope.cancelled_caught and batch.active:
+            self._fail_all(batch, self._timed_out)
+
+    @abstractmethod
+    async def _attempt(self, batch: Batch) -> None:
+        """Calls the handler and hands out what it gives back."""
+
+    async def _failed(self, batch: Batch, failure: Exception) -> None:
+        """Ends the requests of a batch whose handler raised."""
+        if batch.active == 0:
+            logger.warning(
+                "%s: the handler raised when nobody waited for batch %d any more",
+                self.name,
+                batch.id,
+                exc_info=failure,
+            )
+        self._fail_all(batch, lambda: own_copy(failure))
+
+    async def _expire_after(self, batch: Batch, timeout_s: float) -> None:
+        """Tells the callers of a handler that can't be interrupted that its time is up."""
+        await anyio.sleep(timeout_s)
+        self._fail_all(batch, self._timed_out)
+        if batch.on_abandoned is not None:
+            batch.on_abandoned()
+
+    def _timed_out(self) -> HandlerTimeout:
+        return HandlerTimeout(
+            f"the handler of {self.name} did not end within {self.options.handler_timeout_s} s"
+        )
+
+    def _fail_all(self, batch: Batch, make_error: Callable[[], BaseException]) -> None:
+        """Fails each request that is still running with an error of its own."""
+        for request in batch.requests:
+            if request.state is RUNNING:
+                self._fail(request, make_error())
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        request.error = error
+        self._end(request, State.FAILED)
+        self.counters.failed += 1
+        self.parking.wake_all((request,))
+
+    def _end(self, request: Request, state: State) -> None:
+        batch, request.batch = request.batch, None
+        assert batch is not None
+        batch.active -= 1
+        request.state = state
+
+    def _counted(self, results: Any, wanted: int) -> int:
+        """Returns the length of what a handler gave back."""
+        if results is None or isinstance(results, (str, bytes, dict, set, frozenset)):
+            raise self._not_results(results, wanted)
+        try:
+            return len(results)
+        except TypeError:
+            raise self._not_results(results, wanted) from None
+
+    def _not_results(self, results: Any, wanted: int) -> WrongResultType:
+        return WrongResultType(
+            f"the handler of {self.name} was given {wanted} items and must give back a list of "
+            f"{wanted} results, not {type(results).__name__}: {results!r:.80}"
+        )

@@ -1,0 +1,142 @@
+"""Binding: from one caller's arguments to an item, and from a batch's items to the handler's lists.
+
+A handler of one parameter is the usual case, and then the item is the argument itself. A handler of
+several gets one list for each of them, so an item is a tuple in the order of the parameters, with
+the handler's defaults filled in. A call is bound when it is made: a wrong one is a `TypeError` of
+its caller and never meets a batch.
+
+What a `functools.partial` has filled in already is not batched: it reaches the handler as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Sequence
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ONE_LIST = Parameter("items", Parameter.POSITIONAL_ONLY)
+
+
+class Binding:
+    """How calls of one item become calls of a handler of lists.
+
+    Attributes:
+        signature: The signature of the call of one item: the handler's names and defaults, with
+            each annotation ``list[T]`` turned into ``T``.
+        single: Whether an item is one bare argument.
+    """
+
+    def __init__(self, handler: Callable[..., Any], prototype: Callable[..., Any] | None) -> None:
+        parameters = _parameters(handler)
+        self._names = [parameter.name for parameter in parameters]
+        self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
+        self.single = len(parameters) == 1
+        self.signature = (
+            _per_item(handler, parameters)
+            if prototype is None
+            else _of_prototype(prototype, self._names)
+        )
+
+    def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Binds one call.
+
+        Raises:
+            TypeError: The arguments don't fit the signature.
+        """
+        if self.single and len(args) == 1 and not kwargs:
+            return args[0]
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if self.single:
+            return bound.arguments[self._names[0]]
+        return tuple(bound.arguments[name] for name in self._names)
+
+    def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Turns a batch's items into the handler's arguments, one list for each parameter.
+
+        Returns:
+            The positional and the keyword arguments.
+        """
+        lists = [items] if self.single else [list(column) for column in zip(*items, strict=True)]
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for name, keyword_only, values in zip(self._names, self._keyword_only, lists, strict=True):
+            if keyword_only:
+                keywords[name] = values
+            else:
+                positional.append(values)
+        return positional, keywords
+
+
+def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # a builtin that does not tell
+        return [_ONE_LIST]
+    filled_in = handler.keywords if isinstance(handler, functools.partial) else {}
+    parameters = [p for p in signature.parameters.values() if p.name not in filled_in]
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(named) < len(parameters) and any(p.default is p.empty for p in named):
+        raise TypeError(
+            f"a handler's parameters must be named, but {handler!r} takes {signature}: "
+            "each of them is batched into a list of its own"
+        )
+    if len(named) < len(parameters):  # a wrapper of the form (*args, **kwargs)
+        return [_ONE_LIST]
+    if not named:
+        raise TypeError(
+            f"a handler takes the batch as a list, but {handler!r} takes no argument; "
+            "write it as def handler(items: list[T]) -> list[R]"
+        )
+    return named
+
+
+def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signature:
+    hints = _type_hints(handler)
+    return Signature(
+        [p.replace(annotation=_element(hints.get(p.name, p.annotation))) for p in parameters],
+        return_annotation=_element(hints.get("return", Signature.empty)),
+    )
+
+
+def _of_prototype(prototype: Callable[..., Any], names: list[str]) -> Signature:
+    if not callable(prototype):
+        raise TypeError(f"signature must be a function of one item, not {prototype!r}")
+    hints = _type_hints(prototype)
+    found = [p for p in inspect.signature(prototype).parameters.values() if p.name != "self"]
+    if [p.name for p in found] != names:
+        raise TypeError(
+            f"signature={prototype!r} must have the handler's parameters ({', '.join(names)}), "
+            f"but has ({', '.join(p.name for p in found)})"
+        )
+    return Signature(
+        [p.replace(annotation=hints.get(p.name, p.annotation)) for p in found],
+        return_annotation=hints.get("return", Signature.empty),
+    )
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        function = getattr(type(function), "__call__", function)  # noqa: B004 - its hints, not a test
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError):
+        # Annotations name something that is not there at run time. Types are a help here, not a need.
+        return {}
+
+
+def _element(annotation: Any) -> Any:
+    """Turns ``list[T]`` into ``T``, and anything whose element is not known into nothing."""
+    arguments = typing.get_args(annotation)
+    origin = typing.get_origin(annotation)
+    if len(arguments) >= 1 and inspect.isclass(origin) and issubclass(origin, Sequence):
+        return arguments[0]
+    return Parameter.empty

@@ -1,0 +1,193 @@
+"""The slots: the tasks that take batches from the line and run the handler on them.
+
+Each slot is a task, and so the permit to run a batch can't be lost: it is the task itself. A slot
+loops: wait for its turn at the line, take the next batch, run the handler. Only the slot whose turn
+it is looks at the line, so batches are cut one at a time and only for a slot that is free; with
+``max_concurrent_batches=1`` a request meets no task but its caller's and the one slot's.
+
+The rival shape, one task that forms batches and starts another for each, costs a task and a task
+switch a batch, and has permits to guard.
+
+The slot that waits at the line has told it how many requests it waits for. An arrival rings when
+there are that many, so filling a batch wakes the slot twice at most, and an idle one is never woken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from shoal.core.batch import Batch, CutReason
+from shoal.core.forming import Cut
+from shoal.core.request import Request, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from anyio.abc import TaskGroup
+
+    from shoal.batching.intake import Intake
+    from shoal.batching.parking import Parking
+    from shoal.batching.run import Run
+    from shoal.core.counters import Counters
+
+RUNNING = State.RUNNING
+
+
+class Slots:
+    """The slots of one open batcher.
+
+    Attributes:
+        batches: The batches in the handler now, and since when, in seconds on the loop's clock.
+        ended: Set when the last slot has ended.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        parking: Parking,
+        counters: Counters,
+        new_run: Callable[[], Run],
+        on_death: Callable[[BaseException], None],
+    ) -> None:
+        self._intake = intake
+        self._former = intake.former
+        self._parking = parking
+        self._counters = counters
+        self._new_run = new_run
+        self._on_death = on_death
+        self._tasks: TaskGroup | None = None
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._bell: Any = None
+        self._count = 0
+        self._last_id = 0
+        self.batches: dict[Batch, float] = {}
+        self.coroutines: list[Coroutine[Any, Any, Any]] = []
+        self.ended = anyio.Event()
+        intake.ring = self.ring
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Starts the slots in a nursery."""
+        self._tasks = tasks
+        self.resize()
+
+    def resize(self) -> None:
+        """Takes in a changed number of slots; those that are too many end after their batch."""
+        assert self._tasks is not None
+        while self._count < self._former.options.max_concurrent_batches:
+            self._count += 1
+            self._tasks.start_soon(self._slot, name="shoal slot")
+        self._tell_idle()
+        self.ring()
+
+    def ring(self) -> None:
+        """Makes the slot that waits at the line decide again."""
+        if self._bell is not None:
+            self._parking.wake(self._bell)
+
+    def running(self) -> Iterator[Request]:
+        """Yields the requests that are in a handler."""
+        for batch in self.batches:
+            yield from [request for request in batch.requests if request.state is RUNNING]
+
+    async def _slot(self) -> None:
+        coroutine = anyio.get_current_task().coro
+        assert coroutine is not None
+        self.coroutines.append(coroutine)
+        has_run = False
+        try:
+            while True:
+                async with self._turn:
+                    batch = await self._next_batch(has_run)
+                if batch is None:
+                    return
+                await self._run(batch)
+                has_run = True
+        except BaseException as error:
+            self._on_death(error)
+            raise
+        finally:
+            self.coroutines.remove(coroutine)
+            self._count -= 1
+            if self._count == 0:
+                self.ended.set()
+
+    async def _run(self, batch: Batch) -> None:
+        started = self._parking.now()
+        self.batches[batch] = started
+        self._tell_idle()
+        try:
+            await self._new_run().run(batch)
+        finally:
+            # A batch that a dying slot leaves stays listed: its requests are failed from there.
+            if batch.active == 0:
+                del self.batches[batch]
+                self._counters.run_s.observe(self._parking.now() - started)
+                self._tell_idle()
+
+    async def _next_batch(self, has_run: bool) -> Batch | None:
+        """Waits for the next batch; returns None when this slot is not needed any more."""
+        former = self._former
+        fresh = has_run
+        while self._count <= former.options.max_concurrent_batches:
+            decision = former.decide(self._parking.now())
+            if isinstance(decision, Cut):
+                if fresh and decision.reason is CutReason.TIMER:
+                    # The callers of the batch that has just ended had no turn yet. They may come
+                    # again, and the batch should take them along.
+                    fresh = False
+                    await self._parking.one_pass()
+                    continue
+                batch = self._cut(decision)
+                if batch is not None:
+                    return batch
+                continue
+            if former.closed and former.live == 0:
+                return None
+            former.wake_at = decision.wake_at
+            await self._listen(decision.until)
+            former.wake_at = 0
+            fresh = False
+        return None
+
+    async def _listen(self, until: float | None) -> None:
+        """Waits for the bell, or for a time on the loop's clock."""
+        self._bell = bell = self._parking.new_cell()
+        try:
+            if until is None:
+                await bell
+            else:
+                with anyio.CancelScope(deadline=until):
+                    await bell
+        finally:
+            self._bell = None
+
+    def _cut(self, cut: Cut) -> Batch | None:
+        """Takes a batch from the line; None if those whose turn it was have all just left."""
+        requests: list[Request] = []
+        while len(requests) < cut.size:
+            taken = self._former.take(cut.size - len(requests))
+            if not taken:
+                break
+            departed = self._parking.departed(taken)
+            for request in departed:
+                request.state = State.CANCELLED
+            self._counters.cancelled += len(departed)
+            requests += [r for r in taken if r.state is State.QUEUED] if departed else taken
+        if not requests:
+            return None
+        self._last_id += 1
+        batch = Batch(self._last_id, cut.reason, requests)
+        for request in requests:
+            request.state = RUNNING
+            request.batch = batch
+        counters = self._counters
+        counters.batches[cut.reason] += 1
+        counters.batch_size.observe(batch.size)
+        counters.wait_s.observe(self._parking.now() - requests[0].arrived_at)
+        return batch
+
+    def _tell_idle(self) -> None:
+        if self._former.reform(idle_slots=max(0, self._count - len(self.batches))):
+            self.ring()

@@ -1,0 +1,38 @@
+"""Where a task is: the stack of a suspended coroutine, as text."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from types import FrameType
+
+
+def stack_of(coroutine: Coroutine[Any, Any, Any]) -> str:
+    """Formats the frames of a suspended coroutine, outermost first.
+
+    Args:
+        coroutine: What a task runs.
+
+    Returns:
+        The text, in the form of a traceback.
+    """
+    frames: list[tuple[FrameType, int]] = []
+    awaited: Any = coroutine
+    while awaited is not None:
+        frame = _attribute(awaited, "frame")
+        if frame is not None:
+            frames.append((frame, frame.f_lineno))
+        awaited = _attribute(awaited, "await") or _attribute(awaited, "yieldfrom")
+    return "".join(traceback.StackSummary.extract(iter(frames)).format())
+
+
+def _attribute(awaited: Any, name: str) -> Any:
+    """Reads what coroutines, generators and async generators each call by a prefix of their own."""
+    for prefix in ("cr_", "gi_", "ag_"):
+        value = getattr(awaited, prefix + name, None)
+        if value is not None:
+            return value
+    return None

@@ -1,0 +1,215 @@
+"""Streams: many results for one call, through a bounded buffer.
+
+A `StreamBuffer` is the shared state: the slot that runs the handler puts items in, one reader takes
+them out, and either can leave. `ResultStream` is the reader's thin handle on it. Neither waits for
+the other without need: the reader parks only when the buffer is empty, the handler is held back only
+while some buffer is full.
+
+anyio's memory stream has the same shape, but it takes a checkpoint for an item even when the reader
+has just been woken for it, and it knows nothing of ends and errors that come after buffered items.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from shoal.core.request import State
+from shoal.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from shoal.batching.intake import Intake
+    from shoal.batching.parking import Parking
+    from shoal.core.request import CallOptions, Request
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Mark(Enum):
+    """What a generator handler may put into a slot instead of an item."""
+
+    END = "END"
+    SKIP = "SKIP"
+
+    def __repr__(self) -> str:
+        return f"shoal.{self.value}"
+
+
+END: Final[Literal[Mark.END]] = Mark.END
+"""In a slot of a step: this stream is over."""
+
+SKIP: Final[Literal[Mark.SKIP]] = Mark.SKIP
+"""In a slot of a step: nothing for this stream now."""
+
+
+class StreamBuffer:
+    """What the slot and the reader of one stream share; it stands in the request's cell.
+
+    Invariants:
+        ``len(items) <= capacity``.
+        ``reader`` is the cell of the task that waits for an item; it waits only while `items` is
+        empty and the request has not ended.
+        ``hold`` is the cell of the slot that waits for room; it waits only while `items` is full.
+    """
+
+    __slots__ = ("capacity", "held_s", "hold", "items", "parking", "reader")
+
+    def __init__(self, parking: Parking, capacity: int) -> None:
+        self.parking = parking
+        self.capacity = capacity
+        self.items: deque[Any] = deque()
+        self.reader: Any = None
+        self.hold: Any = None
+        # For how long, in seconds, the reader has held its batch back since it last caught up.
+        self.held_s = 0.0
+
+    def wake(self) -> None:
+        """Wakes the reader, because there is an item, an error or the end."""
+        reader = self.reader
+        if reader is not None:
+            self.reader = None
+            self.parking.wake(reader)
+
+    def departed(self) -> bool:
+        """A reader leaves by closing its stream, never by a cancelled wait alone."""
+        return False
+
+    def release(self) -> None:
+        """Lets the slot go on that waits for room."""
+        hold = self.hold
+        if hold is not None:
+            self.hold = None
+            self.parking.wake(hold)
+
+
+class ResultStream(Generic[R_co]):
+    """The results of one call to a generator handler, in order, as they are produced.
+
+    Use it as ``async with f(x) as stream: async for item in stream: ...``. The request is made on
+    entering, or with the first item if the stream is iterated without ``async with``. Leaving the
+    block, whatever the reason, gives the request's place back: the handler sees
+    ``request.cancelled``, and is closed when no reader is left. One task at a time may read.
+
+    Raises (from the iteration, after the items that came before):
+        The handler's own exception, or what it put into this stream's slot.
+        WrongBatchSize: A step had another number of slots than the batch has requests.
+        SlowReader: This reader held its batch back for too long.
+        HandlerTimeout: The handler ran for too long.
+        DeadlineExceeded: The call's deadline passed.
+        BatcherClosed: The batcher stopped first.
+
+    Raises (on entering):
+        NotOpen: No batcher is open for the function in this event loop.
+        Overloaded: The line is full.
+
+    Cancellation: a cancelled wait for an item loses nothing, and inside ``async with`` the stream
+    can be read on. Checkpoint: every item.
+    """
+
+    __slots__ = ("__weakref__", "_entered", "_intake", "_item", "_options", "_request")
+
+    def __init__(self, intake: Intake, item: Any, options: CallOptions | None) -> None:
+        self._intake = intake
+        self._item = item
+        self._options = options
+        self._request: Request | None = None
+        self._entered = False
+
+    @property
+    def request(self) -> Request | None:
+        """This call's request; None until it has been made."""
+        return self._request
+
+    async def __aenter__(self) -> Self:
+        self._entered = True
+        self._start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R_co:
+        request = self._start() if self._request is None else self._request
+        buffer: StreamBuffer = request.cell
+        items = buffer.items
+        if items:
+            await anyio.lowlevel.checkpoint()
+        elif request.state is State.RUNNING or request.state is State.QUEUED or request.state is State.PARKED:
+            await self._wait(request, buffer)
+        if items:
+            item = items.popleft()
+            if buffer.hold is not None:
+                buffer.release()
+            return item  # type: ignore[no-any-return]
+        if request.error is not None:
+            # Raised once; a reader that asks again is at the end.
+            error, request.error = request.error, None
+            raise error
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Leaves the stream: gives its place in the batch back. Idempotent; a checkpoint."""
+        self._leave()
+        await anyio.lowlevel.checkpoint()
+
+    def _start(self) -> Request:
+        if self._request is None:
+            self._request = self._intake.submit_stream(self._item, self._options)
+        return self._request
+
+    def _leave(self) -> None:
+        if self._request is None:
+            return
+        self._intake.abandon(self._request)
+        self._request.cell.items.clear()
+        self._request.cell.release()
+
+    async def _wait(self, request: Request, buffer: StreamBuffer) -> None:
+        """Parks until there is an item, an error or the end."""
+        if buffer.reader is not None:
+            raise RuntimeError("another task is reading this stream already")
+        buffer.held_s = 0.0
+        buffer.reader = cell = buffer.parking.new_cell()
+        try:
+            if request.deadline is None:
+                await cell
+                return
+            with anyio.CancelScope(deadline=request.deadline) as scope:
+                await cell
+            if scope.cancelled_caught:
+                self._intake.expire(request)
+                request.error = DeadlineExceeded(
+                    f"the stream of {self._intake.name} did not end by its deadline"
+                )
+        except BaseException:
+            if not self._entered:
+                self._leave()
+            raise
+        finally:
+            buffer.reader = None
+
+    def __del__(self) -> None:
+        request = self._request
+        if request is not None and request.state in (State.PARKED, State.QUEUED, State.RUNNING):
+            warnings.warn(
+                f"a stream of {self._intake.name} was not closed; "
+                "use it as: async with f(x) as stream: ...",
+                ResourceWarning,
+                stacklevel=2,
+                source=self,
+            )

@@ -1,0 +1,309 @@
+"""The ``shoal`` command: imports an application, serves it, and ends it well.
+
+Signals are handled by plain handlers, not in the event loop, because the second one must work when
+the loop does not: an application may block it, or a thread that can't be interrupted may hold it
+open. For the same reason a watchdog thread stands by, which ends the process when a drain overruns
+its time. It waits on a `queue.SimpleQueue`, whose `put` is made to be called from wherever a signal
+handler interrupts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import inspect
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+    from shoal.http.server import Drained, ServerConfig
+
+# What the process may take over its own ending, beyond what it was asked to wait for.
+_MARGIN_S: Final = 3.0
+
+_EXAMPLE: Final = """\
+example:
+  my_module.py holds   app = shoal.App()   and endpoints; then
+
+  shoal serve my_module:app --port 8000
+
+  The first SIGTERM or Ctrl-C lets what is under way finish, the second ends at once.
+"""
+
+
+class _Mistake(Exception):  # noqa: N818 - it is the user's, not an error of the program
+    """The user's: told in one line."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments, or None for the process's own.
+
+    Returns:
+        The exit code: 0 after a drain, 1 when serving failed, 2 for a mistake in the command.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return _serve(arguments)
+    except _Mistake as mistake:
+        _say(f"shoal: {mistake}")
+        return mistake.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="shoal", description="Serve functions in batches.", allow_abbrev=False
+    )
+    version = importlib.metadata.version("shoal")
+    parser.add_argument("--version", action="version", version=f"shoal {version}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    serve = commands.add_parser(
+        "serve",
+        help="serve an application over HTTP",
+        description="Serve a shoal.App, or any other ASGI application, over HTTP.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    serve.add_argument(
+        "application",
+        metavar="MODULE:ATTRIBUTE",
+        help="where the application is, e.g. my_module:app",
+    )
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
+    serve.add_argument(
+        "--port", type=_port, default=8000, help="port to listen at, 0 for a free one (%(default)s)"
+    )
+    serve.add_argument(
+        "--graceful-timeout",
+        metavar="SECONDS",
+        type=_seconds,
+        default=20.0,
+        help="how long requests that are under way at shutdown may take (%(default)s)",
+    )
+    serve.add_argument(
+        "--send-timeout",
+        metavar="SECONDS",
+        type=_positive_seconds,
+        default=10.0,
+        help="disconnect a client that takes longer over 256 KiB of its answer (%(default)s)",
+    )
+    serve.add_argument(
+        "--max-connections",
+        metavar="N",
+        type=_count,
+        default=1000,
+        help="how many connections may be open at once; more wait (%(default)s)",
+    )
+    serve.add_argument(
+        "--log-level",
+        choices=["debug", "info", "warning", "error", "critical"],
+        default="info",
+        help="what to log, to stderr (%(default)s)",
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"want a number from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"want a number from 1 on, got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    # NaN fails this, too; an endless wait would make the watchdog useless.
+    if not 0 <= seconds <= threading.TIMEOUT_MAX / 2:
+        raise argparse.ArgumentTypeError(f"want seconds, e.g. 2.5, got {text!r}")
+    return seconds
+
+
+def _positive_seconds(text: str) -> float:
+    seconds = _seconds(text)
+    if seconds == 0:
+        raise argparse.ArgumentTypeError("want more than 0 seconds")
+    return seconds
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    try:
+        from shoal.http.server import ServerConfig
+    except ModuleNotFoundError as error:
+        raise _Mistake(
+            f"serving needs {error.name}, which is not here: pip install 'shoal[serve]'", 1
+        ) from None
+    app = _load(arguments.application)
+    logging.basicConfig(
+        level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    config = ServerConfig(
+        host=arguments.host,
+        port=arguments.port,
+        graceful_timeout_s=arguments.graceful_timeout,
+        send_timeout_s=arguments.send_timeout,
+        max_connections=arguments.max_connections,
+    )
+    return trio.run(_run, app, config, arguments.application)
+
+
+def _load(spec: str) -> Any:
+    module_name, colon, attribute = spec.partition(":")
+    names = [*module_name.split("."), *attribute.split(".")]
+    if not colon or not all(name.isidentifier() for name in names):
+        raise _Mistake(f"{spec!r} is not MODULE:ATTRIBUTE; write it like my_module:app")
+    # As for `python -m`: what lies in the current directory can be imported.
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            return _failed_to_import(module_name)
+        raise _Mistake(f"no module {error.name!r} in {os.getcwd()} or installed") from None
+    except Exception:
+        return _failed_to_import(module_name)
+    for name in attribute.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise _Mistake(f"{module_name} has no attribute {attribute!r}") from None
+    if (flaw := _not_asgi(found)) is not None:
+        raise _Mistake(f"{spec} is not an ASGI application: {flaw}")
+    return found
+
+
+def _failed_to_import(module_name: str) -> NoReturn:
+    traceback.print_exc()
+    raise _Mistake(f"importing {module_name} failed, see above", 1)
+
+
+def _not_asgi(app: object) -> str | None:
+    if inspect.isclass(app):
+        return f"it is the class {app.__qualname__}; an instance of it is wanted"
+    if not callable(app):
+        return f"a {type(app).__qualname__} can't be called"
+    try:
+        inspect.signature(app).bind(None, None, None)
+    except TypeError:
+        return "it does not take (scope, receive, send)"
+    except ValueError:
+        pass  # a callable that does not tell its signature: the server will find out
+    return None
+
+
+class _Signals:
+    """The first signal asks for a drain, the second ends the process."""
+
+    def __init__(self, allowed_s: float) -> None:
+        self.shutdown = trio.Event()
+        self.first: int | None = None
+        self.allowed_s = allowed_s
+        self._wake = trio.lowlevel.current_trio_token()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def listen(self) -> None:
+        threading.Thread(target=self._watch, name="shoal-watchdog", daemon=True).start()
+        # Not put back when the server has ended: a second signal must still be obeyed while the
+        # interpreter waits for threads of the application's own.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._received)
+
+    def _received(self, signum: int, _frame: FrameType | None) -> None:
+        if self.first is not None:
+            os._exit(128 + signum)
+        self.first = signum
+        self._bell.put(None)
+        try:
+            self._wake.run_sync_soon(self.shutdown.set)
+        except trio.RunFinishedError:
+            os._exit(128 + signum)
+
+    def _watch(self) -> None:
+        self._bell.get()
+        allowed_s = self.allowed_s
+        time.sleep(allowed_s)  # what ends this wait, if all goes well, is the process's end
+        _say(
+            f"Shoal ended by force: still busy {allowed_s:g} s after the signal, with a thread that"
+            " can't be interrupted or a blocked event loop"
+        )
+        os._exit(1)
+
+
+async def _run(app: Any, config: ServerConfig, spec: str) -> int:
+    from shoal.http.connection import contained
+    from shoal.http.server import serve
+    from shoal.http.server_lifespan import LifespanFailed
+
+    signals = _Signals(allowed_s=_MARGIN_S)
+    signals.listen()
+
+    def started(url: str) -> None:
+        signals.allowed_s = config.graceful_timeout_s + _MARGIN_S
+        _say(f"Shoal serving {spec} on {url}")
+
+    async def shutdown() -> None:
+        await signals.shutdown.wait()
+        begin_drain = getattr(app, "begin_drain", None)
+        if callable(begin_drain):
+            with contained("begin_drain failed"):
+                begin_drain()
+
+    try:
+        drained = await serve(app, config, shutdown=shutdown, started=started)
+    except LifespanFailed as failure:
+        _say(failure.details.rstrip())
+        raise _Mistake(str(failure), 1) from None
+    except OSError as error:
+        raise _Mistake(
+            f"can't listen at {config.host} port {config.port}: {error.strerror or error}", 1
+        ) from None
+    return _report(drained, signals.first)
+
+
+def _report(drained: Drained, signum: int | None) -> int:
+    if not drained.started:
+        _say("Shoal was stopped before it had started")
+        return 128 + (signum or signal.SIGTERM)
+    _say(
+        f"Shoal drained in {drained.took_s:.1f} s:"
+        f" {drained.finished} finished, {drained.cut} cut off"
+    )
+    if drained.failure is not None:
+        _say(f"shoal: {drained.failure}")
+        return 1
+    return 0
+
+
+def _say(line: str) -> None:
+    # In one write, so that no other process's line comes between.
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""What is decided, with no event loop in sight: pure state, with `now` as an argument."""

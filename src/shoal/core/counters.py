@@ -1,0 +1,146 @@
+"""What a batcher counts: requests by how they ended, batches by why they were cut, and times.
+
+Everything here is written once a batch, never once a request, and is read when somebody asks. So a
+call costs the same whether its figures are scraped or not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from shoal.core.batch import CutReason
+
+SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+"""Upper bounds of the batch size histogram, in requests."""
+
+TIME_BOUNDS_S: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+"""Upper bounds of the wait and run time histograms, in seconds."""
+
+BatcherState = Literal["new", "open", "draining", "closed", "broken"]
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """A histogram at one moment.
+
+    Attributes:
+        bounds: The inclusive upper bound of each bucket but the last, which has none.
+        counts: How many observations fell into each bucket; one more than there are bounds.
+        total: How many observations there were.
+        sum: Their sum.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: int
+    sum: float
+
+
+class Histogram:
+    """Counts observations by fixed bounds."""
+
+    __slots__ = ("_bounds", "_counts", "_sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Counts one observation."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def snapshot(self) -> HistogramSnapshot:
+        """Returns what was counted until now."""
+        return HistogramSnapshot(self._bounds, tuple(self._counts), sum(self._counts), self._sum)
+
+
+class Counters:
+    """The running totals of one batcher."""
+
+    __slots__ = (
+        "batch_size",
+        "batches",
+        "cancelled",
+        "expired",
+        "failed",
+        "finished",
+        "rejected",
+        "run_s",
+        "wait_s",
+    )
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.expired = 0
+        self.rejected = 0
+        self.batches = dict.fromkeys(CutReason, 0)
+        self.batch_size = Histogram(SIZE_BOUNDS)
+        self.wait_s = Histogram(TIME_BOUNDS_S)
+        self.run_s = Histogram(TIME_BOUNDS_S)
+
+
+@dataclass(frozen=True, slots=True)
+class ClosingCounts:
+    """What became of the requests that were in a batcher when it began to close.
+
+    Attributes:
+        finished: How many got their result.
+        failed: How many got an error.
+        cancelled: How many callers left, or ran out of time, meanwhile.
+    """
+
+    finished: int
+    failed: int
+    cancelled: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatcherStatistics:
+    """A batcher at one moment.
+
+    Attributes:
+        name: The batcher's name.
+        state: ``"new"``, ``"open"``, ``"draining"``, ``"closed"`` or ``"broken"``.
+        queued: Requests in line.
+        parked: Requests that wait to be admitted to the line.
+        running: Requests in the handler.
+        batches_running: Batches in the handler.
+        finished: Requests that ended with a result.
+        failed: Requests that ended with an error of the handler or of the batcher.
+        cancelled: Requests whose callers left.
+        expired: Requests that ran out of time.
+        rejected: Calls that were refused because the line was full.
+        batches: Batches by why they were cut.
+        batch_size: Requests a batch.
+        wait_s: How long the oldest request of each batch waited in line, in seconds.
+        run_s: How long the handler had each batch, in seconds.
+        max_batch_size: The option in force.
+        batch_wait_timeout_s: The option in force, in seconds.
+    """
+
+    name: str
+    state: BatcherState
+    queued: int
+    parked: int
+    running: int
+    batches_running: int
+    finished: int
+    failed: int
+    cancelled: int
+    expired: int
+    rejected: int
+    batches: Mapping[CutReason, int]
+    batch_size: HistogramSnapshot
+    wait_s: HistogramSnapshot
+    run_s: HistogramSnapshot
+    max_batch_size: int
+    batch_wait_timeout_s: float | None

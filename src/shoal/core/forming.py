@@ -1,0 +1,240 @@
+"""Which requests make the next batch, and when: the line, and the rule of size or wait.
+
+The rule decides, others act. `Former.decide` looks at the line, the options and the clock, and
+returns either a `Cut` (take so many now, for this reason) or a `Wait` (ask again at that time, or
+when so many are in line). It is asked only by a slot that is free, which is the whole of late
+binding: while every slot is busy nobody asks, requests pile up, and the next batch is one large
+one. The rival rule, to close a batch when its timer ends and to let closed batches queue for a
+slot, makes many small batches out of the same load.
+
+The wait is counted from the oldest request's arrival, so a request that has waited long enough
+behind a busy slot does not wait again.
+
+Leaving the line costs O(1): the request is marked, counted out, and skipped when its turn comes.
+The line is swept when more than half of it is such leftovers, so callers that come and go behind
+a busy slot can't make it grow.
+
+Invariants:
+    ``live`` == number of requests in ``_queue`` in the state QUEUED.
+    ``parked`` == number of requests in ``_parked`` in the state PARKED.
+    A request is parked only while ``live >= room``, so parked ones never overtake each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.core.batch import CutReason
+from shoal.core.request import Request, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.core.options import BatchOptions
+
+QUEUED = State.QUEUED
+PARKED = State.PARKED
+_LEFTOVERS_WORTH_A_SWEEP = 64
+
+
+class Cut(NamedTuple):
+    """Take `size` requests from the front of the line now."""
+
+    size: int
+    reason: CutReason
+
+
+class Wait(NamedTuple):
+    """Decide again at the time `until`, or when `wake_at` requests are in line."""
+
+    until: float | None
+    wake_at: int
+
+
+_UNTIL_SOMEONE_COMES = Wait(None, 1)
+
+
+class Former:
+    """The line of one batcher, and the rule that cuts batches from it."""
+
+    __slots__ = (
+        "_flush",
+        "_parked",
+        "_queue",
+        "closed",
+        "draining",
+        "idle_slots",
+        "live",
+        "options",
+        "parked",
+        "room",
+        "wake_at",
+    )
+
+    def __init__(self, options: BatchOptions) -> None:
+        self.options = options
+        self._queue: deque[Request] = deque()
+        self._parked: deque[Request] = deque()
+        self.live = 0
+        self.parked = 0
+        # How many requests from the front of the line a flush still covers.
+        self._flush = 0
+        self.closed = False
+        self.draining = False
+        self.idle_slots = 0
+        # How many requests may be in line; above it, calls meet the overload rule. Requests that an
+        # idle slot takes at once do not count as waiting, so a burst into an idle batcher is let in.
+        self.room: float = 0
+        # The number of requests in line that the waiting slot wants to be told of; 0 for none.
+        self.wake_at = 0
+
+    def arrive(self, request: Request) -> bool:
+        """Puts a request at the end of the line; the caller has seen that there is room.
+
+        Returns:
+            Whether the slot that waits for requests must be woken.
+        """
+        self._queue.append(request)
+        self.live = live = self.live + 1
+        return live == self.wake_at
+
+    def park(self, request: Request) -> None:
+        """Lets a request wait, in order, until the line has room for it."""
+        self._parked.append(request)
+        self.parked += 1
+
+    def leave(self, request: Request) -> bool:
+        """Lets a request go that is queued or parked and whose caller has left.
+
+        Returns:
+            Whether the slot that waits for requests must be woken.
+        """
+        was, request.state = request.state, State.CANCELLED
+        if was is PARKED:
+            self.parked -= 1
+            self._parked = _swept(self._parked, PARKED, self.parked)
+            return False
+        self.live -= 1
+        self._queue = _swept(self._queue, QUEUED, self.live)
+        return self._admit()
+
+    def reform(self, options: BatchOptions | None = None, *, idle_slots: int | None = None) -> bool:
+        """Takes in new options or another number of idle slots.
+
+        Returns:
+            Whether the slot that waits for requests must be woken.
+        """
+        if options is not None:
+            self.options = options
+        if idle_slots is not None:
+            self.idle_slots = idle_slots
+        bound = self.options.max_queued_requests
+        if self.closed:
+            self.room = 0
+        elif bound is None:
+            self.room = math.inf
+        else:
+            self.room = bound + self.idle_slots * self.options.max_batch_size
+        return self._admit()
+
+    def close(self) -> None:
+        """Lets nobody in any more, and everybody who waits for room at once."""
+        self.closed = self.draining = True
+        self.room = math.inf
+        self._admit()
+        self.room = 0
+
+    def flush(self) -> None:
+        """Makes what is in line now leave with the next cuts, full or not."""
+        self._flush = self.live
+
+    def decide(self, now: float) -> Cut | Wait:
+        """Says what a free slot should do.
+
+        Args:
+            now: The time on the event loop's clock, in seconds.
+
+        Returns:
+            What to take, or when to ask again.
+        """
+        live = self.live
+        if live == 0:
+            self._flush = 0
+            return _UNTIL_SOMEONE_COMES
+        size = self.options.max_batch_size
+        if live >= size:
+            return Cut(size, CutReason.FULL)
+        if self._flush:
+            return Cut(live, CutReason.FLUSH)
+        if self.draining:
+            return Cut(live, CutReason.DRAIN)
+        wait = self.options.batch_wait_timeout_s
+        if wait is None:
+            return Wait(None, size)
+        due = self._oldest().arrived_at + wait
+        if due <= now:
+            return Cut(live, CutReason.TIMER)
+        return Wait(due, size)
+
+    def take(self, size: int) -> list[Request]:
+        """Takes up to `size` requests from the front of the line, in order of arrival.
+
+        Args:
+            size: How many at most; `decide` says how many.
+
+        Returns:
+            The requests, all in the state QUEUED; the caller moves them on.
+        """
+        queue = self._queue
+        taken: list[Request] = []
+        while len(taken) < size and queue:
+            request = queue.popleft()
+            if request.state is QUEUED:
+                taken.append(request)
+        self.live -= len(taken)
+        if self._flush:
+            self._flush = max(0, self._flush - len(taken))
+        if self._parked:
+            self._admit()
+        return taken
+
+    def clear(self) -> Iterator[Request]:
+        """Empties the line and yields all that waited in it, parked ones last."""
+        waiting = [r for r in self._queue if r.state is QUEUED]
+        waiting += [r for r in self._parked if r.state is PARKED]
+        self._queue.clear()
+        self._parked.clear()
+        self.live = self.parked = 0
+        return iter(waiting)
+
+    def _oldest(self) -> Request:
+        queue = self._queue
+        while queue[0].state is not QUEUED:
+            queue.popleft()
+        return queue[0]
+
+    def _admit(self) -> bool:
+        """Moves parked requests to the line while it has room."""
+        woken = False
+        while self._parked and self.live < self.room:
+            request = self._parked.popleft()
+            if request.state is PARKED:
+                self.parked -= 1
+                request.state = QUEUED
+                woken = self.arrive(request) or woken
+        return woken
+
+    def _check(self) -> None:
+        """Asserts the invariants; the tests call it after each step."""
+        assert self.live == sum(r.state is QUEUED for r in self._queue)
+        assert self.parked == sum(r.state is PARKED for r in self._parked)
+        assert self.parked == 0 or self.live >= self.room > 0 or self.options.max_queued_requests == 0
+
+
+def _swept(line: deque[Request], state: State, live: int) -> deque[Request]:
+    """Drops the leftovers of a line once they outnumber the `live` requests in it."""
+    if len(line) - live <= max(live, _LEFTOVERS_WORTH_A_SWEEP):
+        return line
+    return deque(request for request in line if request.state is state)

@@ -1,0 +1,292 @@
+"""One client's connection: its reader, the application's calls, and the ways in which it ends.
+
+The counterpart of Hypercorn's ``TCPServer`` and ``TaskGroup``, from which it differs where those
+let one client harm the rest:
+
+- An error in any of its tasks ends this connection and is logged once. (Stock: it reaches the
+  server's nursery and ends the process.)
+- Every send has a deadline; then the socket is closed by force. (Stock: sends are shielded without
+  one, so a client that stops reading holds its task, and the shutdown, for ever.)
+- No step between "the answer is complete" and "the connection is free again" can be cancelled.
+  (Stock: Starlette's streamed responses cancel themselves exactly there, and leak the connection.)
+- It closes by saying so, then listening for a moment. (Stock: closing at once over unread input
+  makes the kernel throw the answer away, so that a refused upload sees no 413.)
+
+One clock serves for everything that a quiet connection waits for: the reader's scope, whose
+deadline is the end of keep-alive, of lingering, or of the drain.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import select
+import socket
+import struct
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import trio
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.trio.worker_context import WorkerContext
+
+from shoal.http.hardening import Protocol, time_to_send_s
+from shoal.http.inbox import Inbox
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from hypercorn.config import Config
+    from hypercorn.typing import (
+        AppWrapper,
+        ASGIReceiveEvent,
+        ASGISendEvent,
+        ConnectionState,
+        Scope,
+        TaskGroup,
+    )
+    from starlette.types import ASGIApp, Receive, Send
+    from starlette.types import Scope as AppScope
+
+_log = logging.getLogger("shoal.server")
+
+_READ_SIZE: Final = 2**16
+# How long a connection that we closed may go on talking before we stop listening.
+_LINGER_S: Final = 2.0
+# How long a request that is on its way when the drain begins may take to arrive.
+_LATE_REQUEST_S: Final = 1.0
+# A client that opens streams and resets them at once leaves calls behind that never noticed.
+_CALLS_PER_STREAM: Final = 2
+
+
+@dataclass
+class Shared:
+    """What the connections of one server have in common."""
+
+    app: ASGIApp
+    config: Config
+    state: dict[str, Any]
+    send_timeout_s: float
+    context: WorkerContext = field(default_factory=lambda: WorkerContext(None))
+    connections: set[Connection] = field(default_factory=set["Connection"])
+    # Calls of the application: under way, and ended since the server started.
+    running: int = 0
+    finished: int = 0
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether connections end with the answer under way."""
+        return self.context.terminated.is_set()
+
+
+@contextmanager
+def contained(message: str, *args: object) -> Generator[None]:
+    """Log an exception, with this message, and go on; what is not an `Exception` passes."""
+    try:
+        yield
+    except Exception as error:
+        _log.error(message, *args, exc_info=error)
+    except BaseExceptionGroup as group:
+        failures, passing = group.split(Exception)
+        if failures is not None:
+            _log.error(message, *args, exc_info=failures)
+        if passing is not None:
+            raise passing from None
+
+
+class Connection:
+    """Serves one client until either side has had enough.
+
+    Invariants: ``_finishing`` implies that our side of the socket is shut down: nothing is sent any
+    more, and nothing that comes is handled. ``_closed`` implies that, and that the socket is closed.
+    """
+
+    def __init__(self, shared: Shared, stream: trio.SocketStream) -> None:
+        self._shared = shared
+        self._stream = stream
+        self._sending = trio.Lock()
+        self._idle = True
+        self._finishing = False
+        self._closed = False
+        self._calls = 0
+        self._clock = trio.CancelScope()
+        self._nursery: trio.Nursery
+        self._protocol: Protocol
+
+    async def run(self) -> None:
+        """Serve until the connection has ended and so have the application's calls on it."""
+        try:
+            peer = self._stream.socket.getpeername()
+        except OSError:
+            self.close()
+            return
+        self._shared.connections.add(self)
+        try:
+            with contained("an error ended the connection from %s:%s", *peer[:2]):
+                await self._serve(peer)
+        finally:
+            self.close()
+            self._shared.connections.discard(self)
+
+    async def drain(self) -> None:
+        """Take no further request: end now if idle, else with the answer under way."""
+        if self._idle and not self._finishing:
+            late_s = _LATE_REQUEST_S if self._has_unread() else 0.0
+            self._clock.deadline = trio.current_time() + late_s
+        with contained("saying goodbye to a WebSocket failed"):
+            await self._protocol.close_websockets()
+
+    def close(self) -> None:
+        """Close the socket; what was sent is still delivered."""
+        self._finishing = self._closed = True
+        self._stream.socket.close()
+
+    def abort(self) -> None:
+        """Close the socket by force: what the client has not taken is thrown away."""
+        if not self._closed:
+            no_linger = struct.pack("ii", 1, 0)
+            self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_linger)
+            self.close()
+
+    async def _serve(self, peer: Any) -> None:
+        shared, sock = self._shared, self._stream.socket
+        async with trio.open_nursery() as self._nursery:
+            self._protocol = Protocol(
+                cast("AppWrapper", shared.app),
+                shared.config,
+                shared.context,
+                cast("TaskGroup", self),
+                cast("ConnectionState", shared.state.copy()),
+                (peer[0], peer[1]),
+                sock.getsockname()[:2],
+                self._take,
+                send_timeout_s=shared.send_timeout_s,
+            )
+            try:
+                self._clock.deadline = trio.current_time() + (
+                    _LATE_REQUEST_S if shared.is_draining else shared.config.keep_alive_timeout
+                )
+                with self._clock:
+                    await self._read()
+                if self._clock.cancelled_caught:
+                    self.close()
+                await self._protocol.handle(Closed())
+            except BaseException:
+                # Before the application's calls are cancelled: they have nobody to say it to.
+                self.close()
+                raise
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                data = await self._stream.receive_some(_READ_SIZE)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+            if not self._finishing:
+                await self._protocol.handle(RawData(bytes(data)))
+            if not data:
+                return
+
+    # The two methods that Hypercorn's protocols know as their task group.
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Start one call of the application; gives what hands it its messages."""
+        if self._calls >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
+            raise RuntimeError(f"{self._calls} calls are under way on one connection")
+        self._calls += 1
+        inbox = Inbox(config.max_app_queue_size)
+        self._nursery.start_soon(self._call, scope, inbox, send)
+        return inbox.put
+
+    def spawn(self, func: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Start a task of the protocol's own."""
+        self._nursery.start_soon(func, *args)
+
+    async def _call(
+        self,
+        scope: Scope,
+        inbox: Inbox,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> None:
+        app_scope = cast("AppScope", scope)
+        self._shared.running += 1
+        try:
+            try:
+                # The raw path is printable ASCII: it can't forge a line of the log.
+                with contained("the application failed on %r", app_scope.get("raw_path")):
+                    await self._shared.app(
+                        app_scope, cast("Receive", inbox.receive), cast("Send", send)
+                    )
+            finally:
+                inbox.close()
+                await send(None)
+        finally:
+            self._calls -= 1
+            self._shared.running -= 1
+            self._shared.finished += 1
+
+    async def _take(self, event: Event) -> None:
+        # What the protocol wants of the connection. Only the first kind may wait, and it is
+        # shielded: see the third point at the top.
+        if isinstance(event, RawData):
+            await self._send(event.data)
+        elif isinstance(event, Closed):
+            self._finish()
+            await self._protocol.handle(Closed())
+        elif isinstance(event, Updated):
+            self._set_idle(idle=event.idle)
+
+    async def _send(self, data: bytes) -> None:
+        if not data or self._finishing:
+            return
+        # The wait for the lock is shielded, too: bytes that a protocol has given out are part of
+        # its state, and a gap would garble what follows. It is bounded by the holder's deadline.
+        with trio.CancelScope(shield=True) as scope:
+            async with self._sending:
+                if not self._finishing:
+                    await self._write(data, scope)
+        if scope.cancelled_caught:
+            _log.info("closed a connection by force: its client does not read")
+            self.abort()
+        if self._closed:
+            await self._protocol.handle(Closed())
+
+    async def _write(self, data: bytes, scope: trio.CancelScope) -> None:
+        allowed_s = time_to_send_s(len(data), self._shared.send_timeout_s)
+        scope.deadline = trio.current_time() + allowed_s
+        try:
+            await self._stream.send_all(data)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self.close()
+
+    def _finish(self) -> None:
+        """Say that nothing more will come, and listen for a moment more."""
+        if self._finishing:
+            return
+        self._finishing = True
+        with suppress(OSError):  # the client is gone
+            self._stream.socket.shutdown(socket.SHUT_WR)
+        self._clock.deadline = trio.current_time() + _LINGER_S
+
+    def _set_idle(self, *, idle: bool) -> None:
+        self._idle = idle
+        if self._finishing:
+            return
+        if not idle:
+            self._clock.deadline = math.inf
+        elif self._shared.is_draining:
+            self._finish()
+        else:
+            self._clock.deadline = trio.current_time() + self._shared.config.keep_alive_timeout
+
+    def _has_unread(self) -> bool:
+        poll = select.poll()
+        poll.register(self._stream.socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))

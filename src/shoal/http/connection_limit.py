@@ -1,0 +1,107 @@
+"""No connection is accepted for which there is no place.
+
+The limit stands before ``accept``: a connection beyond it waits in the kernel's backlog, where it
+costs no file descriptor, task or buffer of this process, and is served when a place is free. The
+rival, to accept and then answer 503, spends on each refused client what the limit should save.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+if TYPE_CHECKING:
+    import socket
+
+_log = logging.getLogger("shoal.server")
+
+# `accept` reports with these that the process or the machine is short of something; a moment later
+# it may not be.
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_RETRY_S: Final = 0.1
+_BACKLOG: Final = 1024
+
+
+class LimitedListener:
+    """A bound socket that accepts while there are places.
+
+    Invariant: ``places taken == streams given out and not yet released``.
+
+    Args:
+        bound: A bound TCP socket, which this object owns from now on.
+        max_connections: How many connections may be open at once.
+    """
+
+    def __init__(self, bound: socket.socket, max_connections: int) -> None:
+        bound.setblocking(False)
+        self._bound = bound
+        self._listener: trio.SocketListener | None = None
+        self._max_connections = max_connections
+        self._places = trio.Semaphore(max_connections, max_value=max_connections)
+        self._said_full = False
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        host, port = self._bound.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def listen(self) -> None:
+        """From here on clients can connect.
+
+        Raises:
+            OSError: Somebody else listens at this address.
+        """
+        self._bound.listen(_BACKLOG)
+        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._bound))
+
+    async def accept(self) -> trio.SocketStream:
+        """Wait for a place, then for a client. Give the place back with `release`."""
+        assert self._listener is not None, "listen() comes first"
+        while True:
+            await self._take_place()
+            try:
+                return await self._listener.accept()
+            except OSError as error:
+                self.release()
+                if error.errno not in _EXHAUSTED:
+                    raise
+                _log.error("can't accept connections at the moment: %s", error)
+                await trio.sleep(_RETRY_S)
+            except BaseException:
+                self.release()
+                raise
+
+    def accept_waiting(self) -> trio.SocketStream | None:
+        """A client that has connected already, if one has and there is a place; never waits."""
+        try:
+            self._places.acquire_nowait()
+        except trio.WouldBlock:
+            return None
+        try:
+            accepted, _ = self._bound.accept()
+        except OSError:
+            self.release()
+            return None
+        return trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+
+    def release(self) -> None:
+        """A connection has ended."""
+        self._places.release()
+
+    def close(self) -> None:
+        """From here on the kernel refuses connections."""
+        self._bound.close()
+
+    async def _take_place(self) -> None:
+        if self._places.value == 0 and not self._said_full:
+            self._said_full = True
+            _log.warning(
+                "all %d places for connections are taken (--max-connections); more will wait."
+                " This is said once.",
+                self._max_connections,
+            )
+        await self._places.acquire()

@@ -1,0 +1,188 @@
+"""Hypercorn's protocols, with what a rude client could do to them mended.
+
+Each mend is one override, and says what the stock class does. A rude client that none of these
+foresees still ends only its own connection (`shoal.http.connection`); they are here so that clients
+which do nothing wrong, or share a connection with one that does, are served.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import h2.errors
+import h2.events
+import h2.exceptions
+import h11
+import trio
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.events import Body, Data, EndBody, EndData, Trailers
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.ws_stream import ASGIWebsocketState, WSStream
+from wsproto.events import CloseConnection
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.config import Config
+    from hypercorn.typing import AppWrapper, ConnectionState, TaskGroup, WorkerContext
+
+_BYTES_PER_DEADLINE: Final = 2**18
+
+
+def time_to_send_s(size: int, send_timeout_s: float) -> float:
+    """How long a client may take over so many bytes: the deadline, once for each 256 KiB begun.
+
+    A flat deadline would cut off an honest client that fetches a large answer over a slow line.
+    """
+    return send_timeout_s * (1 + size // _BYTES_PER_DEADLINE)
+
+
+class Http1(H11Protocol):
+    """HTTP/1.1 and WebSocket."""
+
+    async def close_websockets(self) -> None:
+        """Say to an open WebSocket that this server goes away."""
+        if isinstance(self.stream, WSStream):
+            await _close_websocket(self.stream)
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send a part of an answer."""
+        await super().stream_send(event)
+        # A refused handshake is the connection's end, and says so in its headers. The stock class
+        # leaves it open, with no task that would ever close it.
+        if isinstance(event, EndBody) and isinstance(self.stream, WSStream):
+            await self.send(Closed())
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        # HTTP/2 by prior knowledge is served; an upgrade to it is not: it is gone from the standard
+        # (RFC 9113), and a proxy that passes it on can be made to smuggle requests.
+        if event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0":
+            unread, _ = self.connection.trailing_data
+            raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + unread)
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        # Compression is not negotiated: a message of 199 KiB can inflate to 200 MiB before its
+        # size is looked at.
+        await super()._create_stream(
+            h11.Request(
+                method=request.method,
+                target=request.target,
+                http_version=request.http_version,
+                headers=[
+                    header for header in request.headers if header[0] != b"sec-websocket-extensions"
+                ],
+            )
+            if any(name == b"sec-websocket-extensions" for name, _ in request.headers)
+            else request
+        )
+
+
+class Http2(H2Protocol):
+    """HTTP/2 by prior knowledge."""
+
+    send_timeout_s: float
+
+    async def close_websockets(self) -> None:
+        """Say to each open WebSocket that this server goes away."""
+        for stream in list(self.streams.values()):
+            if isinstance(stream, WSStream):
+                await _close_websocket(stream)
+
+    async def handle(self, event: Event) -> None:
+        """Take in what came from the socket, or that it is closed."""
+        await super().handle(event)
+        # The stock class leaves an application that waits for the window of a client that is gone
+        # to wait for ever.
+        if isinstance(event, Closed):
+            for buffer in self.stream_buffers.values():
+                await buffer.close()
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Send a part of an answer."""
+        # A client that gives no window stops its stream without stopping the socket, so the
+        # socket's deadline never sees it. Only that stream is at fault: it alone is reset.
+        if not isinstance(event, Body | Data | EndBody | EndData | Trailers):
+            await super().stream_send(event)
+            return
+        buffer = self.stream_buffers.get(event.stream_id)
+        size = len(buffer.buffer) if buffer is not None else 0
+        if isinstance(event, Body | Data):
+            size += len(event.data)
+        with trio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as patience:
+            await super().stream_send(event)
+        if patience.cancelled_caught:
+            await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
+
+    async def _handle_events(self, events: list[h2.events.Event]) -> None:
+        # A body may go on after its answer was complete (an early 413). The stock class looks its
+        # stream up and fails. The client is told to stop, and the pieces under way are taken off
+        # the connection's window, so that its other streams go on.
+        for event in events:
+            if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
+                self.connection.acknowledge_received_data(
+                    event.flow_controlled_length, event.stream_id
+                )
+                if event.stream_id not in self.stream_buffers:
+                    await self._reset(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)
+            else:
+                await super()._handle_events([event])
+        await self._flush()
+
+    async def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
+        with suppress(h2.exceptions.ProtocolError):  # the client was faster
+            self.connection.reset_stream(stream_id, code)
+        if (buffer := self.stream_buffers.get(stream_id)) is not None:
+            await buffer.close()
+        await self._close_stream(stream_id)
+        await self._window_updated(stream_id)  # wakes the sending task, which forgets the stream
+        await self._flush()
+
+
+class Protocol:
+    """What a connection speaks: HTTP/1.1, until the client says that it is HTTP/2.
+
+    The counterpart of Hypercorn's ``ProtocolWrapper``, which can only build the stock classes.
+    """
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        tasks: TaskGroup,
+        state: ConnectionState,
+        client: tuple[str, int] | None,
+        server: tuple[str, int] | None,
+        send: Callable[[Event], Awaitable[None]],
+        *,
+        send_timeout_s: float,
+    ) -> None:
+        self._send_timeout_s = send_timeout_s
+        self._parts = (app, config, context, tasks, state, False, client, server, send)
+        self._spoken: Http1 | Http2 = Http1(*self._parts)
+
+    async def handle(self, event: Event) -> None:
+        """Take in what came from the socket, or that it is closed."""
+        try:
+            await self._spoken.handle(event)
+        except H2ProtocolAssumedError as switch:
+            self._spoken = Http2(*self._parts)
+            self._spoken.send_timeout_s = self._send_timeout_s
+            await self._spoken.initiate()
+            await self._spoken.handle(RawData(switch.data))
+
+    async def close_websockets(self) -> None:
+        """Say to each open WebSocket that this server goes away."""
+        await self._spoken.close_websockets()
+
+
+async def _close_websocket(stream: WSStream) -> None:
+    if stream.state is ASGIWebsocketState.CONNECTED:
+        with suppress(LocalProtocolError):  # it is being closed already
+            frame = stream.connection.send(CloseConnection(code=CloseReason.SERVICE_RESTART))
+            await stream.send(Data(stream_id=stream.stream_id, data=frame))

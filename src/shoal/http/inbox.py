@@ -1,0 +1,75 @@
+"""What the server has for one call of the application: the body's pieces, then one goodbye.
+
+Stock Hypercorn passes everything through one bounded channel, the goodbye included. An application
+that answers without reading its body (an early 413) leaves that channel full, and the task that
+says goodbye waits for ever, with the connection and whoever closed it. Here only the pieces wait
+for room; the goodbye closes the channel, which takes no room, no time and no checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import trio
+
+if TYPE_CHECKING:
+    from hypercorn.typing import ASGIReceiveEvent
+
+_GOODBYES = frozenset({"http.disconnect", "websocket.disconnect"})
+
+
+class Inbox:
+    """One application call's ``receive``, and the server's way to fill it.
+
+    Invariant: after the goodbye, or once the application has returned, `put` never waits and drops
+    what it is given.
+    """
+
+    __slots__ = ("_from_server", "_goodbye", "_goodbye_was_read", "_to_app")
+
+    def __init__(self, size: int) -> None:
+        self._to_app, self._from_server = trio.open_memory_channel["ASGIReceiveEvent"](size)
+        self._goodbye = cast("ASGIReceiveEvent", {"type": "http.disconnect"})
+        self._goodbye_was_read = False
+
+    async def put(self, message: ASGIReceiveEvent) -> None:
+        """Hand the application its next message; a goodbye is its last."""
+        if message["type"] in _GOODBYES:
+            self._goodbye = message
+            self._to_app.close()
+            return
+        try:
+            self._to_app.send_nowait(message)
+        except trio.WouldBlock:
+            try:
+                await self._to_app.send(message)
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return
+
+    async def receive(self) -> ASGIReceiveEvent:
+        """The next message; after the last one the goodbye, as often as it is asked for."""
+        # Not a checkpoint when something is there: Starlette's `Request.is_disconnected` asks from
+        # inside a cancelled scope, where a checkpoint would always answer "nothing".
+        try:
+            return self._from_server.receive_nowait()
+        except trio.WouldBlock:
+            pass
+        except trio.EndOfChannel:
+            return await self._say_goodbye()
+        try:
+            return await self._from_server.receive()
+        except trio.EndOfChannel:
+            return await self._say_goodbye()
+
+    async def _say_goodbye(self) -> ASGIReceiveEvent:
+        # An application that ignores the goodbye and asks again, in a loop, must not stop the rest.
+        if self._goodbye_was_read:
+            await trio.lowlevel.checkpoint()
+        self._goodbye_was_read = True
+        return self._goodbye
+
+    def close(self) -> None:
+        """The application has returned: nobody reads here any more."""
+        self._from_server.close()

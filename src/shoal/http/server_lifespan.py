@@ -1,0 +1,149 @@
+"""The application's start and end, as ASGI's lifespan protocol tells it.
+
+Stock Hypercorn takes an application that raises while it starts for one that doesn't know the
+protocol, and serves on without it. Here an application that took the start message and then raised
+has failed to start. Once it runs, its failure is logged and the server stays: what is left can
+answer, and its readiness says what is wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message
+
+_LAST_WORDS_S: Final = 1.0
+
+_log = logging.getLogger("shoal.server")
+
+
+class LifespanFailed(ShoalError, RuntimeError):  # noqa: N818 - named for the condition, as in trio
+    """The application did not start, or did not end, as it should.
+
+    Attributes:
+        details: The application's own account, usually a traceback.
+    """
+
+    def __init__(self, message: str, details: str) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class _Phase(Enum):
+    NEW = auto()  # the application has not asked for the start message
+    STARTING = auto()
+    RUNNING = auto()
+    STOPPING = auto()
+
+
+class Lifespan:
+    """Runs one application's lifespan.
+
+    Args:
+        app: The ASGI application.
+
+    Attributes:
+        state: What the application put into ``scope["state"]``, for every request's scope.
+        failure: Why the lifespan has failed, if it has.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.state: dict[str, Any] = {}
+        self.failure: LifespanFailed | None = None
+        self._app = app
+        self._phase = _Phase.NEW
+        self._stop = trio.Event()
+        self._started = trio.Event()
+        self._ended = trio.Event()
+
+    async def run(self) -> None:
+        """The lifespan itself, from start to end, as a task."""
+        scope = {
+            "type": "lifespan",
+            "asgi": {"version": "3.0", "spec_version": "2.0"},
+            "state": self.state,
+        }
+        try:
+            await self._app(scope, self._receive, self._send)
+        except Exception as error:
+            self._failed(error)
+        except BaseExceptionGroup as group:
+            failures, passing = group.split(Exception)
+            if failures is not None:
+                self._failed(failures)
+            if passing is not None:
+                raise passing from None
+        finally:
+            self._started.set()
+            self._ended.set()
+
+    async def wait_started(self) -> None:
+        """Wait until the application has started, or has not: see ``failure``."""
+        await self._started.wait()
+        if self.failure is not None:
+            # It has said so; what it raises now is the better account, if it comes.
+            with trio.move_on_after(_LAST_WORDS_S):
+                await self._ended.wait()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Have the application end; says in ``failure`` if it does not, or not in time."""
+        self._stop.set()
+        with trio.move_on_after(timeout_s):
+            await self._ended.wait()
+            return
+        self._fail(f"the application did not shut down within {timeout_s:.1f} s", "")
+
+    async def _receive(self) -> Message:
+        if self._phase is _Phase.NEW:
+            self._phase = _Phase.STARTING
+            return {"type": "lifespan.startup"}
+        await self._stop.wait()
+        if self._phase is not _Phase.STOPPING:
+            self._phase = _Phase.STOPPING
+            return {"type": "lifespan.shutdown"}
+        await trio.sleep_forever()
+        raise AssertionError("never reached")
+
+    async def _send(self, message: Message) -> None:
+        match message["type"]:
+            case "lifespan.startup.complete":
+                self._phase = _Phase.RUNNING
+                self._started.set()
+            case "lifespan.shutdown.complete":
+                self._ended.set()
+            case "lifespan.startup.failed":
+                self._fail("the application did not start", message.get("message", ""))
+                self._started.set()
+            case "lifespan.shutdown.failed":
+                self._fail("the application did not shut down well", message.get("message", ""))
+            case unknown:
+                raise ValueError(f"a lifespan has no message {unknown!r}")
+
+    def _failed(self, error: Exception) -> None:
+        details = "".join(traceback.format_exception(error))
+        match self._phase:
+            case _Phase.NEW:
+                _log.debug("the application has no lifespan", exc_info=error)
+            case _Phase.STARTING:
+                self._fail("the application did not start", details)
+            case _Phase.RUNNING:
+                self._fail("the application's lifespan ended early", details)
+                _log.error("the application's lifespan ended early", exc_info=error)
+            case _Phase.STOPPING:
+                self._fail("the application did not shut down well", details)
+
+    def _fail(self, message: str, details: str) -> None:
+        # Starlette sends its traceback and then raises it as well; others send a bare sentence.
+        if self.failure is None or "Traceback" not in self.failure.details:
+            last_line = details.strip().rpartition("\n")[2].strip()
+            self.failure = LifespanFailed(
+                f"{message}: {last_line}" if last_line else message, details
+            )

@@ -1,0 +1,73 @@
+"""The digits model: what it answers and which images it takes."""
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+from sklearn.datasets import load_digits
+
+import shoal
+from examples.digits.model import Digits, Image
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return Digits(trees=50)
+
+
+@pytest.fixture(scope="module")
+def images():
+    data, labels = load_digits(return_X_y=True)
+    return data.reshape(-1, 8, 8).tolist(), labels.tolist()
+
+
+def test_it_is_right_about_nearly_all_held_out_images(digits):
+    assert digits.accuracy > 0.95
+
+
+def test_training_shows_progress(capsys):
+    Digits(trees=50)
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in shown[:-1]] == ["20", "40", "50"]
+    assert "held-out images right" in shown[-1]
+
+
+@pytest.mark.anyio
+async def test_a_prediction_names_the_digit_the_chances_and_the_batch(digits, images):
+    shown, labels = images
+    async with shoal.Batcher(digits, max_batch_size=4, batch_wait_timeout_s=None) as call:
+        predictions = await call.map(shown[:4])
+    assert [prediction["digit"] for prediction in predictions] == labels[:4]
+    for prediction in predictions:
+        assert len(prediction["probabilities"]) == 10
+        assert sum(prediction["probabilities"]) == pytest.approx(1)
+        assert prediction["probabilities"][prediction["digit"]] == max(prediction["probabilities"])
+    assert {tuple(prediction["batch"].items()) for prediction in predictions} == {
+        (("id", predictions[0]["batch"]["id"]), ("size", 4), ("reason", "full"))
+    }
+
+
+@pytest.mark.anyio
+async def test_a_prediction_is_the_same_alone_and_in_company(digits, images):
+    shown, _ = images
+    async with shoal.Batcher(digits, max_batch_size=8) as call:
+        together = await call.map(shown[:8])
+        alone = [await call(image) for image in shown[:8]]
+    assert [p["probabilities"] for p in together] == [p["probabilities"] for p in alone]
+
+
+def test_an_image_of_the_wrong_shape_or_ink_is_refused():
+    image = TypeAdapter(Image)
+    blank = np.zeros((8, 8)).tolist()
+    assert image.validate_python(blank) == blank
+    for wrong in (
+        blank[:7],
+        [*blank, blank[0]],
+        [row[:7] for row in blank],
+        [[17.0] * 8] * 8,
+        [[-1.0] * 8] * 8,
+        [[float("nan")] * 8] * 8,
+        [0.0] * 64,
+        "ink",
+    ):
+        with pytest.raises(ValidationError):
+            image.validate_python(wrong)

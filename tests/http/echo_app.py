@@ -1,0 +1,111 @@
+"""A small ASGI application that the server's tests drive, over HTTP and WebSocket."""
+
+from __future__ import annotations
+
+import trio
+
+
+class EchoApp:
+    """Answers with what it was sent; some paths misbehave.
+
+    Events are set, not counted in time: a test waits for the one it needs.
+    """
+
+    def __init__(self):
+        self.running = 0
+        self.entered = trio.Event()
+        self.release = trio.Event()
+        self.left = trio.Event()
+        self.lifespan_events = []
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            await self.lifespan(scope, receive, send)
+            return
+        self.running += 1
+        self.entered.set()
+        try:
+            if scope["type"] == "websocket":
+                await self.websocket(receive, send)
+            else:
+                name = scope["path"].strip("/") or "echo"
+                await getattr(self, name)(scope, receive, send)
+        finally:
+            self.running -= 1
+            self.left.set()
+
+    async def lifespan(self, scope, receive, send):
+        while True:
+            event = (await receive())["type"]
+            self.lifespan_events.append(event)
+            await send({"type": f"{event}.complete"})
+            if event == "lifespan.shutdown":
+                return
+
+    async def echo(self, scope, receive, send):
+        body = b""
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        await self.answer(send, 200, body or b"hello")
+
+    async def early(self, scope, receive, send):
+        await self.answer(send, 413, b"too large")
+
+    async def hold(self, scope, receive, send):
+        await self.release.wait()
+        await self.answer(send, 200, b"held")
+
+    async def forever(self, scope, receive, send):
+        await trio.sleep_forever()
+
+    async def flood(self, scope, receive, send):
+        """More than any socket buffer takes, until the server says that the client is gone."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.cancel_on_disconnect, receive, nursery.cancel_scope)
+            while True:
+                await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+
+    async def unread(self, scope, receive, send):
+        """Answers without reading its body, and goes on sending until it is released."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not self.release.is_set():
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            await trio.lowlevel.checkpoint()
+
+    async def disconnect(self, scope, receive, send):
+        """Reads on after the goodbye, as often as it likes."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.goodbyes = [(await receive())["type"] for _ in range(3)]
+
+    async def fail(self, scope, receive, send):
+        raise RuntimeError("the application's own mistake")
+
+    async def interrupt(self, scope, receive, send):
+        raise KeyboardInterrupt
+
+    async def websocket(self, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] != "websocket.disconnect":
+            await send({"type": "websocket.send", "text": message["text"]})
+
+    async def cancel_on_disconnect(self, receive, scope):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+    async def answer(self, send, status, body):
+        length = str(len(body)).encode()
+        await send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(b"content-length", length)],
+            }
+        )
+        await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,143 @@
+"""A server on a real socket for tests, and clients that say exactly what they are told to."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+from functools import partial
+
+import h2.config
+import h2.connection
+import h2.events
+import trio
+
+from shoal.http.server import ServerConfig, serve
+
+HANG_S = 20
+
+
+class LiveServer:
+    """A running server; `drained` is there once it has ended."""
+
+    def __init__(self):
+        self.port = 0
+        self.drained = None
+        self.stop = trio.Event()
+
+    async def run(self, app, config, task_status):
+        def started(url):
+            self.port = int(url.rpartition(":")[2])
+            task_status.started()
+
+        self.drained = await serve(app, config, shutdown=self.stop.wait, started=started)
+
+    async def connect(self):
+        return await trio.open_tcp_stream("127.0.0.1", self.port)
+
+    def connect_now(self, sent=b""):
+        """Connect and send without giving the server's tasks a turn."""
+        client = socket.create_connection(("127.0.0.1", self.port))
+        client.sendall(sent)
+        return client
+
+    async def talk(self, sent):
+        """Send this on a connection of its own; what comes back until it is closed."""
+        async with await self.connect() as client:
+            await client.send_all(sent)
+            return await read_all(client)
+
+    async def answers(self):
+        """Whether the server still serves."""
+        return (await self.talk(request("/", close=True))).startswith(b"HTTP/1.1 200")
+
+
+@asynccontextmanager
+async def live(app, **config):
+    server = LiveServer()
+    config = ServerConfig(port=0, **config)
+    with trio.fail_after(HANG_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(server.run, app, config))
+            yield server
+            server.stop.set()
+
+
+def request(path, *, method="GET", headers=(), body=b"", close=False):
+    lines = [f"{method} {path} HTTP/1.1", "Host: shoal.test", *headers]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    if close:
+        lines.append("Connection: close")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def upgrade(*headers):
+    return request(
+        "/",
+        headers=(
+            "Connection: Upgrade",
+            "Upgrade: websocket",
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+            "Sec-WebSocket-Version: 13",
+            *headers,
+        ),
+    )
+
+
+async def read_all(client):
+    received = b""
+    try:
+        while data := await client.receive_some():
+            received += data
+    except trio.BrokenResourceError:
+        return received + b"<reset>"
+    return received
+
+
+async def read_until(client, mark):
+    received = b""
+    while mark not in received:
+        data = await client.receive_some()
+        assert data, f"closed after {received!r}"
+        received += data
+    return received
+
+
+class Http2Client:
+    """An HTTP/2 client that can be told to do wrong."""
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.connection = h2.connection.H2Connection(
+            h2.config.H2Configuration(
+                client_side=True,
+                validate_outbound_headers=False,
+                normalize_outbound_headers=False,
+                header_encoding=None,
+            )
+        )
+        self.connection.initiate_connection()
+
+    async def flush(self):
+        await self.stream.send_all(self.connection.data_to_send())
+
+    def ask(self, path=b"/", *, method=b"GET", end=True):
+        stream_id = self.connection.get_next_available_stream_id()
+        headers = [
+            (b":method", method),
+            (b":path", path),
+            (b":scheme", b"http"),
+            (b":authority", b"shoal.test"),
+        ]
+        self.connection.send_headers(stream_id, headers, end_stream=end)
+        return stream_id
+
+    async def wait_for(self, kind, stream_id=None):
+        """The next event of this kind; what came before it is dropped."""
+        while True:
+            data = await self.stream.receive_some()
+            assert data, f"closed before {kind.__name__}"
+            for event in self.connection.receive_data(data):
+                if isinstance(event, kind) and stream_id in {None, event.stream_id}:
+                    return event
+            await self.flush()

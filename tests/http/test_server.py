@@ -1,0 +1,256 @@
+"""The server's own promises: it serves, drains in order, and ends."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import trio
+from echo_app import EchoApp
+from live_server import HANG_S, live, read_all, read_until, request, upgrade
+from trio.testing import wait_all_tasks_blocked
+from wsproto.connection import Connection as WebSocket
+from wsproto.connection import ConnectionType
+from wsproto.events import CloseConnection, TextMessage
+
+from shoal.http.server import ServerConfig, serve
+from shoal.http.server_lifespan import LifespanFailed
+
+pytestmark = pytest.mark.trio
+
+
+async def test_a_request_is_answered_and_the_connection_kept():
+    async with live(EchoApp()) as server, await server.connect() as client:
+        for word in (b"once", b"again"):
+            await client.send_all(request("/", method="POST", body=word))
+            assert await read_until(client, word)
+
+
+async def test_a_chunked_body_arrives_whole():
+    chunked = request("/", method="POST", headers=["Transfer-Encoding: chunked"], close=True)
+    async with live(EchoApp()) as server:
+        answer = await server.talk(chunked + b"3\r\nabc\r\n3\r\ndef\r\n0\r\n\r\n")
+    assert answer.endswith(b"\r\n\r\nabcdef")
+
+
+async def test_shutdown_lets_a_request_finish_and_says_that_the_connection_ends():
+    app = EchoApp()
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(request("/hold"))
+        await app.entered.wait()
+        server.stop.set()
+        await wait_all_tasks_blocked()
+        app.release.set()
+        answer = await read_all(client)
+    assert answer.endswith(b"held")
+    assert b"connection: close" in answer.lower()
+    assert (server.drained.finished, server.drained.cut) == (1, 0)
+
+
+async def test_shutdown_refuses_new_connections():
+    app = EchoApp()
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(request("/hold"))
+        await app.entered.wait()
+        server.stop.set()
+        await wait_all_tasks_blocked()
+        with pytest.raises(OSError, match="all attempts to connect"):
+            await server.connect()
+        app.release.set()
+
+
+async def test_shutdown_closes_an_idle_connection_at_once():
+    async with live(EchoApp(), keep_alive_timeout_s=HANG_S * 2) as server:
+        client = await server.connect()
+        await client.send_all(request("/"))
+        await read_until(client, b"hello")
+        server.stop.set()
+        assert await read_all(client) == b""
+    assert (server.drained.finished, server.drained.cut) == (0, 0)
+
+
+async def test_shutdown_serves_whom_the_kernel_had_let_in():
+    async with live(EchoApp()) as server:
+        clients = [server.connect_now(request("/")) for _ in range(3)]
+        server.stop.set()
+    for client in clients:
+        with client:
+            assert client.recv(2**16).startswith(b"HTTP/1.1 200")
+    assert server.drained.finished == 3
+
+
+async def test_shutdown_serves_a_request_that_had_arrived_on_an_idle_connection():
+    async with live(EchoApp()) as server:
+        client = server.connect_now(request("/"))
+        assert await trio.to_thread.run_sync(client.recv, 2**16)
+        client.sendall(request("/"))
+        server.stop.set()
+    with client:
+        assert client.recv(2**16).startswith(b"HTTP/1.1 200")
+
+
+async def test_shutdown_cuts_off_what_does_not_finish_in_time():
+    app = EchoApp()
+    async with live(app, graceful_timeout_s=0.05) as server, await server.connect() as client:
+        await client.send_all(request("/forever"))
+        await app.entered.wait()
+        server.stop.set()
+        assert (await read_all(client)).endswith(b"<reset>")
+    assert (server.drained.finished, server.drained.cut) == (0, 1)
+    assert app.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
+
+
+async def test_the_lifespan_ends_after_the_last_request():
+    app = EchoApp()
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(request("/hold"))
+        await app.entered.wait()
+        server.stop.set()
+        await wait_all_tasks_blocked()
+        assert app.lifespan_events == ["lifespan.startup"]
+        app.release.set()
+    assert app.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
+
+
+async def test_a_websocket_is_told_that_the_server_restarts():
+    async with live(EchoApp()) as server, await server.connect() as client:
+        await client.send_all(upgrade())
+        await read_until(client, b"\r\n\r\n")
+        peer = WebSocket(ConnectionType.CLIENT)
+        await client.send_all(peer.send(TextMessage("ahoy")))
+        peer.receive_data(await client.receive_some())
+        assert [event.data for event in peer.events()] == ["ahoy"]
+        server.stop.set()
+        peer.receive_data(await client.receive_some())
+        (closing,) = peer.events()
+        assert isinstance(closing, CloseConnection)
+        assert closing.code == 1012
+        await client.send_all(peer.send(closing.response()))
+        assert await read_all(client) == b""
+    assert (server.drained.finished, server.drained.cut) == (1, 0)
+
+
+async def test_a_connection_beyond_the_limit_waits_for_a_place():
+    app = EchoApp()
+    async with live(app, max_connections=1) as server:
+        first, second = await server.connect(), await server.connect()
+        await first.send_all(request("/hold", close=True))
+        await second.send_all(request("/hold", close=True))
+        await app.entered.wait()
+        await wait_all_tasks_blocked(0.05)
+        assert app.running == 1
+        app.release.set()
+        for client in (first, second):
+            async with client:
+                assert (await read_until(client, b"held")).startswith(b"HTTP/1.1 200")
+
+
+async def test_reaching_the_limit_is_said_once(caplog):
+    async with live(EchoApp(), max_connections=1) as server:
+        for _ in range(3):
+            assert await server.answers()
+    assert [record.getMessage()[:21] for record in caplog.records] == ["all 1 places for conn"]
+
+
+async def test_what_the_lifespan_put_into_its_state_is_in_every_request():
+    async def app(scope, receive, send):
+        if scope["type"] == "lifespan":
+            scope["state"]["model"] = b"loaded"
+            await EchoApp().lifespan(scope, receive, send)
+        else:
+            await EchoApp().answer(send, 200, scope["state"]["model"])
+
+    async with live(app) as server:
+        assert (await server.talk(request("/", close=True))).endswith(b"loaded")
+
+
+async def test_an_application_without_a_lifespan_is_served():
+    async def app(scope, receive, send):
+        assert scope["type"] == "http"
+        await EchoApp().answer(send, 200, b"plain")
+
+    async with live(app) as server:
+        assert (await server.talk(request("/", close=True))).endswith(b"plain")
+    assert server.drained.failure is None
+
+
+async def never():
+    await trio.sleep_forever()
+
+
+@pytest.mark.parametrize("says_so", [False, True])
+async def test_an_application_that_does_not_start_is_not_served(says_so):
+    async def app(scope, receive, send):
+        await receive()
+        if says_so:
+            await send({"type": "lifespan.startup.failed", "message": "no luck"})
+        raise LookupError("no weights in the file")
+
+    with trio.fail_after(HANG_S), pytest.raises(LifespanFailed) as caught:
+        await serve(app, ServerConfig(port=0), shutdown=never)
+    assert str(caught.value) == "the application did not start: LookupError: no weights in the file"
+    assert "in app" in caught.value.details
+
+
+async def test_a_server_that_is_shut_down_while_it_starts_never_listens():
+    async def app(scope, receive, send):
+        await trio.sleep_forever()
+
+    with trio.fail_after(HANG_S):
+        drained = await serve(app, ServerConfig(port=0), shutdown=trio.lowlevel.checkpoint)
+    assert not drained.started
+
+
+async def test_a_lifespan_that_crashes_leaves_the_server_up(caplog):
+    crash = trio.Event()
+
+    async def app(scope, receive, send):
+        if scope["type"] != "lifespan":
+            await EchoApp()(scope, receive, send)
+            return
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await crash.wait()
+        raise LookupError("lost the model")
+
+    async with live(app) as server:
+        crash.set()
+        await wait_all_tasks_blocked()
+        assert await server.answers()
+    assert server.drained.failure.startswith("the application's lifespan ended early: LookupError")
+    assert len(caplog.records) == 1
+
+
+async def test_a_lifespan_that_does_not_end_is_given_up(monkeypatch):
+    monkeypatch.setattr("shoal.http.server.LIFESPAN_MARGIN_S", 0.05)
+
+    async def app(scope, receive, send):
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await trio.sleep_forever()
+
+    async with live(app, graceful_timeout_s=0.0) as server:
+        pass
+    assert server.drained.failure.startswith("the application did not shut down within")
+
+
+async def test_an_address_in_use_is_found_before_the_application_starts():
+    app = EchoApp()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = ServerConfig(port=taken.getsockname()[1])
+        with trio.fail_after(HANG_S), pytest.raises(OSError, match="in use"):
+            await serve(app, config, shutdown=never)
+    assert app.lifespan_events == []
+
+
+async def test_cancelling_the_server_does_not_wait_for_a_client_that_does_not_read():
+    app = EchoApp()
+    with trio.fail_after(HANG_S), trio.CancelScope() as scope:
+        async with live(app, send_timeout_s=HANG_S * 2) as server:
+            client = await server.connect()
+            await client.send_all(request("/flood"))
+            await app.entered.wait()
+            await wait_all_tasks_blocked(0.05)
+            scope.cancel()
+    await client.aclose()
+    assert app.running == 0

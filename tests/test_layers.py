@@ -1,0 +1,248 @@
+"""The floors of DESIGN: who may import whom, who knows an event loop, and how long a file may be.
+
+The rules are functions from sources to complaints, so that each is also run on a planted violation.
+"""
+
+from __future__ import annotations
+
+import ast
+import graphlib
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "shoal"
+LONGEST_FILE = 300
+
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "core": frozenset({"errors"}),
+    "batching": frozenset({"errors", "core"}),
+    "replicas": frozenset({"errors", "core"}),
+    "serving": frozenset({"errors", "core", "batching", "replicas"}),
+    "observe": frozenset({"errors", "core"}),
+    "http": frozenset({"errors", "core", "batching", "replicas", "serving", "observe"}),
+    "testing": frozenset({"errors", "core", "batching", "replicas", "serving", "http"}),
+    "cli": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
+    "__main__": frozenset({"cli"}),
+    "top": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
+}
+# Metrics read the frozen snapshots that a batcher hands out, and nothing else of the engine.
+ALSO_ALLOWED = {("observe", "shoal.batching.statistics")}
+
+EVENT_LOOPS = {"asyncio", "trio"}
+KNOW_AN_EVENT_LOOP = {
+    "shoal.batching.parking",  # the cell parks on either loop's own primitive
+    "shoal.cli",  # starts the process's loop
+    # The server, which runs Hypercorn's protocols on trio and nowhere else:
+    "shoal.http.connection",
+    "shoal.http.connection_limit",
+    "shoal.http.hardening",
+    "shoal.http.inbox",
+    "shoal.http.server",
+    "shoal.http.server_lifespan",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement's target, and where it stands."""
+
+    importer: str
+    target: str
+    line: int
+    late: bool
+
+
+def layer_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "top"
+
+
+def imports_of(module: str, source: str, modules: Mapping[str, str]) -> Iterator[Import]:
+    """Every import of a module, those for type checkers and those inside functions included."""
+    tree = ast.parse(source)
+    late = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            origin = node.module or ""
+            if node.level:
+                package = (
+                    module.split(".") if is_package(module, modules) else module.split(".")[:-1]
+                )
+                base = package[: len(package) - node.level + 1]
+                origin = ".".join([*base, *([origin] if origin else [])])
+            submodules = [f"{origin}.{alias.name}" for alias in node.names]
+            targets = [name if name in modules else origin for name in submodules]
+        else:
+            continue
+        for target in dict.fromkeys(targets):
+            yield Import(module, target, node.lineno, id(node) in late)
+
+
+def is_package(module: str, modules: Mapping[str, str]) -> bool:
+    return any(other.startswith(f"{module}.") for other in modules)
+
+
+def optional_roots() -> set[str]:
+    """Import names of what only an extra installs."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {
+        requirement.split(">=")[0].split("[")[0].replace("-", "_")
+        for requirement in project["optional-dependencies"]["serve"]
+    }
+
+
+def upward_imports(modules: Mapping[str, str]) -> list[str]:
+    complaints = []
+    for found in all_imports(modules):
+        if found.target.split(".")[0] != "shoal":
+            continue
+        source, target = layer_of(found.importer), layer_of(found.target)
+        if source not in MAY_IMPORT:
+            complaints.append(f"{found.importer}: no layer is called {source}")
+        elif source == target and source != "top":
+            continue
+        elif target not in MAY_IMPORT[source] and (source, found.target) not in ALSO_ALLOWED:
+            complaints.append(f"{found.importer}:{found.line} may not import {found.target}")
+    return complaints
+
+
+def circular_imports(modules: Mapping[str, str]) -> list[str]:
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for found in all_imports(modules):
+        if found.target in modules and found.target != found.importer:
+            graph[found.importer].add(found.target)
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [" imports ".join(reversed(error.args[1]))]
+    return []
+
+
+def event_loop_imports(modules: Mapping[str, str]) -> list[str]:
+    return [
+        f"{found.importer}:{found.line} may not import {found.target}"
+        for found in all_imports(modules)
+        if found.target.split(".")[0] in EVENT_LOOPS and found.importer not in KNOW_AN_EVENT_LOOP
+    ]
+
+
+def late_imports(modules: Mapping[str, str]) -> list[str]:
+    """An import inside a function is for what an extra installs, or for our layer that needs it."""
+    optional = optional_roots()
+    return [
+        f"{found.importer}:{found.line} imports {found.target} late"
+        for found in all_imports(modules)
+        if found.late
+        and found.target.split(".")[0] not in optional
+        and not (layer_of(found.importer) in {"top", "cli"} and layer_of(found.target) == "http")
+    ]
+
+
+def long_files(modules: Mapping[str, str]) -> list[str]:
+    return [
+        f"{module} has {lines} lines, {LONGEST_FILE} are allowed"
+        for module, source in modules.items()
+        if (lines := len(source.splitlines())) > LONGEST_FILE
+    ]
+
+
+def all_imports(modules: Mapping[str, str]) -> Iterator[Import]:
+    for module, source in modules.items():
+        yield from imports_of(module, source, modules)
+
+
+@pytest.fixture(scope="module")
+def shoal_modules() -> dict[str, str]:
+    modules = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ["shoal", *path.relative_to(PACKAGE).with_suffix("").parts]
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = path.read_text(encoding="utf-8")
+    assert {"shoal", "shoal.errors", "shoal.batching.parking"} <= modules.keys()
+    return modules
+
+
+RULES = [upward_imports, circular_imports, event_loop_imports, late_imports, long_files]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_package_keeps_the_rule(rule, shoal_modules):
+    complaints = rule(shoal_modules)
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize(
+    ("rule", "planted"),
+    [
+        (upward_imports, {"shoal.core.line": "import shoal.batching.cell"}),
+        (upward_imports, {"shoal.core.line": "import shoal"}),
+        (upward_imports, {"shoal.errors": "from shoal.core import line", "shoal.core.line": ""}),
+        (upward_imports, {"shoal.core.line": "from ..batching import x", "shoal.batching": ""}),
+        (upward_imports, {"shoal.core": "from ..batching import x", "shoal.core.line": ""}),
+        (upward_imports, {"shoal.core.line": "def f():\n    from shoal.http import asgi"}),
+        (upward_imports, {"shoal.batching.run": "from shoal.replicas.task import TaskReplica"}),
+        (upward_imports, {"shoal.replicas.task": "from shoal.batching.run import run"}),
+        (upward_imports, {"shoal.observe.metrics": "from shoal.batching.batcher import Batcher"}),
+        (upward_imports, {"shoal.http.asgi": "import shoal.cli"}),
+        (upward_imports, {"shoal.http.asgi": "if TYPE_CHECKING:\n    from shoal import App"}),
+        (upward_imports, {"shoal.utils": "import shoal.errors"}),
+        (
+            circular_imports,
+            {"shoal.core.a": "import shoal.core.b", "shoal.core.b": "from .a import x"},
+        ),
+        (
+            circular_imports,
+            {
+                "shoal.core.a": "from shoal.core import b",
+                "shoal.core.b": "from shoal.core import c",
+                "shoal.core.c": "from shoal.core.a import x",
+            },
+        ),
+        (event_loop_imports, {"shoal.batching.batcher": "import trio"}),
+        (event_loop_imports, {"shoal.batching.batcher": "from trio.lowlevel import checkpoint"}),
+        (event_loop_imports, {"shoal.http.asgi": "def f():\n    import asyncio.events"}),
+        (late_imports, {"shoal.batching.run": "def f():\n    import json"}),
+        (late_imports, {"shoal.batching.run": "async def f():\n    from shoal.core import line"}),
+        (
+            late_imports,
+            {"shoal.core.line": "class A:\n    def f(self):\n        import shoal.http"},
+        ),
+        (long_files, {"shoal.core.line": "x = 1\n" * 301}),
+    ],
+)
+def test_a_planted_violation_is_seen(rule, planted):
+    assert len(rule(planted)) == 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "allowed"),
+    [
+        (upward_imports, {"shoal.batching.run": "from shoal.core.line import Line"}),
+        (upward_imports, {"shoal.observe.metrics": "import shoal.batching.statistics"}),
+        (upward_imports, {"shoal": "from shoal.batching.run import run"}),
+        (circular_imports, {"shoal.core.a": "import shoal.core.b", "shoal.core.b": "import json"}),
+        (event_loop_imports, {"shoal.batching.parking": "import asyncio, trio"}),
+        (event_loop_imports, {"shoal.http.server": "import hypercorn.trio"}),
+        (late_imports, {"shoal.http.payload": "def f():\n    import orjson"}),
+        (late_imports, {"shoal": "def __getattr__(name):\n    from shoal.http.app import App"}),
+        (long_files, {"shoal.core.line": "x = 1\n" * 300}),
+    ],
+)
+def test_what_the_rules_allow(rule, allowed):
+    assert rule(allowed) == []
