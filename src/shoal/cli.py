@@ -10,9 +10,7 @@ handler interrupts.
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.metadata
-import inspect
 import logging
 import os
 import queue
@@ -21,9 +19,12 @@ import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
+
+from shoal.http.containment import contained
+from shoal.http.loading import NotAnApplication, load_application
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,7 +163,13 @@ def _serve(arguments: argparse.Namespace) -> int:
         raise _Mistake(
             f"serving needs {error.name}, which is not here: pip install 'shoal[serve]'", 1
         ) from None
-    app = _load(arguments.application)
+    try:
+        app = load_application(arguments.application)
+    except NotAnApplication as error:
+        raise _Mistake(str(error)) from None
+    except Exception as error:
+        traceback.print_exception(error)
+        raise _Mistake(f"importing {arguments.application} failed, see above", 1) from None
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -174,50 +181,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         max_connections=arguments.max_connections,
     )
     return trio.run(_run, app, config, arguments.application)
-
-
-def _load(spec: str) -> Any:
-    module_name, colon, attribute = spec.partition(":")
-    names = [*module_name.split("."), *attribute.split(".")]
-    if not colon or not all(name.isidentifier() for name in names):
-        raise _Mistake(f"{spec!r} is not MODULE:ATTRIBUTE; write it like my_module:app")
-    # As for `python -m`: what lies in the current directory can be imported.
-    sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            return _failed_to_import(module_name)
-        raise _Mistake(f"no module {error.name!r} in {os.getcwd()} or installed") from None
-    except Exception:
-        return _failed_to_import(module_name)
-    for name in attribute.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            raise _Mistake(f"{module_name} has no attribute {attribute!r}") from None
-    if (flaw := _not_asgi(found)) is not None:
-        raise _Mistake(f"{spec} is not an ASGI application: {flaw}")
-    return found
-
-
-def _failed_to_import(module_name: str) -> NoReturn:
-    traceback.print_exc()
-    raise _Mistake(f"importing {module_name} failed, see above", 1)
-
-
-def _not_asgi(app: object) -> str | None:
-    if inspect.isclass(app):
-        return f"it is the class {app.__qualname__}; an instance of it is wanted"
-    if not callable(app):
-        return f"a {type(app).__qualname__} can't be called"
-    try:
-        inspect.signature(app).bind(None, None, None)
-    except TypeError:
-        return "it does not take (scope, receive, send)"
-    except ValueError:
-        pass  # a callable that does not tell its signature: the server will find out
-    return None
 
 
 class _Signals:
@@ -259,7 +222,6 @@ class _Signals:
 
 
 async def _run(app: Any, config: ServerConfig, spec: str) -> int:
-    from shoal.http.connection import contained
     from shoal.http.server import serve
     from shoal.http.server_lifespan import LifespanFailed
 

@@ -8,8 +8,9 @@ Ways to end, none of which leaves a caller waiting:
 *cancellation* from outside
     Everything fails with `BatcherClosed` at once.
 *breaking*
-    A slot dies of anything but cancellation (a bug of ours, a `KeyboardInterrupt`): everything fails
-    with `BatcherClosed` whose cause says why, and the error goes on to whoever ran the batcher.
+    A slot dies of anything but cancellation (a bug of ours, a `KeyboardInterrupt`): everything
+    fails with `BatcherClosed` whose cause says why, and the error goes on to whoever ran the
+    batcher.
 
 The constructor starts nothing: whoever owns the batcher gives it a nursery to run in, or opens it
 with ``async with``. Then its tasks are shielded until the block is left, so that callers that clean
@@ -27,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, overload
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskStatus
 
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.handlers import Handler
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from inspect import Signature
     from types import TracebackType
     from typing import Unpack
+
+    from anyio.abc import TaskStatus
 
     from shoal.batching.kinds import Answer, Steps
     from shoal.batching.run import Run
@@ -231,7 +233,8 @@ class Batcher(Generic[C_co]):
         self._options = self._options.changed(changes)
         self._warn_of_small_line()
         if self._live is not None:
-            self._live.intake.former.reform(self._options)
+            self._live.slots.run = self._new_run(self._live.parking)
+            self._live.intake.configure(self._options)
             self._live.slots.resize()
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
@@ -306,18 +309,15 @@ class Batcher(Generic[C_co]):
 
     def _open(self) -> _Live:
         parking = Parking.of_this_loop()
-        intake = Intake(
-            self.name, self._handler.binding, self._options, parking, self._counters
-        )
-        run = StreamRun if self._handler.streams else UnaryRun
-
-        def new_run() -> Run:
-            return run(self.name, self._handler, self._options, parking, self._counters)
-
+        intake = Intake(self.name, self._handler.binding, self._options, parking, self._counters)
         self._state = "open"
         self._warn_of_small_line()
-        slots = Slots(intake, parking, self._counters, new_run, self._slot_died)
-        return _Live(get_ident(), intake, slots)
+        slots = Slots(intake, parking, self._counters, self._new_run(parking), self._slot_died)
+        return _Live(get_ident(), parking, intake, slots)
+
+    def _new_run(self, parking: Parking) -> Run:
+        run = StreamRun if self._handler.streams else UnaryRun
+        return run(self.name, self._handler, self._options, parking, self._counters)
 
     def _slot_died(self, error: BaseException) -> None:
         """Fails everybody, at once, with what killed the slot; cancellation has its own way."""
@@ -363,6 +363,7 @@ class _Live:
     """What exists only while a batcher is open: it belongs to one event loop."""
 
     thread: int
+    parking: Parking
     intake: Intake
     slots: Slots
     counts_before: tuple[int, int, int] | None = None
@@ -374,5 +375,6 @@ def is_cancellation(error: BaseException) -> bool:
     """Says whether an error is nothing but the event loop's cancellation."""
     cancelled = anyio.get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
-        return error.split(cancelled)[1] is None
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.split(cancelled)[1] is None
     return isinstance(error, cancelled)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -14,7 +13,7 @@ from shoal.batching.decorator import open_batchers
 from shoal.batching.threads import ThreadStream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Callable, Coroutine, Generator
     from contextlib import AbstractContextManager
 
     from anyio.from_thread import BlockingPortal
@@ -55,19 +54,22 @@ def blocking(function: Any, /, *, backend: str = "trio") -> AbstractContextManag
 
 
 @contextmanager
-def _blocking(function: Any, backend: str) -> Iterator[Callable[..., Any]]:
+def _blocking(function: Any, backend: str) -> Generator[Callable[..., Any]]:
     with (
         start_blocking_portal(backend) as portal,
         portal.wrap_async_context_manager(open_batchers(function)),
     ):
         run = partial(_run, portal)
-        if isinstance(function, StreamCall):
-            yield lambda *args, **kwargs: ThreadStream(partial(function, *args, **kwargs), run)
-        else:
-            yield lambda *args, **kwargs: run(partial(function, *args, **kwargs))
+        streams = isinstance(function, StreamCall)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = partial(function, *args, **kwargs)
+            return ThreadStream[Any](bound, run) if streams else run(bound)
+
+        yield call
 
 
-def _run(portal: BlockingPortal, function: Callable[[], Awaitable[T]]) -> T:
+def _run(portal: BlockingPortal, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
     future = portal.start_task_soon(function)
     try:
         return future.result()

@@ -1,7 +1,7 @@
 """What callers hold: an object that is called with one item.
 
-`UnaryCall` is awaited for one result, `StreamCall` gives a stream of them. Both find the open batcher
-anew at each call, since a decorated function outlives the batchers that serve it.
+`UnaryCall` is awaited for one result, `StreamCall` gives a stream of them. Both find the open
+batcher anew at each call, since a decorated function outlives the batchers that serve it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,8 @@ class StreamCall(Generic[P, R]):
         """Makes one call from a worker thread of the event loop.
 
         Returns:
-            The stream for plain code: ``with call.from_thread(item) as stream: for x in stream: ...``
+            The stream for plain code: ``with call.from_thread(item) as stream: for x in stream:
+            ...``
         """
         return ThreadStream(partial(self, *args, **kwargs), run_in_loop)
 

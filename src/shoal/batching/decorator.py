@@ -1,22 +1,23 @@
-"""`shoal.batch`: a handler of a list as a function of one item, and `open_batchers`, which serves it."""
+"""`shoal.batch` makes a handler of a list a function of one item; `open_batchers` serves it."""
 
 from __future__ import annotations
 
-import functools
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial, update_wrapper
+from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.opening import Opening
-from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from contextlib import AbstractAsyncContextManager
     from typing import Unpack
 
     from shoal.batching.batcher import Batcher
+    from shoal.batching.intake import Intake
     from shoal.batching.kinds import Answer, Steps
     from shoal.batching.stream import ResultStream
     from shoal.core.options import OptionKeywords
@@ -37,8 +38,10 @@ class Decorated:
     def __init__(self, opening: Opening, receiver: object) -> None:
         self._opening = opening
         self._receiver = receiver
+        # The lines of the batchers that were opened through this object, by thread.
+        self._here: dict[int, Intake] = {}
         if receiver is None:
-            functools.update_wrapper(self, opening.handler.function)
+            update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
             self.__signature__ = opening.handler.binding.signature
 
     @property
@@ -68,7 +71,7 @@ class Decorated:
 
     def opened(self) -> AbstractAsyncContextManager[None]:
         """Returns the context manager that keeps a batcher open for this function."""
-        return self._opening.opened(self._receiver, self)
+        return self._opening.opened(self._receiver, cast("Callable[..., Any]", self), self._here)
 
     def bound(self, receiver: object) -> Any:
         """Returns this method for one receiver."""
@@ -79,10 +82,25 @@ class Decorated:
         # While it is open there is one object for it, so that a call of a method makes none.
         return type(self)(opening, receiver) if found is None else found.face
 
-    def _is_unbound_call(self, args: tuple[Any, ...]) -> bool:
-        """Whether this is ``Class.method(instance, item)``, with the instance's batcher open."""
+    def _elsewhere(self, args: tuple[Any, ...]) -> Callable[..., Any]:
+        """Returns what to call where this object itself was not opened, but another form of it was.
+
+        That is another object for the same bound method, or ``Class.method(instance, item)``.
+
+        Raises:
+            NotOpen: Nothing was opened for this call.
+        """
         opening = self._opening
-        return self._receiver is None and bool(args) and opening.key(args[0]) in opening.table
+        if self._receiver is not None:
+            return opening.found(self._receiver).face
+        if args and opening.key(args[0]) in opening.table:
+            face = opening.found(args[0]).face
+
+            def call_method(_receiver: object, *args: Any, **kwargs: Any) -> Any:
+                return face(*args, **kwargs)
+
+            return call_method
+        raise opening.not_open(self._receiver)
 
     def __repr__(self) -> str:
         return f"<batched {self._opening.handler.name}>"
@@ -95,18 +113,17 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     """
 
     def __init__(self, opening: Opening, receiver: object = None) -> None:
-        UnaryCall.__init__(self, opening.finder(receiver))
+        UnaryCall.__init__(self, lambda: opening.found(receiver).intake)
         Decorated.__init__(self, opening, receiver)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Makes one call; await what it returns."""
-        try:
-            intake = self._find()
-        except NotOpen:
-            if self._is_unbound_call(args):
-                return self.bound(args[0])(*args[1:], **kwargs)  # type: ignore[no-any-return]
-            raise
-        return intake.begin(args, kwargs, self._extras)
+        intake = self._here.get(get_ident())
+        if intake is None:
+            return self._elsewhere(args)(*args, **kwargs)  # type: ignore[no-any-return]
+        if len(args) == 1 and not kwargs and intake.takes_bare_items:
+            return intake.call(args[0], None)  # the usual call, straight to the line
+        return intake.begin(args, kwargs, None)
 
     def __get__(self, instance: object, owner: type | None = None) -> BatchedFunction[P, R]:
         return self.bound(owner if self._opening.is_class_method else instance)  # type: ignore[no-any-return]
@@ -119,18 +136,15 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
     """
 
     def __init__(self, opening: Opening, receiver: object = None) -> None:
-        StreamCall.__init__(self, opening.finder(receiver))
+        StreamCall.__init__(self, lambda: opening.found(receiver).intake)
         Decorated.__init__(self, opening, receiver)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
         """Prepares one call; it is made when the stream is entered."""
-        try:
-            intake = self._find()
-        except NotOpen:
-            if self._is_unbound_call(args):
-                return self.bound(args[0])(*args[1:], **kwargs)  # type: ignore[no-any-return]
-            raise
-        return intake.begin_stream(args, kwargs, self._extras)
+        intake = self._here.get(get_ident())
+        if intake is None:
+            return self._elsewhere(args)(*args, **kwargs)  # type: ignore[no-any-return]
+        return intake.begin_stream(args, kwargs, None)
 
     def __get__(self, instance: object, owner: type | None = None) -> BatchedGenerator[P, R]:
         return self.bound(owner if self._opening.is_class_method else instance)  # type: ignore[no-any-return]
@@ -216,17 +230,21 @@ def batch(
         ValueError: An option is out of its range.
     """
     if handler is None:
-        return lambda handler: _decorated(handler, signature, options)
+        return partial(_decorated, signature=signature, options=options)
     return _decorated(handler, signature, options)
 
 
-def _decorated(handler: Any, signature: Callable[..., Any] | None, options: dict[str, Any]) -> Any:
+def _decorated(
+    handler: Any, /, signature: Callable[..., Any] | None, options: dict[str, Any]
+) -> Decorated:
     opening = Opening(handler, signature, options)
-    return (BatchedGenerator if opening.handler.streams else BatchedFunction)(opening)
+    if opening.handler.streams:
+        return BatchedGenerator[..., Any](opening)
+    return BatchedFunction[..., Any](opening)
 
 
 @asynccontextmanager
-async def open_batchers(*functions: Any) -> AsyncIterator[None]:
+async def open_batchers(*functions: Any) -> AsyncGenerator[None]:
     """Opens the batchers of decorated functions and methods for this event loop.
 
     They close in reverse order, so a function that others call in their handlers comes first.
@@ -252,9 +270,9 @@ def _as_decorated(function: Any) -> Decorated:
     if isinstance(function, MethodType) and isinstance(function.__func__, Decorated):
         # What @classmethod above @shoal.batch gives from Python 3.13 on.
         function = function.__func__.bound(function.__self__)
-    if not isinstance(function, Decorated):
-        raise TypeError(
-            f"open_batchers() takes functions decorated with @shoal.batch, not {function!r}; "
-            "a handler that is not decorated is opened with: async with shoal.Batcher(handler) as call:"
-        )
-    return function
+    if isinstance(function, Decorated):
+        return function
+    raise TypeError(
+        f"open_batchers() takes functions decorated with @shoal.batch, not {function!r}; "
+        "a handler that is not decorated is opened with: async with shoal.Batcher(handler) as call:"
+    )

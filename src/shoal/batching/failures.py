@@ -8,6 +8,7 @@ another's log. So each gets an object of its own, of the same type, with the ori
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,9 @@ def own_copy(error: BaseException) -> BaseException:
         An exception of the same type, arguments and attributes, with `error` as its cause; or a
         `HandlerFailed` with `error` as its cause where the type does not let itself be copied.
     """
-    try:
+    twin = error
+    with suppress(Exception):  # whatever a foreign class does when it is copied
         twin = _copied(error)
-    except Exception:  # noqa: BLE001 - whatever a foreign class does when it is copied
-        twin = None
     if type(twin) is not type(error) or twin is error:
         twin = HandlerFailed(f"the handler raised {type(error).__name__}: {error}")
     twin.__cause__ = error
@@ -41,7 +41,8 @@ def own_copy(error: BaseException) -> BaseException:
 def _copied(error: BaseException) -> BaseException:
     cls = type(error)
     if not isinstance(cls.__init__, FunctionType):
-        # A builtin, or a plain subclass of one: its fields are set by calling it with its arguments.
+        # A builtin, or a plain subclass of one: its fields are set by calling it with its
+        # arguments.
         twin: BaseException = copy.copy(error)
     else:
         # Calling a constructor of the user's again could do anything, so it is gone round.

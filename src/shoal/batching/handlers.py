@@ -90,11 +90,13 @@ class Handler:
 
     async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
         run = copy_context().run  # one context for all steps, as a generator in one thread has
+
+        def next_step() -> Any:
+            return run(next, generator, _DONE)
+
         try:
             while True:
-                step = await anyio.to_thread.run_sync(
-                    run, next, generator, _DONE, limiter=self._threads
-                )
+                step = await anyio.to_thread.run_sync(next_step, limiter=self._threads)
                 if step is _DONE:
                     return
                 yield step

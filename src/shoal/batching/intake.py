@@ -1,8 +1,9 @@
 """How a call enters the line, waits, and leaves: the callers' half of a batcher.
 
-This is the memory channel between callers and slots. Its buffer is the line itself, so that a caller
-that leaves takes its request out of the buffer at once, which no general channel allows; its receiving
-end is the doorbell of the slot that waits. What a caller gets back comes over its request's own cell.
+This is the memory channel between callers and slots. Its buffer is the line itself, so that a
+caller that leaves takes its request out of the buffer at once, which no general channel allows; its
+receiving end is the doorbell of the slot that waits. What a caller gets back comes over its
+request's own cell.
 
 `call` is the hot path. It is one coroutine, does nothing twice, and allocates the request, its cell
 and a copy of the caller's context, and no more.
@@ -65,7 +66,15 @@ class Intake:
         self._now = parking.now
         self._new_cell = parking.new_cell
         self._closed = False
+        # Whether a call of one positional argument needs neither binding nor a deadline.
+        self.takes_bare_items = False
+        self.configure(options)
         self._failure: BaseException | None = None
+
+    def configure(self, options: BatchOptions) -> None:
+        """Takes in new options, for the calls that are made from now on."""
+        self.former.reform(options)
+        self.takes_bare_items = self._binding.single and options.request_timeout_s is None
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], extras: Extras | None
@@ -75,13 +84,13 @@ class Intake:
         Raises:
             TypeError: The arguments don't fit the handler's parameters.
         """
-        binding = self._binding
-        single = binding.single and len(args) == 1 and not kwargs
-        item = args[0] if single else binding.item(args, kwargs)
+        item = self._binding.item(args, kwargs)
         if extras is None and self.former.options.request_timeout_s is None:
             return self.call(item, None)
         options = self._call_options(extras)
-        return self.call(item, options) if options.deadline is None else self.call_until(item, options)
+        return (
+            self.call(item, options) if options.deadline is None else self.call_until(item, options)
+        )
 
     def begin_map(
         self, columns: tuple[Iterable[Any], ...], extras: Extras | None, *, return_exceptions: bool
@@ -136,9 +145,12 @@ class Intake:
         request.context = copy_context()
         request.options = options
         request.error = request.batch = None
-        if former.live < former.room:
+        live = former.live
+        if live < former.room:  # Former.arrive, without the call
             request.state = QUEUED
-            if former.arrive(request):
+            former.queue.append(request)
+            former.live = live = live + 1
+            if live == former.wake_at:
                 self.ring()
         else:
             self._overflow(request)
@@ -150,18 +162,21 @@ class Intake:
         if request.error is not None:
             try:
                 raise request.error
-            finally:  # the error's traceback holds this frame, so the frame must let go of the error
-                request.error = request.batch = None
+            finally:
+                # The error's traceback holds this frame, so the frame lets go of the error.
+                request.error = None
         return request.value
 
     async def call_until(self, item: Any, options: CallOptions) -> Any:
         """Like `call`, but fails with `DeadlineExceeded` at the deadline in `options`."""
         assert options.deadline is not None
+        result = None
         with anyio.CancelScope(deadline=options.deadline) as scope:
-            return await self.call(item, options)
-        assert scope.cancelled_caught
-        self.count_as_expired(1)
-        raise DeadlineExceeded(f"{self.name} did not answer by the call's deadline")
+            result = await self.call(item, options)
+        if scope.cancelled_caught:
+            self.count_as_expired(1)
+            raise DeadlineExceeded(f"{self.name} did not answer by the call's deadline")
+        return result
 
     async def map(
         self, items: list[Any], options: CallOptions | None, *, return_exceptions: bool
@@ -320,14 +335,14 @@ class Intake:
             request.context = context
             request.options = options
             request.error = request.batch = None
+            request.state = QUEUED
             requests.append(request)
-            if former.live < former.room:
-                request.state = QUEUED
-                if former.arrive(request):
-                    self.ring()
-            else:
-                request.state = PARKED
-                former.park(request)
+        room = int(min(len(requests), max(0, former.room - former.live)))
+        if former.arrive_all(requests[:room]):
+            self.ring()
+        for request in requests[room:]:
+            request.state = PARKED
+            former.park(request)
         return requests
 
     def _expire_group(self, requests: list[Request]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Iterator
+
     from shoal.batching.stream import Mark
 
 R = TypeVar("R")
@@ -23,7 +24,7 @@ class Results(Protocol[R_co]):
 Answer: TypeAlias = "Awaitable[Results[R]] | Results[R]"
 """What a unary handler gives back when it is called."""
 
-Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration] | type[StopAsyncIteration]"
+Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration | StopAsyncIteration]"
 """What a slot holds whose stream is over."""
 
 Slot: TypeAlias = "R | Ended | Literal[Mark.SKIP]"

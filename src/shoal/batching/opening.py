@@ -2,9 +2,9 @@
 
 A decorated function is a constant of the program; its batcher belongs to one event loop, and to one
 instance where the handler is a method. So there is a table of what is open now, by thread (an event
-loop has a thread to itself) and receiver; opening adds to it and takes out again. Keeping the batcher
-in a context variable would look tidier, but tasks that a server starts from elsewhere would not see
-it.
+loop has a thread to itself) and receiver; opening adds to it and takes out again. Keeping the
+batcher in a context variable would look tidier, but tasks that a server starts from elsewhere would
+not see it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.core.options import BatchOptions
 from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
 
     from shoal.batching.intake import Intake
 
@@ -30,7 +30,7 @@ class Open(NamedTuple):
 
     batcher: Batcher[Any]
     intake: Intake
-    face: object
+    face: Callable[..., Any]
 
 
 class Opening:
@@ -71,27 +71,20 @@ class Opening:
         """
         found = self.table.get(self.key(receiver))
         if found is None:
-            raise self._not_open(receiver)
+            raise self.not_open(receiver)
         return found
 
-    def finder(self, receiver: object) -> Callable[[], Intake]:
-        """Makes the function that finds the line for calls on a receiver."""
-        if receiver is not None:
-            return lambda: self.found(receiver).intake
-        table = self.table
-
-        # Asked for each call of a plain function, so it is one look-up and no more.
-        def find() -> Intake:
-            found = table.get(get_ident())
-            if found is None:
-                raise self._not_open(receiver)
-            return found.intake
-
-        return find
-
     @asynccontextmanager
-    async def opened(self, receiver: object, face: object) -> AsyncIterator[None]:
-        """Keeps a batcher open for this thread and a receiver."""
+    async def opened(
+        self, receiver: object, face: Callable[..., Any], lines: dict[int, Intake]
+    ) -> AsyncGenerator[None]:
+        """Keeps a batcher open for this thread and a receiver.
+
+        Args:
+            receiver: The instance or class that a method is batched for; None for a function.
+            face: What callers call.
+            lines: Where `face` looks up the line, by thread.
+        """
         key = self.key(receiver)
         if key in self.table:
             raise RuntimeError(f"{self.handler.name} is open in this event loop already")
@@ -104,12 +97,16 @@ class Opening:
         )
         try:
             async with batcher:
-                self.table[key] = Open(batcher, batcher.find(), face)
+                intake = batcher.find()
+                self.table[key] = Open(batcher, intake, face)
+                lines[get_ident()] = intake
                 yield
         finally:
             self.table.pop(key, None)
+            lines.pop(get_ident(), None)
 
-    def _not_open(self, receiver: object) -> NotOpen:
+    def not_open(self, receiver: object) -> NotOpen:
+        """Makes the error of a call that finds no batcher."""
         name = self.handler.name.rsplit(".", 1)[-1]
         if receiver is not None:
             name = f"instance.{name}"

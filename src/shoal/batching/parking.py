@@ -10,25 +10,32 @@ carries no value; the result is on the request by the time the cell is woken. On
 the future itself, since any wrapper in Python costs more than the future does.
 
 A cancelled wait is told to nobody by the loop. The caller's own ``except`` does that at its next
-turn, and whoever takes requests before that turn asks `Parking.departed`. On trio the abort function
-forgets the task: a task that is rescheduled twice, by a wake after a cancellation in the same tick,
-takes the whole run down.
+turn, and whoever takes requests before that turn asks `Parking.departed`. On trio the abort
+function forgets the task: a task that is rescheduled twice, by a wake after a cancellation in the
+same tick, takes the whole run down.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from asyncio import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+import anyio
 import anyio.lowlevel
 import trio
+from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterable
 
     from shoal.core.request import Request
+
+
+Scope: TypeAlias = "anyio.CancelScope | trio.CancelScope"
+"""A cancel scope of either making; they have the same face."""
 
 
 class SharedCell(Protocol):
@@ -49,10 +56,12 @@ class Parking(ABC):
     Attributes:
         now: The event loop's clock: a function that returns the time in seconds.
         new_cell: Makes a cell for the task that calls it.
+        new_scope: Makes a cancel scope; the loop's own where anyio's would only wrap it.
     """
 
     now: Callable[[], float]
     new_cell: Callable[[], Awaitable[Any]]
+    new_scope: Callable[[], Scope]
 
     @staticmethod
     def of_this_loop() -> Parking:
@@ -89,7 +98,8 @@ class Parking(ABC):
 class TrioCell:
     """A parked trio task.
 
-    Invariant: `task` is None once the task has been rescheduled, by us or by its cancellation.
+    Invariant: once it is awaited, `task` is None from when the task has been rescheduled, by us or
+    by its cancellation.
     """
 
     __slots__ = ("task",)
@@ -97,7 +107,8 @@ class TrioCell:
     task: trio.lowlevel.Task | None
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return trio.lowlevel.wait_task_rescheduled(self._abort).__await__()
+        self.task = current_task()
+        return wait_task_rescheduled(self._abort).__await__()
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self.task = None
@@ -109,19 +120,19 @@ class TrioParking(Parking):
 
     def __init__(self) -> None:
         self.now = trio.lowlevel.current_clock().current_time
-        self.new_cell = _new_trio_cell
+        self.new_cell = TrioCell
+        self.new_scope = trio.CancelScope
 
     def wake(self, cell: Any) -> None:
         task = cell.task
         if task is not None:
             cell.task = None
-            trio.lowlevel.reschedule(task)
+            reschedule(task)
 
     def is_spent(self, cell: Any) -> bool:
         return cell.task is None
 
     def wake_all(self, requests: Iterable[Request]) -> None:
-        reschedule = trio.lowlevel.reschedule
         for request in requests:
             cell = request.cell
             if type(cell) is not TrioCell:
@@ -134,11 +145,7 @@ class TrioParking(Parking):
         return [
             request
             for request in requests
-            if (
-                cell.task is None
-                if type(cell := request.cell) is TrioCell
-                else cell.departed()
-            )
+            if (cell.task is None if type(cell := request.cell) is TrioCell else cell.departed())
         ]
 
     async def one_pass(self) -> None:
@@ -147,19 +154,14 @@ class TrioParking(Parking):
         await trio.lowlevel.checkpoint()
 
 
-def _new_trio_cell() -> TrioCell:
-    cell = TrioCell()
-    cell.task = trio.lowlevel.current_task()
-    return cell
-
-
 class AsyncioParking(Parking):
     """Waits on asyncio, and on the loops that stand in for its own."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.now = loop.time
-        self.new_cell = partial(asyncio.Future[Any], loop=loop)
+        self.new_cell = partial(Future, loop=loop)
+        self.new_scope = anyio.CancelScope
 
     def wake(self, cell: Any) -> None:
         if not cell.done():
@@ -170,8 +172,8 @@ class AsyncioParking(Parking):
 
     def wake_all(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            cell = request.cell
-            if type(cell) is not asyncio.Future:
+            cell: Any = request.cell
+            if type(cell) is not Future:
                 cell.wake()
             elif not cell.done():
                 cell.set_result(None)
@@ -180,11 +182,7 @@ class AsyncioParking(Parking):
         return [
             request
             for request in requests
-            if (
-                cell.done()
-                if type(cell := request.cell) is asyncio.Future
-                else cell.departed()
-            )
+            if (cell.done() if type(cell := request.cell) is Future else cell.departed())
         ]
 
     async def one_pass(self) -> None:

@@ -1,15 +1,16 @@
 """One run of a handler on one batch: what is common to unary and streamed results.
 
 A run answers every request of its batch that is still waited for, and returns; it raises only what
-must not be swallowed (cancellation from outside, `KeyboardInterrupt`, `SystemExit`). The handler runs
-in a cancel scope of its own, which is cancelled when its callers have all left and when its time is
-up. Where the handler is in a thread neither can interrupt it: then the callers are told in time by a
-task beside it, and the run, and with it the slot, ends when the thread does.
+must not be swallowed: cancellation, `KeyboardInterrupt`, `SystemExit`. The handler runs in its
+slot's cancel scope, which is cancelled when the callers have all left and when the handler's time
+is up. Where the handler is in a thread neither can interrupt it: then the callers are told in time
+by a task beside it, and the run, and with it the slot, ends when the thread does.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -22,10 +23,10 @@ from shoal.core.request import State
 from shoal.errors import HandlerTimeout, WrongResultType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from shoal.batching.handlers import Handler
-    from shoal.batching.parking import Parking
+    from shoal.batching.parking import Parking, Scope
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.options import BatchOptions
@@ -54,48 +55,66 @@ class Run(ABC):
     parking: Parking
     counters: Counters
 
-    async def run(self, batch: Batch) -> None:
+    async def run(self, batch: Batch, scope: Scope) -> None:
         """Runs the handler on a batch, and ends each of its requests.
 
-        Cancellation: from outside, it goes on to the handler and is raised again; the requests that
-        it leaves unended are the caller's to end.
-        """
-        timeout_s = self.options.handler_timeout_s
-        if timeout_s is None or not self.handler.threaded:
-            await self._run(batch)
-            return
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._expire_after, batch, timeout_s)
-            await self._run(batch)
-            tasks.cancel_scope.cancel()
+        Args:
+            batch: What to run.
+            scope: The slot's cancel scope, which interrupts the handler; the run is in it.
 
-    async def _run(self, batch: Batch) -> None:
-        failure: Exception | None = None
-        scope = anyio.CancelScope()
-        if self.options.handler_timeout_s is not None:
-            scope.deadline = anyio.current_time() + self.options.handler_timeout_s
-        batch.on_abandoned = scope.cancel if self.options.cancel_abandoned else None
+        Cancellation: goes on to the handler and is raised again. If it was `scope` that was
+        cancelled, no request is left unended; else those that are left are the caller's to end.
+        """
+        if self.options.cancel_abandoned:
+            batch.on_abandoned = scope.cancel
         token = running_batch.set(batch)
         try:
-            with scope:
-                try:
-                    await self._attempt(batch)
-                except Exception as error:  # noqa: BLE001 - it goes to the callers
-                    failure = error
+            await self._run_requests(batch, batch.requests, scope)
         finally:
             batch.on_abandoned = None
             running_batch.reset(token)
+            if batch.active and scope.cancel_called:
+                self._fail_all(batch.requests, self._timed_out)
+
+    async def _run_requests(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
+        """Runs the handler on some or all requests of a batch, and ends each of them."""
+        try:
+            if self.options.handler_timeout_s is None:
+                await self._attempt(batch, requests)
+            else:
+                await self._attempt_in_time(batch, requests, scope, self.options.handler_timeout_s)
+        except Exception as failure:
+            await self._failed(batch, requests, scope, failure)
+
+    async def _attempt_in_time(
+        self, batch: Batch, requests: Sequence[Request], scope: Scope, timeout_s: float
+    ) -> None:
+        if not self.handler.threaded:
+            scope.deadline = self.parking.now() + timeout_s
+            try:
+                await self._attempt(batch, requests)
+            finally:
+                scope.deadline = math.inf
+            return
+        failure: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._expire_after, batch, scope, timeout_s)
+            try:
+                await self._attempt(batch, requests)
+            except Exception as error:
+                failure = error
+            tasks.cancel_scope.cancel()
         if failure is not None:
-            await self._failed(batch, failure)
-        elif scope.cancelled_caught and batch.active:
-            self._fail_all(batch, self._timed_out)
+            raise failure
 
     @abstractmethod
-    async def _attempt(self, batch: Batch) -> None:
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Calls the handler and hands out what it gives back."""
 
-    async def _failed(self, batch: Batch, failure: Exception) -> None:
-        """Ends the requests of a batch whose handler raised."""
+    async def _failed(
+        self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: Exception
+    ) -> None:
+        """Ends the requests for which the handler raised."""
         if batch.active == 0:
             logger.warning(
                 "%s: the handler raised when nobody waited for batch %d any more",
@@ -103,23 +122,24 @@ class Run(ABC):
                 batch.id,
                 exc_info=failure,
             )
-        self._fail_all(batch, lambda: own_copy(failure))
+        self._fail_all(requests, lambda: own_copy(failure))
 
-    async def _expire_after(self, batch: Batch, timeout_s: float) -> None:
+    async def _expire_after(self, batch: Batch, scope: Scope, timeout_s: float) -> None:
         """Tells the callers of a handler that can't be interrupted that its time is up."""
         await anyio.sleep(timeout_s)
-        self._fail_all(batch, self._timed_out)
-        if batch.on_abandoned is not None:
-            batch.on_abandoned()
+        self._fail_all(batch.requests, self._timed_out)
+        scope.cancel()  # a generator is not asked for another step
 
     def _timed_out(self) -> HandlerTimeout:
         return HandlerTimeout(
             f"the handler of {self.name} did not end within {self.options.handler_timeout_s} s"
         )
 
-    def _fail_all(self, batch: Batch, make_error: Callable[[], BaseException]) -> None:
+    def _fail_all(
+        self, requests: Sequence[Request], make_error: Callable[[], BaseException]
+    ) -> None:
         """Fails each request that is still running with an error of its own."""
-        for request in batch.requests:
+        for request in requests:
             if request.state is RUNNING:
                 self._fail(request, make_error())
 

@@ -129,7 +129,8 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):
-        # Annotations name something that is not there at run time. Types are a help here, not a need.
+        # Annotations name something that is not there at run time. Types are a help here, not a
+        # need.
         return {}
 
 

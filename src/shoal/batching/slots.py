@@ -9,11 +9,13 @@ The rival shape, one task that forms batches and starts another for each, costs 
 switch a batch, and has permits to guard.
 
 The slot that waits at the line has told it how many requests it waits for. An arrival rings when
-there are that many, so filling a batch wakes the slot twice at most, and an idle one is never woken.
+there are that many, so filling a batch wakes the slot twice at most, and an idle one is never
+woken.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -23,12 +25,12 @@ from shoal.core.forming import Cut
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Iterator
 
     from anyio.abc import TaskGroup
 
     from shoal.batching.intake import Intake
-    from shoal.batching.parking import Parking
+    from shoal.batching.parking import Parking, Scope
     from shoal.batching.run import Run
     from shoal.core.counters import Counters
 
@@ -39,6 +41,7 @@ class Slots:
     """The slots of one open batcher.
 
     Attributes:
+        run: How a batch is run; another one when the options change.
         batches: The batches in the handler now, and since when, in seconds on the loop's clock.
         ended: Set when the last slot has ended.
     """
@@ -48,22 +51,24 @@ class Slots:
         intake: Intake,
         parking: Parking,
         counters: Counters,
-        new_run: Callable[[], Run],
+        run: Run,
         on_death: Callable[[BaseException], None],
     ) -> None:
         self._intake = intake
         self._former = intake.former
         self._parking = parking
         self._counters = counters
-        self._new_run = new_run
+        self.run = run
         self._on_death = on_death
         self._tasks: TaskGroup | None = None
-        self._turn = anyio.Lock(fast_acquire=True)
+        # Only all slots together are cancelled, so no cell in this queue is ever left behind.
+        self._at_line = False
+        self._next_at_line: deque[Any] = deque()
         self._bell: Any = None
         self._count = 0
         self._last_id = 0
         self.batches: dict[Batch, float] = {}
-        self.coroutines: list[Coroutine[Any, Any, Any]] = []
+        self.coroutines: list[object] = []
         self.ended = anyio.Event()
         intake.ring = self.ring
 
@@ -93,17 +98,14 @@ class Slots:
 
     async def _slot(self) -> None:
         coroutine = anyio.get_current_task().coro
-        assert coroutine is not None
         self.coroutines.append(coroutine)
-        has_run = False
         try:
-            while True:
-                async with self._turn:
-                    batch = await self._next_batch(has_run)
-                if batch is None:
-                    return
-                await self._run(batch)
-                has_run = True
+            # A scope is good for one cancellation. Entering one for each batch would cost more than
+            # the rest of the slot's work, so it lasts until an interrupted handler has used it up.
+            is_needed = True
+            while is_needed:
+                with self._parking.new_scope() as scope:
+                    is_needed = await self._serve(scope)
         except BaseException as error:
             self._on_death(error)
             raise
@@ -113,18 +115,47 @@ class Slots:
             if self._count == 0:
                 self.ended.set()
 
-    async def _run(self, batch: Batch) -> None:
+    async def _serve(self, scope: Scope) -> bool:
+        """Runs batches until the scope is used up; returns False when the slot is not needed."""
+        has_run = False
+        while True:
+            await self._take_turn()
+            try:
+                batch = await self._next_batch(has_run)
+            finally:
+                self._pass_turn()
+            if batch is None:
+                return False
+            await self._run(batch, scope)
+            has_run = True
+            if scope.cancel_called:
+                return True
+
+    async def _run(self, batch: Batch, scope: Scope) -> None:
         started = self._parking.now()
         self.batches[batch] = started
         self._tell_idle()
         try:
-            await self._new_run().run(batch)
+            await self.run.run(batch, scope)
         finally:
             # A batch that a dying slot leaves stays listed: its requests are failed from there.
             if batch.active == 0:
                 del self.batches[batch]
                 self._counters.run_s.observe(self._parking.now() - started)
                 self._tell_idle()
+
+    async def _take_turn(self) -> None:
+        """Waits until no other slot is at the line."""
+        while self._at_line:
+            cell = self._parking.new_cell()
+            self._next_at_line.append(cell)
+            await cell
+        self._at_line = True
+
+    def _pass_turn(self) -> None:
+        self._at_line = False
+        if self._next_at_line:
+            self._parking.wake(self._next_at_line.popleft())
 
     async def _next_batch(self, has_run: bool) -> Batch | None:
         """Waits for the next batch; returns None when this slot is not needed any more."""
@@ -158,7 +189,9 @@ class Slots:
             if until is None:
                 await bell
             else:
-                with anyio.CancelScope(deadline=until):
+                scope = self._parking.new_scope()
+                scope.deadline = until
+                with scope:
                     await bell
         finally:
             self._bell = None

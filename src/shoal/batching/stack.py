@@ -6,11 +6,10 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
     from types import FrameType
 
 
-def stack_of(coroutine: Coroutine[Any, Any, Any]) -> str:
+def stack_of(coroutine: object) -> str:
     """Formats the frames of a suspended coroutine, outermost first.
 
     Args:

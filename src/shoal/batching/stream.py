@@ -2,8 +2,8 @@
 
 A `StreamBuffer` is the shared state: the slot that runs the handler puts items in, one reader takes
 them out, and either can leave. `ResultStream` is the reader's thin handle on it. Neither waits for
-the other without need: the reader parks only when the buffer is empty, the handler is held back only
-while some buffer is full.
+the other without need: the reader parks only when the buffer is empty, the handler is held back
+only while some buffer is full.
 
 anyio's memory stream has the same shape, but it takes a checkpoint for an item even when the reader
 has just been woken for it, and it knows nothing of ends and errors that come after buffered items.
@@ -149,7 +149,11 @@ class ResultStream(Generic[R_co]):
         items = buffer.items
         if items:
             await anyio.lowlevel.checkpoint()
-        elif request.state is State.RUNNING or request.state is State.QUEUED or request.state is State.PARKED:
+        elif (
+            request.state is State.RUNNING
+            or request.state is State.QUEUED
+            or request.state is State.PARKED
+        ):
             await self._wait(request, buffer)
         if items:
             item = items.popleft()

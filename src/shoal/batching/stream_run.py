@@ -1,7 +1,8 @@
 """One run of a generator handler: one slot for each request in every step.
 
 The handler is held back, between its steps, while some reader's buffer is full. A reader that holds
-it back for longer than ``slow_reader_timeout_s`` in all, without having caught up once, fails alone.
+it back for longer than ``slow_reader_timeout_s`` in all, without having caught up once, fails
+alone.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.run import RUNNING, Run
-from shoal.batching.stream import END, SKIP
+from shoal.batching.stream import END, SKIP, StreamBuffer
 from shoal.core.request import State
 from shoal.errors import SlowReader, WrongBatchSize
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from shoal.core.batch import Batch
     from shoal.core.request import Request
@@ -28,8 +29,8 @@ class StreamRun(Run):
 
     __slots__ = ()
 
-    async def _attempt(self, batch: Batch) -> None:
-        steps = self.handler.steps([request.item for request in batch.requests])
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
+        steps = self.handler.steps([request.item for request in requests])
         try:
             await self._pump(batch, steps)
         finally:
@@ -37,7 +38,7 @@ class StreamRun(Run):
             # time that closing a batcher gets.
             with anyio.move_on_after(self.options.graceful_shutdown_timeout_s, shield=True):
                 await steps.aclose()
-        for request in batch.requests:
+        for request in requests:
             if request.state is RUNNING:
                 self._finish(request)
 
@@ -93,16 +94,16 @@ class StreamRun(Run):
         """Waits until no buffer is full, but no longer than its readers may hold the batch back."""
         limit_s = self.options.slow_reader_timeout_s
         while full:
-            started = anyio.current_time()
+            started = self.parking.now()
             hold = self.parking.new_cell()
             for request in full:
                 request.cell.hold = hold
-            scope = anyio.CancelScope()
+            scope = self.parking.new_scope()
             if limit_s is not None:
                 scope.deadline = started + limit_s - max(r.cell.held_s for r in full)
             with scope:
                 await hold
-            held_s = anyio.current_time() - started
+            held_s = self.parking.now() - started
             for request in full:
                 request.cell.hold = None
                 request.cell.held_s += held_s
@@ -114,7 +115,8 @@ class StreamRun(Run):
                 full = [request for request in full if request.state is RUNNING]
 
     def _is_full(self, request: Request) -> bool:
-        return len(request.cell.items) >= request.cell.capacity
+        buffer: StreamBuffer = request.cell
+        return len(buffer.items) >= buffer.capacity
 
     def _too_slow(self, limit_s: float) -> SlowReader:
         return SlowReader(

@@ -9,7 +9,7 @@ import anyio.from_thread
 from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
     from types import TracebackType
 
     from shoal.batching.stream import ResultStream
@@ -21,10 +21,10 @@ R_co = TypeVar("R_co", covariant=True)
 class RunInLoop(Protocol):
     """How a thread has the event loop run an async function, and waits for it."""
 
-    def __call__(self, function: Callable[[], Awaitable[T]], /) -> T: ...
+    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
 
 
-def run_in_loop(function: Callable[[], Awaitable[T]]) -> T:
+def run_in_loop(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs an async function in the event loop that started this worker thread.
 
     Raises:
@@ -69,7 +69,9 @@ class ThreadStream(Generic[R_co]):
 
     def __next__(self) -> R_co:
         if self._stream is None:
-            raise RuntimeError("enter the stream first: with ... as stream: for item in stream: ...")
+            raise RuntimeError(
+                "enter the stream first: with ... as stream: for item in stream: ..."
+            )
         item = self._run(self._next)
         if item is _OVER:
             raise StopIteration

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shoal.batching.current import running_batch
 from shoal.batching.failures import own_copy
 from shoal.batching.run import RUNNING, Run
 from shoal.core.batch import Batch
@@ -13,6 +14,9 @@ from shoal.errors import WrongBatchSize
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from shoal.batching.parking import Scope
+    from shoal.core.request import Request
+
 FINISHED = State.FINISHED
 
 
@@ -21,37 +25,41 @@ class UnaryRun(Run):
 
     __slots__ = ()
 
-    async def _attempt(self, batch: Batch) -> None:
-        results = await self.handler.results([request.item for request in batch.requests])
-        values = self._one_each(batch, results)
-        if any(issubclass(kind, BaseException) for kind in set(map(type, values))):
-            self._fail_slots(batch, values)
-        running = batch.active
-        for request, value in zip(batch.requests, values, strict=True):
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
+        results = await self.handler.results([request.item for request in requests])
+        values = self._one_each(len(requests), results)
+        for kind in set(map(type, values)):
+            if issubclass(kind, BaseException):
+                self._fail_slots(requests, values)
+        finished = 0
+        for request, value in zip(requests, values, strict=True):
             if request.state is RUNNING:
                 request.value = value
                 request.state = FINISHED
                 request.batch = None
-        batch.active = 0
-        self.counters.finished += running
-        self.parking.wake_all(batch.requests)
+                finished += 1
+        batch.active -= finished
+        self.counters.finished += finished
+        self.parking.wake_all(requests)
 
-    async def _failed(self, batch: Batch, failure: Exception) -> None:
-        waiting = [request for request in batch.requests if request.state is RUNNING]
+    async def _failed(
+        self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: Exception
+    ) -> None:
+        waiting = _still_running(requests)
         if not self.options.isolate_errors or len(waiting) < 2:
-            await Run._failed(self, batch, failure)
+            await Run._failed(self, batch, requests, scope, failure)
             return
         middle = len(waiting) // 2
         for half in (waiting[:middle], waiting[middle:]):
-            requests = [request for request in half if request.state is RUNNING]
-            if requests:
-                part = Batch(batch.id, batch.reason, requests)
-                for request in requests:
-                    request.batch = part
-                await self._run(part)
+            part = _still_running(half)
+            if part:
+                token = running_batch.set(Batch(batch.id, batch.reason, part))
+                try:
+                    await self._run_requests(batch, part, scope)
+                finally:
+                    running_batch.reset(token)
 
-    def _one_each(self, batch: Batch, results: Any) -> Sequence[Any]:
-        wanted = batch.size
+    def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
         got = self._counted(results, wanted)
         values = results if type(results) is list else list(results)
         if got != wanted or len(values) != wanted:
@@ -63,10 +71,14 @@ class UnaryRun(Run):
             )
         return values
 
-    def _fail_slots(self, batch: Batch, values: Sequence[Any]) -> None:
+    def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
         """Fails the requests whose slot holds an exception instance."""
         seen: set[int] = set()
-        for request, value in zip(batch.requests, values, strict=True):
+        for request, value in zip(requests, values, strict=True):
             if isinstance(value, BaseException) and request.state is RUNNING:
                 self._fail(request, own_copy(value) if id(value) in seen else value)
                 seen.add(id(value))
+
+
+def _still_running(requests: Sequence[Request]) -> list[Request]:
+    return [request for request in requests if request.state is RUNNING]

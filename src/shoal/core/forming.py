@@ -15,7 +15,7 @@ The line is swept when more than half of it is such leftovers, so callers that c
 a busy slot can't make it grow.
 
 Invariants:
-    ``live`` == number of requests in ``_queue`` in the state QUEUED.
+    ``live`` == number of requests in ``queue`` in the state QUEUED.
     ``parked`` == number of requests in ``_parked`` in the state PARKED.
     A request is parked only while ``live >= room``, so parked ones never overtake each other.
 """
@@ -62,20 +62,20 @@ class Former:
     __slots__ = (
         "_flush",
         "_parked",
-        "_queue",
         "closed",
         "draining",
         "idle_slots",
         "live",
         "options",
         "parked",
+        "queue",
         "room",
         "wake_at",
     )
 
     def __init__(self, options: BatchOptions) -> None:
         self.options = options
-        self._queue: deque[Request] = deque()
+        self.queue: deque[Request] = deque()
         self._parked: deque[Request] = deque()
         self.live = 0
         self.parked = 0
@@ -85,7 +85,8 @@ class Former:
         self.draining = False
         self.idle_slots = 0
         # How many requests may be in line; above it, calls meet the overload rule. Requests that an
-        # idle slot takes at once do not count as waiting, so a burst into an idle batcher is let in.
+        # idle slot takes at once do not count as waiting, so a burst into an idle batcher is let
+        # in.
         self.room: float = 0
         # The number of requests in line that the waiting slot wants to be told of; 0 for none.
         self.wake_at = 0
@@ -96,9 +97,20 @@ class Former:
         Returns:
             Whether the slot that waits for requests must be woken.
         """
-        self._queue.append(request)
+        self.queue.append(request)
         self.live = live = self.live + 1
         return live == self.wake_at
+
+    def arrive_all(self, requests: list[Request]) -> bool:
+        """Puts many requests at the end of the line; the caller has seen that there is room.
+
+        Returns:
+            Whether the slot that waits for requests must be woken.
+        """
+        before = self.live
+        self.queue.extend(requests)
+        self.live += len(requests)
+        return before < self.wake_at <= self.live
 
     def park(self, request: Request) -> None:
         """Lets a request wait, in order, until the line has room for it."""
@@ -117,8 +129,8 @@ class Former:
             self._parked = _swept(self._parked, PARKED, self.parked)
             return False
         self.live -= 1
-        self._queue = _swept(self._queue, QUEUED, self.live)
-        return self._admit()
+        self.queue = _swept(self.queue, QUEUED, self.live)
+        return self.parked > 0 and self._admit()
 
     def reform(self, options: BatchOptions | None = None, *, idle_slots: int | None = None) -> bool:
         """Takes in new options or another number of idle slots.
@@ -137,7 +149,7 @@ class Former:
             self.room = math.inf
         else:
             self.room = bound + self.idle_slots * self.options.max_batch_size
-        return self._admit()
+        return self.parked > 0 and self._admit()
 
     def close(self) -> None:
         """Lets nobody in any more, and everybody who waits for room at once."""
@@ -187,30 +199,39 @@ class Former:
         Returns:
             The requests, all in the state QUEUED; the caller moves them on.
         """
-        queue = self._queue
+        queue = self.queue
+        if len(queue) == self.live:  # nobody has left, which is the usual case
+            popleft = queue.popleft
+            taken = [popleft() for _ in range(min(size, self.live))]
+        else:
+            taken = self._take_past_leftovers(size)
+        self.live -= len(taken)
+        if self._flush:
+            self._flush = max(0, self._flush - len(taken))
+        if self.parked:
+            self._admit()
+        return taken
+
+    def _take_past_leftovers(self, size: int) -> list[Request]:
+        queue = self.queue
         taken: list[Request] = []
         while len(taken) < size and queue:
             request = queue.popleft()
             if request.state is QUEUED:
                 taken.append(request)
-        self.live -= len(taken)
-        if self._flush:
-            self._flush = max(0, self._flush - len(taken))
-        if self._parked:
-            self._admit()
         return taken
 
     def clear(self) -> Iterator[Request]:
         """Empties the line and yields all that waited in it, parked ones last."""
-        waiting = [r for r in self._queue if r.state is QUEUED]
+        waiting = [r for r in self.queue if r.state is QUEUED]
         waiting += [r for r in self._parked if r.state is PARKED]
-        self._queue.clear()
+        self.queue.clear()
         self._parked.clear()
         self.live = self.parked = 0
         return iter(waiting)
 
     def _oldest(self) -> Request:
-        queue = self._queue
+        queue = self.queue
         while queue[0].state is not QUEUED:
             queue.popleft()
         return queue[0]
@@ -228,9 +249,11 @@ class Former:
 
     def _check(self) -> None:
         """Asserts the invariants; the tests call it after each step."""
-        assert self.live == sum(r.state is QUEUED for r in self._queue)
+        assert self.live == sum(r.state is QUEUED for r in self.queue)
         assert self.parked == sum(r.state is PARKED for r in self._parked)
-        assert self.parked == 0 or self.live >= self.room > 0 or self.options.max_queued_requests == 0
+        assert (
+            self.parked == 0 or self.live >= self.room > 0 or self.options.max_queued_requests == 0
+        )
 
 
 def _swept(line: deque[Request], state: State, live: int) -> deque[Request]:

@@ -6,8 +6,8 @@ under the record that was in force when it was cut. The names are Ray Serve's wh
 
 import math
 import operator
-from dataclasses import dataclass, fields, replace
 from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypedDict, get_args
 
 Overload = Literal["reject", "wait"]
@@ -146,10 +146,9 @@ def _refuse_unknown(cls: type[BatchOptions], given: Mapping[str, Any]) -> None:
 
 
 def _whole(name: str, value: Any, *, least: int) -> int:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     try:
-        whole = operator.index(value)
+        is_whole_float = isinstance(value, float) and value.is_integer()
+        whole = int(value) if is_whole_float else operator.index(value)
     except TypeError:
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
     if isinstance(value, bool):

@@ -23,7 +23,7 @@ import math
 import select
 import socket
 import struct
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -31,11 +31,12 @@ import trio
 from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.worker_context import WorkerContext
 
+from shoal.http.containment import contained
 from shoal.http.hardening import Protocol, time_to_send_s
 from shoal.http.inbox import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable
 
     from hypercorn.config import Config
     from hypercorn.typing import (
@@ -80,26 +81,11 @@ class Shared:
         return self.context.terminated.is_set()
 
 
-@contextmanager
-def contained(message: str, *args: object) -> Generator[None]:
-    """Log an exception, with this message, and go on; what is not an `Exception` passes."""
-    try:
-        yield
-    except Exception as error:
-        _log.error(message, *args, exc_info=error)
-    except BaseExceptionGroup as group:
-        failures, passing = group.split(Exception)
-        if failures is not None:
-            _log.error(message, *args, exc_info=failures)
-        if passing is not None:
-            raise passing from None
-
-
 class Connection:
     """Serves one client until either side has had enough.
 
     Invariants: ``_finishing`` implies that our side of the socket is shut down: nothing is sent any
-    more, and nothing that comes is handled. ``_closed`` implies that, and that the socket is closed.
+    more, and nothing that comes is handled. ``_closed`` implies that, and that all of it is closed.
     """
 
     def __init__(self, shared: Shared, stream: trio.SocketStream) -> None:
@@ -109,7 +95,8 @@ class Connection:
         self._idle = True
         self._finishing = False
         self._closed = False
-        self._calls = 0
+        # One for each call of the application that is under way.
+        self._inboxes: set[Inbox] = set()
         self._clock = trio.CancelScope()
         self._nursery: trio.Nursery
         self._protocol: Protocol
@@ -171,7 +158,7 @@ class Connection:
                     await self._read()
                 if self._clock.cancelled_caught:
                     self.close()
-                await self._protocol.handle(Closed())
+                await self._say_goodbye()
             except BaseException:
                 # Before the application's calls are cancelled: they have nobody to say it to.
                 self.close()
@@ -198,10 +185,10 @@ class Connection:
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
         """Start one call of the application; gives what hands it its messages."""
-        if self._calls >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
-            raise RuntimeError(f"{self._calls} calls are under way on one connection")
-        self._calls += 1
-        inbox = Inbox(config.max_app_queue_size)
+        if len(self._inboxes) >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
+            raise RuntimeError(f"{len(self._inboxes)} calls are under way on one connection")
+        inbox = Inbox(scope["type"], config.max_app_queue_size)
+        self._inboxes.add(inbox)
         self._nursery.start_soon(self._call, scope, inbox, send)
         return inbox.put
 
@@ -216,19 +203,29 @@ class Connection:
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> None:
         app_scope = cast("AppScope", scope)
+
+        async def send_or_stop(message: ASGISendEvent) -> None:
+            # The one place where a send can be cancelled: before it has changed any state. And one
+            # that is dropped must still be a checkpoint, or an endless stream would spin.
+            if inbox.is_over:
+                await trio.lowlevel.checkpoint()
+            else:
+                await trio.lowlevel.checkpoint_if_cancelled()
+            await send(message)
+
         self._shared.running += 1
         try:
             try:
                 # The raw path is printable ASCII: it can't forge a line of the log.
                 with contained("the application failed on %r", app_scope.get("raw_path")):
                     await self._shared.app(
-                        app_scope, cast("Receive", inbox.receive), cast("Send", send)
+                        app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
                     )
             finally:
                 inbox.close()
                 await send(None)
         finally:
-            self._calls -= 1
+            self._inboxes.discard(inbox)
             self._shared.running -= 1
             self._shared.finished += 1
 
@@ -239,7 +236,7 @@ class Connection:
             await self._send(event.data)
         elif isinstance(event, Closed):
             self._finish()
-            await self._protocol.handle(Closed())
+            await self._say_goodbye()
         elif isinstance(event, Updated):
             self._set_idle(idle=event.idle)
 
@@ -256,7 +253,7 @@ class Connection:
             _log.info("closed a connection by force: its client does not read")
             self.abort()
         if self._closed:
-            await self._protocol.handle(Closed())
+            await self._say_goodbye()
 
     async def _write(self, data: bytes, scope: trio.CancelScope) -> None:
         allowed_s = time_to_send_s(len(data), self._shared.send_timeout_s)
@@ -267,13 +264,22 @@ class Connection:
             self.close()
 
     def _finish(self) -> None:
-        """Say that nothing more will come, and listen for a moment more."""
+        """Say that nothing more will come, and listen for a moment if the client still talks."""
         if self._finishing:
+            return
+        if self._protocol.is_client_done and not self._has_unread():
+            self.close()
             return
         self._finishing = True
         with suppress(OSError):  # the client is gone
             self._stream.socket.shutdown(socket.SHUT_WR)
         self._clock.deadline = trio.current_time() + _LINGER_S
+
+    async def _say_goodbye(self) -> None:
+        await self._protocol.handle(Closed())
+        # A stream that the protocol itself has refused is skipped by it.
+        for inbox in self._inboxes:
+            inbox.say_goodbye()
 
     def _set_idle(self, *, idle: bool) -> None:
         self._idle = idle

@@ -16,11 +16,12 @@ import h2.exceptions
 import h11
 import trio
 from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.events import Body, Data, EndBody, EndData, Trailers
+from hypercorn.protocol.events import Body, Data, EndBody, EndData, Response, Trailers
 from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
 from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, WSStream
+from hypercorn.trio.worker_context import WorkerContext
 from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hypercorn.config import Config
-    from hypercorn.typing import AppWrapper, ConnectionState, TaskGroup, WorkerContext
+    from hypercorn.typing import AppWrapper, ConnectionState, TaskGroup
 
 _BYTES_PER_DEADLINE: Final = 2**18
 
@@ -45,6 +46,11 @@ def time_to_send_s(size: int, send_timeout_s: float) -> float:
 class Http1(H11Protocol):
     """HTTP/1.1 and WebSocket."""
 
+    @property
+    def is_client_done(self) -> bool:
+        """Whether the client has sent its request, whole."""
+        return self.connection.their_state in {h11.DONE, h11.MUST_CLOSE, h11.CLOSED}
+
     async def close_websockets(self) -> None:
         """Say to an open WebSocket that this server goes away."""
         if isinstance(self.stream, WSStream):
@@ -52,10 +58,20 @@ class Http1(H11Protocol):
 
     async def stream_send(self, event: StreamEvent) -> None:
         """Send a part of an answer."""
+        stream = self.stream
+        if (
+            isinstance(event, Response)
+            and isinstance(stream, WSStream)
+            and stream.state is ASGIWebsocketState.HANDSHAKE
+            and not hasattr(stream, "response")
+        ):
+            # The protocol refuses the handshake. The stock class says so to the stream only after
+            # the refusal is sent, and then fails on the application's acceptance in between.
+            stream.closed = True
         await super().stream_send(event)
         # A refused handshake is the connection's end, and says so in its headers. The stock class
         # leaves it open, with no task that would ever close it.
-        if isinstance(event, EndBody) and isinstance(self.stream, WSStream):
+        if isinstance(event, EndBody) and isinstance(stream, WSStream):
             await self.send(Closed())
 
     async def _check_protocol(self, event: h11.Request) -> None:
@@ -82,10 +98,42 @@ class Http1(H11Protocol):
         )
 
 
+class _BoundedBuffer(StreamBuffer):
+    """A stream's unsent bytes; whoever adds to them waits until most are gone.
+
+    The stock class looks at how much was taken rather than at how much is left, so that a client
+    which takes little makes it grow without bound.
+    """
+
+    async def pop(self, max_length: int) -> bytes:
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[:max_length]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.buffer:
+            await self._is_empty.set()
+        return data
+
+
+class _BoundedBuffers(dict[int, StreamBuffer]):
+    """Stands where the protocol keeps its buffers, and puts a bounded one for each."""
+
+    def __setitem__(self, stream_id: int, _: StreamBuffer) -> None:
+        super().__setitem__(stream_id, _BoundedBuffer(WorkerContext.event_class))
+
+
 class Http2(H2Protocol):
     """HTTP/2 by prior knowledge."""
 
     send_timeout_s: float
+    is_client_done = False  # it may send frames of the connection's own at any time
+
+    async def initiate(
+        self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None
+    ) -> None:
+        """Say the first words."""
+        self.stream_buffers = _BoundedBuffers()
+        await super().initiate(headers, settings)
 
     async def close_websockets(self) -> None:
         """Say to each open WebSocket that this server goes away."""
@@ -175,6 +223,11 @@ class Protocol:
             self._spoken.send_timeout_s = self._send_timeout_s
             await self._spoken.initiate()
             await self._spoken.handle(RawData(switch.data))
+
+    @property
+    def is_client_done(self) -> bool:
+        """Whether nothing more is expected from the client before its next request."""
+        return self._spoken.is_client_done
 
     async def close_websockets(self) -> None:
         """Say to each open WebSocket that this server goes away."""

@@ -8,9 +8,10 @@ for room; the goodbye closes the channel, which takes no room, no time and no ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal
 
 import trio
+from wsproto.frame_protocol import CloseReason
 
 if TYPE_CHECKING:
     from hypercorn.typing import ASGIReceiveEvent
@@ -23,20 +24,32 @@ class Inbox:
 
     Invariant: after the goodbye, or once the application has returned, `put` never waits and drops
     what it is given.
+
+    Args:
+        kind: The scope's type, which says what the goodbye is unless the protocol knows better.
+        size: How many pieces may wait to be read.
+
+    Attributes:
+        is_over: Whether the goodbye was said: what the application sends from here on is dropped.
     """
 
-    __slots__ = ("_from_server", "_goodbye", "_goodbye_was_read", "_to_app")
+    __slots__ = ("_from_server", "_goodbye", "_goodbye_was_read", "_to_app", "is_over")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, kind: Literal["http", "websocket", "lifespan"], size: int) -> None:
         self._to_app, self._from_server = trio.open_memory_channel["ASGIReceiveEvent"](size)
-        self._goodbye = cast("ASGIReceiveEvent", {"type": "http.disconnect"})
+        self._goodbye: ASGIReceiveEvent = (
+            {"type": "websocket.disconnect", "code": CloseReason.ABNORMAL_CLOSURE.value}
+            if kind == "websocket"
+            else {"type": "http.disconnect"}
+        )
         self._goodbye_was_read = False
+        self.is_over = False
 
     async def put(self, message: ASGIReceiveEvent) -> None:
         """Hand the application its next message; a goodbye is its last."""
         if message["type"] in _GOODBYES:
             self._goodbye = message
-            self._to_app.close()
+            self.say_goodbye()
             return
         try:
             self._to_app.send_nowait(message)
@@ -48,6 +61,11 @@ class Inbox:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return
 
+    def say_goodbye(self) -> None:
+        """Nothing more will come."""
+        self.is_over = True
+        self._to_app.close()
+
     async def receive(self) -> ASGIReceiveEvent:
         """The next message; after the last one the goodbye, as often as it is asked for."""
         # Not a checkpoint when something is there: Starlette's `Request.is_disconnected` asks from
@@ -57,13 +75,13 @@ class Inbox:
         except trio.WouldBlock:
             pass
         except trio.EndOfChannel:
-            return await self._say_goodbye()
+            return await self._repeat_goodbye()
         try:
             return await self._from_server.receive()
         except trio.EndOfChannel:
-            return await self._say_goodbye()
+            return await self._repeat_goodbye()
 
-    async def _say_goodbye(self) -> ASGIReceiveEvent:
+    async def _repeat_goodbye(self) -> ASGIReceiveEvent:
         # An application that ignores the goodbye and asks again, in a loop, must not stop the rest.
         if self._goodbye_was_read:
             await trio.lowlevel.checkpoint()

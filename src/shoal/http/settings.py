@@ -1,0 +1,53 @@
+"""What an `App` may be told about HTTP, as one frozen record that is checked when it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+OverloadStatus = Literal[503, 429]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """How an `App` reads requests and sends answers.
+
+    Attributes:
+        max_body_bytes: The largest body that a request may have, in bytes.
+        send_timeout_s: How long the client may take to accept one message of an answer, in seconds.
+        heartbeat_s: How long a stream may be silent before the client is sent a sign of life, in
+            seconds.
+        overload_status: The status of an answer to a call that met a full line.
+        retry_after_s: After how many seconds such a client is asked to come again.
+        debug: Whether an answer to an internal error shows the traceback.
+    """
+
+    max_body_bytes: int = 16 * 2**20
+    send_timeout_s: float = 10.0
+    heartbeat_s: float = 15.0
+    overload_status: OverloadStatus = 503
+    retry_after_s: int = 1
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        _check_whole("max_body_bytes", self.max_body_bytes)
+        _check_whole("retry_after_s", self.retry_after_s)
+        _check_seconds("send_timeout_s", self.send_timeout_s)
+        _check_seconds("heartbeat_s", self.heartbeat_s)
+        if self.overload_status not in get_args(OverloadStatus):
+            raise ValueError(f"overload_status must be 503 or 429, not {self.overload_status!r}")
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number, not {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, not {value!r}")
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
+    if math.isnan(value) or value <= 0:
+        raise ValueError(f"{name} must be more than 0 seconds, not {value!r}")

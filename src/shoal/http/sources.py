@@ -1,0 +1,153 @@
+"""Where an endpoint's batcher comes from: a handler, a class that makes one, or a batched function.
+
+A source knows, when it is declared, all that can be said without running user code, so that mistakes
+show at the line that makes them. It opens one batcher each time the application is opened.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.to_thread
+
+from shoal.batching.batcher import Batcher
+from shoal.batching.calls import StreamCall
+from shoal.batching.decorator import Decorated
+from shoal.core.options import BatchOptions
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
+    from inspect import Signature
+
+# A served line is bounded unless its owner says otherwise: its callers cost this process nothing
+# to have, so nothing else would stop them.
+SERVED_DEFAULTS: Final[Mapping[str, Any]] = {"max_queued_requests": 1024, "overload": "reject"}
+
+
+class Source(ABC):
+    """What makes the batcher of an endpoint.
+
+    Attributes:
+        name: What to call it by itself.
+        signature: That of the call of one item.
+        streams: Whether its calls are answered by streams.
+    """
+
+    name: str
+    signature: Signature
+    streams: bool
+
+    async def load(self) -> None:
+        """Does what must be done once before the batcher is opened, and may take long."""
+
+    @abstractmethod
+    def opened(self, name: str) -> AbstractAsyncContextManager[Batcher[Any]]:
+        """Keeps a batcher open.
+
+        Args:
+            name: What to call the batcher in messages and metrics.
+        """
+
+
+class HandlerSource(Source):
+    """A function of a list, or anything else that `Batcher` takes."""
+
+    def __init__(self, handler: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        self._handler = handler
+        self._options = {**SERVED_DEFAULTS, **options}
+        declared: Batcher[Any] = Batcher(handler, **self._options)
+        self.name = _last_part(declared.name)
+        self.signature = declared.signature
+        self.streams = declared.streams
+
+    def opened(self, name: str) -> AbstractAsyncContextManager[Batcher[Any]]:
+        return _opened(Batcher(self._handler, name=name, **self._options))
+
+
+class ClassSource(Source):
+    """A class: an instance is made when the application opens, and its ``__call__`` is the handler."""
+
+    def __init__(self, cls: type, options: Mapping[str, Any]) -> None:
+        if "__call__" not in dir(cls):
+            raise TypeError(
+                f"the class {cls.__qualname__} has no __call__, which would be the handler; write\n"
+                f"    class {cls.__name__}:\n"
+                "        def __call__(self, items: list[T]) -> list[R]: ..."
+            )
+        try:
+            inspect.signature(cls).bind()
+        except TypeError as error:
+            raise TypeError(
+                f"the class {cls.__qualname__} is instantiated without arguments: {error}; pass a "
+                "function that was made from an instance, or give the parameters defaults"
+            ) from None
+        self._class = cls
+        self._options = {**SERVED_DEFAULTS, **options}
+        # Stands in for an instance: only its parameters are looked at.
+        declared: Batcher[Any] = Batcher(partial(cls.__call__, None), **self._options)
+        self.name = cls.__name__
+        self.signature = declared.signature
+        self.streams = declared.streams
+        self._instance: Any = None
+
+    async def load(self) -> None:
+        self._instance = await anyio.to_thread.run_sync(self._class)
+
+    def opened(self, name: str) -> AbstractAsyncContextManager[Batcher[Any]]:
+        instance, self._instance = self._instance, None
+        return _opened(Batcher(instance, name=name, **self._options))
+
+
+class DecoratedSource(Source):
+    """A function that is batched already, which the program goes on calling as well.
+
+    Its own options hold, under those that the endpoint gives.
+    """
+
+    def __init__(self, face: Decorated, options: Mapping[str, Any]) -> None:
+        BatchOptions.of(options)
+        self._face = face
+        self._options = options
+        self.name = _last_part(face.__name__)
+        self.signature = inspect.signature(face)
+        self.streams = isinstance(face, StreamCall)
+
+    @asynccontextmanager
+    async def opened(self, name: str) -> AsyncIterator[Batcher[Any]]:
+        async with self._face.opened():
+            batcher = self._face.batcher
+            batcher.name = name
+            changes = dict(self._options)
+            if batcher.options.max_queued_requests is None:
+                changes = {**SERVED_DEFAULTS, **changes}
+            batcher.configure(**changes)
+            yield batcher
+
+
+def source_of(target: Any, options: Mapping[str, Any]) -> Source:
+    """Chooses the source for what an endpoint was declared on.
+
+    Raises:
+        TypeError: It is nothing that can be batched, or an option is unknown or of a wrong type.
+        ValueError: An option is out of its range.
+    """
+    if isinstance(target, Decorated):
+        return DecoratedSource(target, options)
+    if inspect.isclass(target):
+        return ClassSource(target, options)
+    return HandlerSource(target, options)
+
+
+@asynccontextmanager
+async def _opened(batcher: Batcher[Any]) -> AsyncIterator[Batcher[Any]]:
+    async with batcher:
+        yield batcher
+
+
+def _last_part(qualified_name: str) -> str:
+    return qualified_name.rpartition(".")[2]

@@ -1,0 +1,175 @@
+"""Streams of results over HTTP: as server-sent events, or as JSON lines.
+
+The two forms differ in framing only. Each says three things that can't be taken for one another: an
+item, the end, an error. A stream that breaks off without one of the last two was cut, and its reader
+knows it. Server-sent events have names for that (``event: end``, ``event: error``; items are unnamed).
+JSON lines have none, so each line is an object with one key that says what it is; bare items would
+leave no value that could mean the end.
+
+The answer begins with the first item, so that a call which fails before has a status that says so;
+but no later than the first heartbeat, so that a client is not left without a sign. Clients choose the
+form by ``Accept``: JSON lines where they are named and not ranked below, else server-sent events.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio
+
+from shoal.http.asgi import ClientLeft
+from shoal.http.disconnect import unless_client_leaves
+from shoal.http.payload import encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.batching.stream import ResultStream
+    from shoal.http.asgi import Exchange
+    from shoal.http.problem import Problem
+
+_OVER: Final[Any] = object()
+
+
+class Form(Protocol):
+    """How a stream is written down."""
+
+    @property
+    def media_type(self) -> bytes:
+        """What it is called."""
+        ...
+
+    @property
+    def end(self) -> bytes:
+        """Says that the stream has come to its end."""
+        ...
+
+    @property
+    def heartbeat(self) -> bytes:
+        """Says nothing; readers skip it."""
+        ...
+
+    def item(self, value: bytes) -> bytes:
+        """Writes an item down, given as JSON."""
+        ...
+
+    def error(self, problem: bytes) -> bytes:
+        """Says that the stream has failed, with a problem given as JSON."""
+        ...
+
+
+class ServerSentEvents:
+    """``text/event-stream``: ``data: <item>``, and the last event is named."""
+
+    media_type = b"text/event-stream"
+    # A browser's EventSource drops an event that has no data.
+    end = b"event: end\ndata: {}\n\n"
+    heartbeat = b":\n\n"
+
+    def item(self, value: bytes) -> bytes:
+        return b"data: " + value + b"\n\n"
+
+    def error(self, problem: bytes) -> bytes:
+        return b"event: error\ndata: " + problem + b"\n\n"
+
+
+class JsonLines:
+    """``application/x-ndjson``: ``{"item": ...}``, then ``{"end": true}`` or ``{"error": ...}``."""
+
+    media_type = b"application/x-ndjson"
+    end = b'{"end":true}\n'
+    heartbeat = b"\n"
+
+    def item(self, value: bytes) -> bytes:
+        return b'{"item":' + value + b"}\n"
+
+    def error(self, problem: bytes) -> bytes:
+        return b'{"error":' + problem + b"}\n"
+
+
+def form_for(accept: bytes) -> Form:
+    """Chooses the form that a client wants.
+
+    Args:
+        accept: The request's ``Accept`` header; empty if it has none.
+    """
+    if not accept or accept == b"*/*":
+        return ServerSentEvents()
+    weights = _weights(accept)
+    lines = max(weights.get(b"application/x-ndjson", 0.0), weights.get(b"application/ndjson", 0.0))
+    events = weights.get(b"text/event-stream", 0.0)
+    return JsonLines() if lines > 0 and lines >= events else ServerSentEvents()
+
+
+async def answer_with_stream(
+    exchange: Exchange,
+    make_stream: Callable[[], ResultStream[Any]],
+    explain: Callable[[Exception], Problem],
+    heartbeat_s: float,
+) -> None:
+    """Makes a call and sends its items as they come.
+
+    Args:
+        exchange: The request to answer; its body has been read.
+        make_stream: Prepares the call.
+        explain: Says how the client is told of an error in mid-stream, and logs it.
+        heartbeat_s: How long the answer may be silent.
+
+    Raises:
+        ClientLeft: The client is gone, or did not read in time; the call was cancelled.
+        Exception: What the call raised before its answer had begun.
+    """
+    form = form_for(exchange.headers.get(b"accept", b""))
+
+    async def send_items() -> None:
+        async with make_stream() as stream:
+            while True:
+                item = _OVER
+                with anyio.move_on_after(heartbeat_s) as silence:
+                    item = await anext(stream, _OVER)
+                if silence.cancelled_caught:
+                    data = form.heartbeat
+                elif item is _OVER:
+                    return
+                else:
+                    data = form.item(encoded(item))
+                if exchange.status == 0:
+                    await _begin(exchange, form)
+                await exchange.piece(data)
+
+    last = form.end
+    try:
+        await unless_client_leaves(exchange.receive, send_items)
+    except ClientLeft:
+        raise
+    except Exception as error:
+        if exchange.status == 0:
+            raise
+        last = form.error(encoded(explain(error).members(exchange.request_id)))
+    if exchange.status == 0:
+        await _begin(exchange, form)
+    await exchange.end(last)
+
+
+async def _begin(exchange: Exchange, form: Form) -> None:
+    headers = [
+        (b"content-type", form.media_type),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),  # asks a proxy in front to pass each item on at once
+    ]
+    await exchange.begin(200, headers)
+
+
+def _weights(accept: bytes) -> dict[bytes, float]:
+    weights: dict[bytes, float] = {}
+    for media_range in accept.lower().split(b","):
+        name, *parameters = (part.strip() for part in media_range.split(b";"))
+        weight = 1.0
+        for parameter in parameters:
+            if parameter.startswith(b"q="):
+                try:
+                    weight = float(parameter[2:])
+                except ValueError:
+                    weight = 0.0
+        weights[name] = weight
+    return weights
