@@ -17,7 +17,7 @@ from shoal.batching.blocking import blocking
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.current import current_batch
 from shoal.batching.decorator import BatchedFunction, BatchedGenerator, batch, open_batchers
-from shoal.batching.stream import END, SKIP, ResultStream
+from shoal.batching.stream import END, SKIP, Mark, ResultStream
 from shoal.batching.threads import ThreadStream
 from shoal.core.batch import Batch, CutReason
 from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
@@ -56,6 +56,7 @@ __all__ = [
     "HandlerFailed",
     "HandlerTimeout",
     "HistogramSnapshot",
+    "Mark",
     "NotOpen",
     "Overloaded",
     "Request",

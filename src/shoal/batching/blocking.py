@@ -14,6 +14,7 @@ from shoal.batching.threads import ThreadStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
+    from concurrent.futures import Future
     from contextlib import AbstractContextManager
 
     from anyio.from_thread import BlockingPortal
@@ -70,7 +71,7 @@ def _blocking(function: Any, backend: str) -> Generator[Callable[..., Any]]:
 
 
 def _run(portal: BlockingPortal, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    future = portal.start_task_soon(function)
+    future: Future[T] = portal.start_task_soon(function)
     try:
         return future.result()
     except BaseException:

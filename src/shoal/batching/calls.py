@@ -6,11 +6,11 @@ batcher anew at each call, since a decorated function outlives the batchers that
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from shoal.batching.threads import ThreadStream, run_in_loop
+from shoal.core.options import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -148,9 +148,4 @@ def checked_extras(deadline_s: float | None, metadata: Mapping[str, Any] | None)
     """
     if deadline_s is None and metadata is None:
         return None
-    if deadline_s is not None:
-        if isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)):
-            raise TypeError(f"deadline_s must be a number of seconds, not {deadline_s!r}")
-        if math.isnan(deadline_s) or deadline_s < 0:
-            raise ValueError(f"deadline_s must be at least 0 seconds, not {deadline_s!r}")
-    return deadline_s, metadata
+    return None if deadline_s is None else seconds("deadline_s", deadline_s), metadata

@@ -12,7 +12,7 @@ from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.opening import Opening
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Callable, Coroutine
     from contextlib import AbstractAsyncContextManager
     from typing import Unpack
 
@@ -35,7 +35,7 @@ F_co = TypeVar("F_co", covariant=True)
 class Decorated:
     """What decorated functions and generators have in common."""
 
-    def __init__(self, opening: Opening, receiver: object) -> None:
+    def _decorate(self, opening: Opening, receiver: object) -> None:
         self._opening = opening
         self._receiver = receiver
         # The lines of the batchers that were opened through this object, by thread.
@@ -80,7 +80,7 @@ class Decorated:
             return self
         found = opening.table.get(opening.key(receiver))
         # While it is open there is one object for it, so that a call of a method makes none.
-        return type(self)(opening, receiver) if found is None else found.face
+        return cast("Any", type(self))(opening, receiver) if found is None else found.face
 
     def _elsewhere(self, args: tuple[Any, ...]) -> Callable[..., Any]:
         """Returns what to call where this object itself was not opened, but another form of it was.
@@ -113,8 +113,8 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     """
 
     def __init__(self, opening: Opening, receiver: object = None) -> None:
-        UnaryCall.__init__(self, lambda: opening.found(receiver).intake)
-        Decorated.__init__(self, opening, receiver)
+        super().__init__(lambda: opening.found(receiver).intake)
+        self._decorate(opening, receiver)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Makes one call; await what it returns."""
@@ -136,8 +136,8 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
     """
 
     def __init__(self, opening: Opening, receiver: object = None) -> None:
-        StreamCall.__init__(self, lambda: opening.found(receiver).intake)
-        Decorated.__init__(self, opening, receiver)
+        super().__init__(lambda: opening.found(receiver).intake)
+        self._decorate(opening, receiver)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
         """Prepares one call; it is made when the stream is entered."""
@@ -180,6 +180,15 @@ class Decorator(Protocol):
     # fmt: on
 
 
+class DecoratorOf(Protocol[P, R]):
+    """What `batch` gives back for ``signature=``: the call has the parameters of that function."""
+
+    @overload
+    def __call__(self, handler: Callable[..., Steps[Any]], /) -> BatchedGenerator[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[..., Answer[Any]], /) -> BatchedFunction[P, R]: ...
+
+
 # fmt: off
 @overload
 def batch(handler: Callable[[list[T]], Steps[R]], /) -> BatchedGenerator[[T], R]: ...
@@ -196,9 +205,7 @@ def batch(handler: Callable[[A, list[T]], Steps[R]], /) -> BatchedMethod[A, Batc
 @overload
 def batch(handler: Callable[[A, list[T]], Answer[R]], /) -> BatchedMethod[A, BatchedFunction[[T], R]]: ...  # noqa: E501
 @overload
-def batch(*, signature: Callable[P, Iterator[R]], **options: Unpack[OptionKeywords]) -> Callable[[Callable[..., Steps[Any]]], BatchedGenerator[P, R]]: ...  # noqa: E501
-@overload
-def batch(*, signature: Callable[P, R], **options: Unpack[OptionKeywords]) -> Callable[[Callable[..., Answer[Any]]], BatchedFunction[P, R]]: ...  # noqa: E501
+def batch(*, signature: Callable[P, R], **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
 @overload
 def batch(**options: Unpack[OptionKeywords]) -> Decorator: ...
 # fmt: on
@@ -267,11 +274,12 @@ async def open_batchers(*functions: Any) -> AsyncGenerator[None]:
 
 
 def _as_decorated(function: Any) -> Decorated:
-    if isinstance(function, MethodType) and isinstance(function.__func__, Decorated):
-        # What @classmethod above @shoal.batch gives from Python 3.13 on.
-        function = function.__func__.bound(function.__self__)
     if isinstance(function, Decorated):
         return function
+    under = getattr(function, "__func__", None)
+    if isinstance(function, MethodType) and isinstance(under, Decorated):
+        # What @classmethod above @shoal.batch gives from Python 3.13 on.
+        return cast("Decorated", under.bound(function.__self__))
     raise TypeError(
         f"open_batchers() takes functions decorated with @shoal.batch, not {function!r}; "
         "a handler that is not decorated is opened with: async with shoal.Batcher(handler) as call:"

@@ -11,15 +11,17 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextvars import copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
 from shoal.batching.signature import Binding
 from shoal.errors import WrongResultType
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
 
 _DONE: Any = object()
 
@@ -69,8 +71,8 @@ class Handler:
         if not self.threaded:
             return await self.function(*args, **kwargs)
         call = functools.partial(self.function, *args, **kwargs)
-        results = await anyio.to_thread.run_sync(call, limiter=self._threads)
-        if isinstance(results, Awaitable):
+        results: Any = await anyio.to_thread.run_sync(call, limiter=self._threads)
+        if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()
             raise WrongResultType(

@@ -20,7 +20,7 @@ import anyio.lowlevel
 from shoal.batching.group import GroupCell
 from shoal.batching.stream import ResultStream, StreamBuffer
 from shoal.core.forming import Former
-from shoal.core.request import Request, State
+from shoal.core.request import CallOptions, Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from shoal.batching.signature import Binding
     from shoal.core.counters import Counters
     from shoal.core.options import BatchOptions
-    from shoal.core.request import CallOptions
 
 Extras: TypeAlias = "tuple[float | None, Mapping[str, Any] | None]"
 """What one call asks for beside its item: its deadline in seconds from its start, its metadata."""

@@ -176,7 +176,7 @@ class AsyncioParking(Parking):
             if type(cell) is not Future:
                 cell.wake()
             elif not cell.done():
-                cell.set_result(None)
+                cell.set_result(None)  # pyright: ignore[reportUnknownMemberType]
 
     def departed(self, requests: Iterable[Request]) -> list[Request]:
         return [

@@ -33,7 +33,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Mark(Enum):
-    """What a generator handler may put into a slot instead of an item."""
+    """What a generator handler may put into a slot instead of an item: `END` or `SKIP`."""
 
     END = "END"
     SKIP = "SKIP"

@@ -55,7 +55,7 @@ class StreamRun(Run):
     def _hand_out(self, batch: Batch, step: Any) -> list[Request]:
         """Puts each slot of a step into its stream; returns the requests whose buffer is full."""
         got = self._counted(step, batch.size)
-        slots = step if type(step) is list else list(step)
+        slots: list[Any] = list(step)
         if got != batch.size or len(slots) != batch.size:
             raise WrongBatchSize(
                 f"the handler of {self.name} has {batch.size} requests and yielded {got} slots; "

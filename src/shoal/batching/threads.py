@@ -21,7 +21,9 @@ R_co = TypeVar("R_co", covariant=True)
 class RunInLoop(Protocol):
     """How a thread has the event loop run an async function, and waits for it."""
 
-    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T: ...
+    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
+        """Returns what `function` returns, or raises what it raises."""
+        ...
 
 
 def run_in_loop(function: Callable[[], Coroutine[Any, Any, T]]) -> T:

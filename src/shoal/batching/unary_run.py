@@ -61,7 +61,7 @@ class UnaryRun(Run):
 
     def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
         got = self._counted(results, wanted)
-        values = results if type(results) is list else list(results)
+        values: list[Any] = list(results)
         if got != wanted or len(values) != wanted:
             raise WrongBatchSize(
                 f"the handler of {self.name} was given {wanted} items and gave back {got} results; "

@@ -92,11 +92,11 @@ class BatchOptions:
         ):
             value = getattr(self, name)
             if value is not None:
-                put(self, name, _seconds(name, value))
+                put(self, name, seconds(name, value))
         put(
             self,
             "graceful_shutdown_timeout_s",
-            _seconds("graceful_shutdown_timeout_s", self.graceful_shutdown_timeout_s),
+            seconds("graceful_shutdown_timeout_s", self.graceful_shutdown_timeout_s),
         )
         for name in ("cancel_abandoned", "isolate_errors"):
             if not isinstance(getattr(self, name), bool):
@@ -147,8 +147,7 @@ def _refuse_unknown(cls: type[BatchOptions], given: Mapping[str, Any]) -> None:
 
 def _whole(name: str, value: Any, *, least: int) -> int:
     try:
-        is_whole_float = isinstance(value, float) and value.is_integer()
-        whole = int(value) if is_whole_float else operator.index(value)
+        whole = operator.index(_as_int(value))
     except TypeError:
         raise TypeError(f"{name} must be a whole number, not {value!r}") from None
     if isinstance(value, bool):
@@ -158,9 +157,19 @@ def _whole(name: str, value: Any, *, least: int) -> int:
     return whole
 
 
-def _seconds(name: str, value: Any) -> float:
+def seconds(name: str, value: Any) -> float:
+    """Checks a number of seconds.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is negative, or not a number.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
     if math.isnan(value) or value < 0:
         raise ValueError(f"{name} must be at least 0 seconds, not {value!r}")
     return float(value)
+
+
+def _as_int(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

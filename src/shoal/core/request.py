@@ -110,7 +110,7 @@ class Request:
     cell: Any
     batch: Batch | None
     value: Any
-    error: BaseException | None
+    error: Any  # an exception or None; a narrower type would be taken for None for good
 
     @property
     def deadline(self) -> float | None:

@@ -1,0 +1,35 @@
+"""The embedding examples are whole programs, and run as such."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "examples" / "embed"
+
+EXPECTED = {
+    "plain_trio": "one call for 7 words",
+    "anyio_on_asyncio": "[0, 2, 4, 6, 8]",
+    "method": "x3: one call for [0, 1, 2, 3]",
+    "stream": "5 -> [5, 4, 3, 2, 1, 0]",
+    "threads": "121, 144, 169",
+    "sqlite_writes": "refused: NOT NULL constraint failed",
+}
+
+
+def test_every_example_is_run() -> None:
+    assert {path.stem for path in FOLDER.glob("*.py")} == set(EXPECTED)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_example_runs_and_says_what_it_should(name: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", FOLDER / f"{name}.py"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert EXPECTED[name] in ended.stdout
+    assert ended.stderr == ""
