@@ -1,17 +1,5 @@
 """The batcher: one handler, its options, and the life of the tasks that serve it.
 
-Ways to end, none of which leaves a caller waiting:
-
-*closing* (`Batcher.aclose`, or leaving the block)
-    Intake stops, the line is run without waiting out windows, and what is left after
-    ``graceful_shutdown_timeout_s`` fails with `BatcherClosed`.
-*cancellation* from outside
-    Everything fails with `BatcherClosed` at once.
-*breaking*
-    A slot dies of anything but cancellation (a bug of ours, a `KeyboardInterrupt`): everything
-    fails with `BatcherClosed` whose cause says why, and the error goes on to whoever ran the
-    batcher.
-
 The constructor starts nothing: whoever owns the batcher gives it a nursery to run in, or opens it
 with ``async with``. Then its tasks are shielded until the block is left, so that callers that clean
 up while the block is being cancelled still get their answers.
@@ -21,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, overload
@@ -31,12 +18,8 @@ import anyio.lowlevel
 
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.handlers import Handler
-from shoal.batching.intake import Intake
-from shoal.batching.parking import Parking
-from shoal.batching.slots import Slots
+from shoal.batching.session import Session
 from shoal.batching.stack import stack_of
-from shoal.batching.stream_run import StreamRun
-from shoal.batching.unary_run import UnaryRun
 from shoal.core.counters import BatcherState, BatcherStatistics, ClosingCounts, Counters
 from shoal.core.options import BatchOptions
 from shoal.errors import BatcherClosed, NotOpen
@@ -49,8 +32,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
+    from shoal.batching.entry import Entry
     from shoal.batching.kinds import Answer, Steps
-    from shoal.batching.run import Run
     from shoal.core.options import OptionKeywords
 
 logger: Final = logging.getLogger("shoal")
@@ -103,12 +86,10 @@ class Batcher(Generic[C_co]):
         self._handler = Handler(handler, signature)
         self.name = name or self._handler.name
         self._counters = Counters()
-        self._state: BatcherState = "new"
-        self._failure: BaseException | None = None
-        self._live: _Live | None = None
-        self._shield = anyio.CancelScope(shield=True)
+        self._session: Session | None = None
+        self._closed_unopened = False
+        self._shield: anyio.CancelScope | None = None
         self._exit = AsyncExitStack()
-        self._closing_counts = ClosingCounts(0, 0, 0)
         face = StreamCall if self._handler.streams else UnaryCall
         self.call: C_co = cast("C_co", face(self.find))
 
@@ -123,24 +104,11 @@ class Batcher(Generic[C_co]):
 
         Cancellation: callers that wait fail with `BatcherClosed` at once.
         """
-        if self._state != "new":
-            raise RuntimeError(f"{self.name} is {self._state}: a batcher is opened once")
-        live = self._live = self._open()
-        try:
-            async with anyio.create_task_group() as tasks:
-                live.slots.start(tasks)
-                try:
-                    task_status.started(self.call)
-                    await live.stopping.wait()
-                    self._state = "draining"
-                    live.intake.close()
-                    with anyio.move_on_after(self._options.graceful_shutdown_timeout_s):
-                        await live.slots.ended.wait()
-                finally:
-                    self._end(live)
-                tasks.cancel_scope.cancel()
-        finally:
-            live.closed.set()
+        if self._session is not None or self._closed_unopened:
+            raise RuntimeError(f"{self.name} was opened before: a batcher is opened once")
+        self._warn_of_small_line()
+        self._session = Session(self.name, self._handler, self._options, self._counters)
+        await self._session.run(lambda: task_status.started(self.call))
 
     async def aclose(self) -> ClosingCounts:
         """Closes: takes no more calls, runs what is in line, and waits for it to end.
@@ -153,14 +121,11 @@ class Batcher(Generic[C_co]):
 
         Cancellation: closing goes on without the caller.
         """
-        if self._live is None:
-            self._state = "closed"
+        if self._session is None:
+            self._closed_unopened = True
             await anyio.lowlevel.checkpoint()
             return ClosingCounts(0, 0, 0)
-        self._live.counts_before = self._live.counts_before or self._ended_so_far()
-        self._live.stopping.set()
-        await self._live.closed.wait()
-        return self._closing_counts
+        return await self._session.aclose()
 
     async def __aenter__(self) -> C_co:
         async with AsyncExitStack() as stack:
@@ -168,7 +133,7 @@ class Batcher(Generic[C_co]):
             try:
                 call: C_co = await tasks.start(self._run_shielded)
             except BaseException:
-                self._shield.shield = False
+                self._lift_shield()
                 raise
             self._exit = stack.pop_all()
         return call
@@ -179,36 +144,39 @@ class Batcher(Generic[C_co]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._shield.shield = False
+        self._lift_shield()
         async with self._exit:
             await self.aclose()
 
     async def _run_shielded(self, *, task_status: TaskStatus[C_co]) -> None:
-        with self._shield:
+        with anyio.CancelScope(shield=True) as self._shield:
             await self.run(task_status=task_status)
 
-    def find(self) -> Intake:
-        """Returns the line to put a call in; for the calls, which check nothing else.
+    def _lift_shield(self) -> None:
+        if self._shield is not None:
+            self._shield.shield = False
+
+    def find(self) -> Entry:
+        """Returns where calls enter; for the calls, which check nothing else.
 
         Raises:
             NotOpen: The batcher has not been opened, or runs in another event loop.
-            BatcherClosed: It has stopped.
+            BatcherClosed: It was closed without having been opened.
         """
-        live = self._live
-        if live is not None and live.thread == get_ident():
-            return live.intake
-        if live is None and self._state == "closed":
+        session = self._session
+        if session is not None and session.thread == get_ident():
+            return session.entry
+        if self._closed_unopened:
             raise BatcherClosed(f"{self.name} is closed")
         raise NotOpen(
             f"the batcher of {self.name} is not open in this event loop; "
-            f"open it around the calls:\n    async with batcher as call:\n        await call(item)"
+            "open it around the calls:\n    async with batcher as call:\n        await call(item)"
         )
 
     def flush(self) -> None:
         """Sends what is in line now without waiting for more, as soon as a slot is free."""
-        if self._live is not None:
-            self._live.intake.former.flush()
-            self._live.slots.ring()
+        if self._session is not None:
+            self._session.flush()
 
     def drain(self) -> None:
         """Stops waiting for company, for good: from now on a free slot takes what is there.
@@ -216,9 +184,8 @@ class Batcher(Generic[C_co]):
         Calls are still taken. A server does this first when it is told to end, so that requests
         which wait out a long window do not hold it up.
         """
-        if self._live is not None:
-            self._live.intake.former.draining = True
-            self._live.slots.ring()
+        if self._session is not None:
+            self._session.stop_waiting()
 
     def configure(self, **changes: Unpack[OptionKeywords]) -> None:
         """Changes options, together, from the next batch on.
@@ -232,10 +199,8 @@ class Batcher(Generic[C_co]):
         """
         self._options = self._options.changed(changes)
         self._warn_of_small_line()
-        if self._live is not None:
-            self._live.slots.run = self._new_run(self._live.parking)
-            self._live.intake.configure(self._options)
-            self._live.slots.resize()
+        if self._session is not None:
+            self._session.configure(self._options)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Changes ``max_batch_size``; Ray Serve's name for it."""
@@ -271,29 +236,37 @@ class Batcher(Generic[C_co]):
         return self._state in ("open", "draining")
 
     @property
+    def _state(self) -> BatcherState:
+        if self._session is None:
+            return "closed" if self._closed_unopened else "new"
+        return self._session.state
+
+    @property
     def failure(self) -> BaseException | None:
         """What broke the batcher; None if nothing did."""
-        return self._failure
+        return None if self._session is None else self._session.failure
 
     def running_since(self) -> list[float]:
         """Returns since when each batch in the handler has been there, on the loop's clock."""
-        return [] if self._live is None else list(self._live.slots.batches.values())
+        return [] if self._session is None else list(self._session.slots.batches.values())
 
     def stacks(self) -> list[str]:
         """Returns the stack of each slot's task as text; for finding out where one hangs."""
-        return [] if self._live is None else [stack_of(c) for c in self._live.slots.coroutines]
+        return (
+            [] if self._session is None else [stack_of(c) for c in self._session.slots.coroutines]
+        )
 
     def statistics(self) -> BatcherStatistics:
         """Returns what the batcher is doing and has done, as it is now."""
         counters = self._counters
-        live = self._live
+        queued, parked, running = (0, 0, []) if self._session is None else self._session.load()
         return BatcherStatistics(
             name=self.name,
             state=self._state,
-            queued=0 if live is None else live.intake.former.live,
-            parked=0 if live is None else live.intake.former.parked,
-            running=0 if live is None else sum(batch.active for batch in live.slots.batches),
-            batches_running=0 if live is None else len(live.slots.batches),
+            queued=queued,
+            parked=parked,
+            running=sum(batch.active for batch in running),
+            batches_running=len(running),
             finished=counters.finished,
             failed=counters.failed,
             cancelled=counters.cancelled,
@@ -307,44 +280,6 @@ class Batcher(Generic[C_co]):
             batch_wait_timeout_s=self._options.batch_wait_timeout_s,
         )
 
-    def _open(self) -> _Live:
-        parking = Parking.of_this_loop()
-        intake = Intake(self.name, self._handler.binding, self._options, parking, self._counters)
-        self._state = "open"
-        self._warn_of_small_line()
-        slots = Slots(intake, parking, self._counters, self._new_run(parking), self._slot_died)
-        return _Live(get_ident(), parking, intake, slots)
-
-    def _new_run(self, parking: Parking) -> Run:
-        run = StreamRun if self._handler.streams else UnaryRun
-        return run(self.name, self._handler, self._options, parking, self._counters)
-
-    def _slot_died(self, error: BaseException) -> None:
-        """Fails everybody, at once, with what killed the slot; cancellation has its own way."""
-        if not is_cancellation(error):
-            self._state = "broken"
-            self._failure = error
-            logger.error("%s: the batcher broke", self.name, exc_info=error)
-        if self._live is not None:
-            self._end(self._live)
-
-    def _end(self, live: _Live) -> None:
-        """Fails whatever has not come to an end, and counts what did since closing began."""
-        before = live.counts_before or self._ended_so_far()
-        live.intake.close()
-        left = [*live.slots.running(), *live.intake.former.clear()]
-        live.intake.fail(left, self._failure)
-        if self._state != "broken":
-            self._state = "closed"
-        self._closing_counts = ClosingCounts(
-            *(now - then for now, then in zip(self._ended_so_far(), before, strict=True))
-        )
-        logger.info("%s: closed with %s", self.name, self._closing_counts)
-
-    def _ended_so_far(self) -> tuple[int, int, int]:
-        counters = self._counters
-        return counters.finished, counters.failed, counters.cancelled + counters.expired
-
     def _warn_of_small_line(self) -> None:
         options = self._options
         wanted = options.max_batch_size * options.max_concurrent_batches
@@ -356,25 +291,3 @@ class Batcher(Generic[C_co]):
                 options.max_queued_requests,
                 wanted,
             )
-
-
-@dataclass(slots=True)
-class _Live:
-    """What exists only while a batcher is open: it belongs to one event loop."""
-
-    thread: int
-    parking: Parking
-    intake: Intake
-    slots: Slots
-    counts_before: tuple[int, int, int] | None = None
-    stopping: anyio.Event = field(default_factory=anyio.Event)
-    closed: anyio.Event = field(default_factory=anyio.Event)
-
-
-def is_cancellation(error: BaseException) -> bool:
-    """Says whether an error is nothing but the event loop's cancellation."""
-    cancelled = anyio.get_cancelled_exc_class()
-    if isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        return group.split(cancelled)[1] is None
-    return isinstance(error, cancelled)

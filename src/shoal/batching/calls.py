@@ -15,7 +15,7 @@ from shoal.core.options import seconds
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from shoal.batching.intake import Extras, Intake
+    from shoal.batching.entry import Entry, Extras
     from shoal.batching.stream import ResultStream
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ class UnaryCall(Generic[P, R]):
     result is dropped. No other call of the batch notices. Checkpoint: always.
     """
 
-    def __init__(self, find: Callable[[], Intake], extras: Extras | None = None) -> None:
+    def __init__(self, find: Callable[[], Entry], extras: Extras | None = None) -> None:
         self._find = find
         self._extras = extras
 
@@ -110,7 +110,7 @@ class StreamCall(Generic[P, R]):
     What the stream raises is told at `ResultStream`.
     """
 
-    def __init__(self, find: Callable[[], Intake], extras: Extras | None = None) -> None:
+    def __init__(self, find: Callable[[], Entry], extras: Extras | None = None) -> None:
         self._find = find
         self._extras = extras
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from shoal.batching.batcher import Batcher
-    from shoal.batching.intake import Intake
+    from shoal.batching.entry import Entry
     from shoal.batching.kinds import Answer, Steps
     from shoal.batching.stream import ResultStream
     from shoal.core.options import OptionKeywords
@@ -38,8 +38,8 @@ class Decorated:
     def _decorate(self, opening: Opening, receiver: object) -> None:
         self._opening = opening
         self._receiver = receiver
-        # The lines of the batchers that were opened through this object, by thread.
-        self._here: dict[int, Intake] = {}
+        # Where calls enter the batchers that were opened through this object, by thread.
+        self._here: dict[int, Entry] = {}
         if receiver is None:
             update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
             self.__signature__ = opening.handler.binding.signature
@@ -113,17 +113,17 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     """
 
     def __init__(self, opening: Opening, receiver: object = None) -> None:
-        super().__init__(lambda: opening.found(receiver).intake)
+        super().__init__(lambda: opening.found(receiver).entry)
         self._decorate(opening, receiver)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Makes one call; await what it returns."""
-        intake = self._here.get(get_ident())
-        if intake is None:
+        entry = self._here.get(get_ident())
+        if entry is None:
             return self._elsewhere(args)(*args, **kwargs)  # type: ignore[no-any-return]
-        if len(args) == 1 and not kwargs and intake.takes_bare_items:
-            return intake.call(args[0], None)  # the usual call, straight to the line
-        return intake.begin(args, kwargs, None)
+        if len(args) == 1 and not kwargs and entry.takes_bare_items:
+            return entry.call(args[0], None)  # the usual call, straight to the line
+        return entry.begin(args, kwargs, None)
 
     def __get__(self, instance: object, owner: type | None = None) -> BatchedFunction[P, R]:
         return self.bound(owner if self._opening.is_class_method else instance)  # type: ignore[no-any-return]
@@ -136,15 +136,15 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
     """
 
     def __init__(self, opening: Opening, receiver: object = None) -> None:
-        super().__init__(lambda: opening.found(receiver).intake)
+        super().__init__(lambda: opening.found(receiver).entry)
         self._decorate(opening, receiver)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
         """Prepares one call; it is made when the stream is entered."""
-        intake = self._here.get(get_ident())
-        if intake is None:
+        entry = self._here.get(get_ident())
+        if entry is None:
             return self._elsewhere(args)(*args, **kwargs)  # type: ignore[no-any-return]
-        return intake.begin_stream(args, kwargs, None)
+        return entry.begin_stream(args, kwargs, None)
 
     def __get__(self, instance: object, owner: type | None = None) -> BatchedGenerator[P, R]:
         return self.bound(owner if self._opening.is_class_method else instance)  # type: ignore[no-any-return]

@@ -22,14 +22,14 @@ from shoal.errors import NotOpen
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
-    from shoal.batching.intake import Intake
+    from shoal.batching.entry import Entry
 
 
 class Open(NamedTuple):
-    """A batcher that is open, its line, and the object by which it was opened."""
+    """A batcher that is open, where its calls enter, and the object by which it was opened."""
 
     batcher: Batcher[Any]
-    intake: Intake
+    entry: Entry
     face: Callable[..., Any]
 
 
@@ -76,14 +76,14 @@ class Opening:
 
     @asynccontextmanager
     async def opened(
-        self, receiver: object, face: Callable[..., Any], lines: dict[int, Intake]
+        self, receiver: object, face: Callable[..., Any], entries: dict[int, Entry]
     ) -> AsyncGenerator[None]:
         """Keeps a batcher open for this thread and a receiver.
 
         Args:
             receiver: The instance or class that a method is batched for; None for a function.
             face: What callers call.
-            lines: Where `face` looks up the line, by thread.
+            entries: Where `face` looks up where its calls enter, by thread.
         """
         key = self.key(receiver)
         if key in self.table:
@@ -97,13 +97,13 @@ class Opening:
         )
         try:
             async with batcher:
-                intake = batcher.find()
-                self.table[key] = Open(batcher, intake, face)
-                lines[get_ident()] = intake
+                entry = batcher.find()
+                self.table[key] = Open(batcher, entry, face)
+                entries[get_ident()] = entry
                 yield
         finally:
             self.table.pop(key, None)
-            lines.pop(get_ident(), None)
+            entries.pop(get_ident(), None)
 
     def not_open(self, receiver: object) -> NotOpen:
         """Makes the error of a call that finds no batcher."""

@@ -20,7 +20,6 @@ import anyio
 import anyio.lowlevel
 
 from shoal.core.request import State
-from shoal.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -161,9 +160,12 @@ class ResultStream(Generic[R_co]):
                 buffer.release()
             return item  # type: ignore[no-any-return]
         if request.error is not None:
-            # Raised once; a reader that asks again is at the end.
-            error, request.error = request.error, None
-            raise error
+            try:
+                raise request.error
+            finally:
+                # A reader that asks again is at the end; and the error's traceback holds this
+                # frame, so the frame lets go of the error.
+                request.error = None
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
@@ -173,15 +175,17 @@ class ResultStream(Generic[R_co]):
 
     def _start(self) -> Request:
         if self._request is None:
-            self._request = self._intake.submit_stream(self._item, self._options)
+            self._request = self._intake.enter_stream(self._item, self._options)
         return self._request
 
     def _leave(self) -> None:
         if self._request is None:
             return
         self._intake.abandon(self._request)
-        self._request.cell.items.clear()
-        self._request.cell.release()
+        buffer: StreamBuffer = self._request.cell
+        buffer.items.clear()
+        buffer.release()
+        buffer.wake()
 
     async def _wait(self, request: Request, buffer: StreamBuffer) -> None:
         """Parks until there is an item, an error or the end."""
@@ -197,9 +201,6 @@ class ResultStream(Generic[R_co]):
                 await cell
             if scope.cancelled_caught:
                 self._intake.expire(request)
-                request.error = DeadlineExceeded(
-                    f"the stream of {self._intake.name} did not end by its deadline"
-                )
         except BaseException:
             if not self._entered:
                 self._leave()

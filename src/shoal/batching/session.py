@@ -1,0 +1,174 @@
+"""One opening of a batcher: what exists only while it is open, in one event loop.
+
+Ways to end, none of which leaves a caller waiting:
+
+*closing* (`Batcher.aclose`, or leaving the block)
+    Intake stops, the line is run without waiting out windows, and what is left after
+    ``graceful_shutdown_timeout_s`` fails with `BatcherClosed`.
+*cancellation* from outside
+    Everything fails with `BatcherClosed` at once.
+*breaking*
+    A slot dies of anything but cancellation (a bug of ours, a `KeyboardInterrupt`): everything
+    fails with `BatcherClosed` whose cause says why, and the error goes on to whoever ran the
+    batcher.
+"""
+
+from __future__ import annotations
+
+import logging
+from threading import get_ident
+from typing import TYPE_CHECKING, Final, cast
+
+import anyio
+
+from shoal.batching.entry import Entry
+from shoal.batching.intake import Intake
+from shoal.batching.parking import Parking
+from shoal.batching.slots import Slots
+from shoal.batching.stream_run import StreamRun
+from shoal.batching.unary_run import UnaryRun
+from shoal.core.counters import ClosingCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.batching.handlers import Handler
+    from shoal.batching.run import Run
+    from shoal.core.batch import Batch
+    from shoal.core.counters import BatcherState, Counters
+    from shoal.core.options import BatchOptions
+
+logger: Final = logging.getLogger("shoal")
+
+
+class Session:
+    """The line, the slots and the end of one open batcher.
+
+    Attributes:
+        thread: The thread of its event loop.
+        entry: Where calls enter.
+        slots: The tasks that run batches.
+        state: How far its life has come.
+        failure: What broke it; None if nothing did.
+    """
+
+    def __init__(
+        self, name: str, handler: Handler, options: BatchOptions, counters: Counters
+    ) -> None:
+        self.thread = get_ident()
+        self.state: BatcherState = "open"
+        self.failure: BaseException | None = None
+        self._name = name
+        self._handler = handler
+        self._options = options
+        self._counters = counters
+        self._parking = Parking.of_this_loop()
+        self._intake = Intake(name, options, self._parking, counters)
+        self.entry = Entry(self._intake, handler.binding, options, self._parking.now)
+        self.slots = Slots(self._intake, self._parking, counters, self._new_run(), self._slot_died)
+        self._stopping = anyio.Event()
+        self._closed = anyio.Event()
+        self._ended_before: tuple[int, int, int] | None = None
+        self._counts = ClosingCounts(0, 0, 0)
+
+    async def run(self, on_open: Callable[[], None]) -> None:
+        """Serves calls until it is closed.
+
+        Cancellation: callers that wait fail at once.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                self.slots.start(tasks)
+                try:
+                    on_open()
+                    await self._stopping.wait()
+                    self.state = "draining"
+                    self._intake.close()
+                    with anyio.move_on_after(self._options.graceful_shutdown_timeout_s):
+                        await self.slots.ended.wait()
+                finally:
+                    # Before the tasks are waited for: a handler in a thread may take its time.
+                    self._end()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._closed.set()
+
+    async def aclose(self) -> ClosingCounts:
+        """Stops intake, and waits until everything has ended.
+
+        Returns:
+            What became of the requests that were there.
+
+        Cancellation: closing goes on without the caller.
+        """
+        self._begin_counting()
+        self._stopping.set()
+        await self._closed.wait()
+        return self._counts
+
+    def flush(self) -> None:
+        """Sends what is in line now without waiting for more."""
+        self._intake.former.flush()
+        self.slots.ring()
+
+    def stop_waiting(self) -> None:
+        """Waits out no more windows, from now on."""
+        self._intake.former.draining = True
+        self.slots.ring()
+
+    def configure(self, options: BatchOptions) -> None:
+        """Takes in new options, from the next batch on."""
+        self._options = options
+        self.slots.run = self._new_run()
+        self.entry.configure(options)
+        self._intake.former.reform(options)
+        self.slots.resize()
+
+    def load(self) -> tuple[int, int, list[Batch]]:
+        """Returns how many requests are queued and parked, and the batches that are running."""
+        former = self._intake.former
+        return former.live, former.parked, list(self.slots.batches)
+
+    def _new_run(self) -> Run:
+        kind = StreamRun if self._handler.streams else UnaryRun
+        return kind(self._name, self._handler, self._options, self._parking, self._counters)
+
+    def _slot_died(self, error: BaseException) -> None:
+        """Fails everybody at once with what killed a slot, unless that was cancellation."""
+        if self.state != "broken" and not _is_cancellation(error):
+            self.state = "broken"
+            self.failure = error
+            logger.error("%s: the batcher broke", self._name, exc_info=error)
+        self._end()
+
+    def _end(self) -> None:
+        """Fails whatever has not come to an end."""
+        if self.state == "closed":
+            return
+        self._begin_counting()
+        self._intake.close()
+        left = [*self.slots.running(), *self._intake.former.clear()]
+        self._intake.fail(left, self.failure)
+        assert self._ended_before is not None
+        ended = zip(self._ended_so_far(), self._ended_before, strict=True)
+        self._counts = ClosingCounts(*(now - before for now, before in ended))
+        if self.state != "broken":
+            self.state = "closed"
+            logger.info("%s: closed with %s", self._name, self._counts)
+
+    def _begin_counting(self) -> None:
+        if self._ended_before is None:
+            self._ended_before = self._ended_so_far()
+
+    def _ended_so_far(self) -> tuple[int, int, int]:
+        counters = self._counters
+        return counters.finished, counters.failed, counters.cancelled + counters.expired
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    """Says whether an error is nothing but the event loop's cancellation."""
+    cancelled = anyio.get_cancelled_exc_class()
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.split(cancelled)[1] is None
+    return isinstance(error, cancelled)
