@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import sys
 import types
@@ -17,10 +18,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
-    ROOT / "README.md",
-    ROOT / "docs" / "index.md",
-    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
-    *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    path
+    for path in [
+        ROOT / "README.md",
+        ROOT / "docs" / "index.md",
+        *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+        *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    ]
+    if "```python\n" in path.read_text(encoding="utf-8")
 ]
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -37,7 +42,7 @@ class Block:
 def blocks_of(page: str) -> list[Block]:
     fences = list(FENCE.finditer(page))
     blocks = []
-    for fence, following in zip(fences, [*fences[1:], None], strict=True):
+    for fence, following in itertools.pairwise([*fences, None]):
         if fence["language"] != "python":
             continue
         shown = (

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 import trio
 
+PATHS = [
+    "early",
+    "hold",
+    "begin",
+    "forever",
+    "flood",
+    "unread",
+    "pour",
+    "disconnect",
+    "fail",
+    "interrupt",
+]
+
 
 class EchoApp:
     """Answers with what it was sent; some paths misbehave.
@@ -28,8 +41,8 @@ class EchoApp:
             if scope["type"] == "websocket":
                 await self.websocket(receive, send)
             else:
-                name = scope["path"].strip("/") or "echo"
-                await getattr(self, name)(scope, receive, send)
+                name = scope["path"].strip("/")
+                await getattr(self, name if name in PATHS else "echo")(scope, receive, send)
         finally:
             self.running -= 1
             self.left.set()
@@ -58,6 +71,12 @@ class EchoApp:
         await self.release.wait()
         await self.answer(send, 200, b"held")
 
+    async def begin(self, scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await self.release.wait()
+        await send({"type": "http.response.body", "body": b"ended"})
+
     async def forever(self, scope, receive, send):
         await trio.sleep_forever()
 
@@ -68,6 +87,12 @@ class EchoApp:
             nursery.start_soon(self.cancel_on_disconnect, receive, nursery.cancel_scope)
             while True:
                 await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+
+    async def pour(self, scope, receive, send):
+        """Much, without ever asking whether the client is there."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(3):
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
 
     async def unread(self, scope, receive, send):
         """Answers without reading its body, and goes on sending until it is released."""

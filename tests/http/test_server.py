@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import socket
 
+import h2.events
 import pytest
 import trio
 from echo_app import EchoApp
-from live_server import HANG_S, live, read_all, read_until, request, upgrade
+from live_server import HANG_S, Http2Client, live, read_all, read_until, request, upgrade
 from trio.testing import wait_all_tasks_blocked
 from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, TextMessage
 
+from shoal.http.connection import Connection
 from shoal.http.server import ServerConfig, serve
 from shoal.http.server_lifespan import LifespanFailed
 
@@ -59,9 +61,9 @@ async def test_shutdown_refuses_new_connections():
         app.release.set()
 
 
-async def test_shutdown_closes_an_idle_connection_at_once():
-    async with live(EchoApp(), keep_alive_timeout_s=HANG_S * 2) as server:
-        client = await server.connect()
+async def test_shutdown_closes_an_idle_connection():
+    patient = live(EchoApp(), keep_alive_timeout_s=HANG_S * 2)
+    async with patient as server, await server.connect() as client:
         await client.send_all(request("/"))
         await read_until(client, b"hello")
         server.stop.set()
@@ -82,11 +84,77 @@ async def test_shutdown_serves_whom_the_kernel_had_let_in():
 async def test_shutdown_serves_a_request_that_had_arrived_on_an_idle_connection():
     async with live(EchoApp()) as server:
         client = server.connect_now(request("/"))
-        assert await trio.to_thread.run_sync(client.recv, 2**16)
+        await wait_all_tasks_blocked(0.05)
         client.sendall(request("/"))
         server.stop.set()
-    with client:
-        assert client.recv(2**16).startswith(b"HTTP/1.1 200")
+    with client, client.makefile("rb") as received:
+        assert received.read().count(b"HTTP/1.1 200") == 2
+
+
+async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeypatch):
+    drain = Connection.drain
+
+    async def drain_as_a_request_arrives(connection):
+        client.sendall(request("/hold"))
+        await drain(connection)
+
+    monkeypatch.setattr(Connection, "drain", drain_as_a_request_arrives)
+    app = EchoApp()
+    async with live(app) as server:
+        client = server.connect_now()
+        await wait_all_tasks_blocked(0.05)
+        server.stop.set()
+        await app.entered.wait()
+        await wait_all_tasks_blocked()
+        app.release.set()
+    with client, client.makefile("rb") as received:
+        assert received.read().endswith(b"held")
+
+
+async def test_a_client_that_was_not_told_of_the_shutdown_may_ask_once_more():
+    app = EchoApp()
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(request("/begin"))
+        await read_until(client, b"begun")
+        server.stop.set()
+        await wait_all_tasks_blocked()
+        app.release.set()
+        assert b"connection: close" not in (await read_until(client, b"ended"))
+        await client.send_all(request("/"))
+        answer = await read_all(client)
+    assert answer.endswith(b"hello")
+    assert b"connection: close" in answer
+
+
+async def test_shutdown_does_not_wait_for_a_request_behind_the_last_answer():
+    app = EchoApp()
+    patient = live(app, graceful_timeout_s=HANG_S * 2)
+    async with patient as server, await server.connect() as client:
+        await client.send_all(request("/hold") * 2)
+        await app.entered.wait()
+        server.stop.set()
+        await wait_all_tasks_blocked()
+        app.release.set()
+        assert (await read_all(client)).count(b"held") == 1
+    assert (server.drained.finished, server.drained.cut) == (1, 0)
+
+
+async def test_a_new_http2_stream_is_refused_during_the_drain():
+    app = EchoApp()
+    async with live(app) as server, await server.connect() as stream:
+        client = Http2Client(stream)
+        held = client.ask(b"/hold")
+        await client.flush()
+        await app.entered.wait()
+        server.stop.set()
+        await wait_all_tasks_blocked()
+        late = client.ask(b"/")
+        await client.flush()
+        reset = await client.wait_for(h2.events.StreamReset, late)
+        assert reset.error_code == 7  # REFUSED_STREAM
+        app.release.set()
+        await client.wait_for(h2.events.StreamEnded, held)
+    assert (server.drained.finished, server.drained.cut) == (1, 0)
 
 
 async def test_shutdown_cuts_off_what_does_not_finish_in_time():

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("shoal")
 
-T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 R = TypeVar("R")
 C_co = TypeVar("C_co", covariant=True)
 
@@ -68,9 +70,17 @@ class Batcher(Generic[C_co]):
 
     # fmt: off
     @overload
-    def __init__(self: Batcher[StreamCall[[T], R]], handler: Callable[[list[T]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[StreamCall[[A], R]], handler: Callable[[list[A]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
     @overload
-    def __init__(self: Batcher[UnaryCall[[T], R]], handler: Callable[[list[T]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[UnaryCall[[A], R]], handler: Callable[[list[A]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    @overload
+    def __init__(self: Batcher[StreamCall[[A, B], R]], handler: Callable[[list[A], list[B]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    @overload
+    def __init__(self: Batcher[UnaryCall[[A, B], R]], handler: Callable[[list[A], list[B]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    @overload
+    def __init__(self: Batcher[StreamCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    @overload
+    def __init__(self: Batcher[UnaryCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
     @overload
     def __init__(self: Batcher[Any], handler: Callable[..., Any], *, signature: Callable[..., Any] | None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
     # fmt: on
@@ -88,7 +98,7 @@ class Batcher(Generic[C_co]):
         self._counters = Counters()
         self._session: Session | None = None
         self._closed_unopened = False
-        self._shield: anyio.CancelScope | None = None
+        self._scope: anyio.CancelScope | None = None
         self._exit = AsyncExitStack()
         face = StreamCall if self._handler.streams else UnaryCall
         self.call: C_co = cast("C_co", face(self.find))
@@ -130,12 +140,11 @@ class Batcher(Generic[C_co]):
     async def __aenter__(self) -> C_co:
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(anyio.create_task_group())
-            try:
-                call: C_co = await tasks.start(self._run_shielded)
-            except BaseException:
-                self._lift_shield()
-                raise
+            call: C_co = await tasks.start(self._run_in_scope)
             self._exit = stack.pop_all()
+            # Not before: a shielded task could not be cancelled while it is being started.
+            assert self._scope is not None
+            self._scope.shield = True
         return call
 
     async def __aexit__(
@@ -144,17 +153,14 @@ class Batcher(Generic[C_co]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._lift_shield()
+        assert self._scope is not None
+        self._scope.shield = False
         async with self._exit:
             await self.aclose()
 
-    async def _run_shielded(self, *, task_status: TaskStatus[C_co]) -> None:
-        with anyio.CancelScope(shield=True) as self._shield:
+    async def _run_in_scope(self, *, task_status: TaskStatus[C_co]) -> None:
+        with anyio.CancelScope() as self._scope:
             await self.run(task_status=task_status)
-
-    def _lift_shield(self) -> None:
-        if self._shield is not None:
-            self._shield.shield = False
 
     def find(self) -> Entry:
         """Returns where calls enter; for the calls, which check nothing else.

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from shoal.core.options import OptionKeywords
 
 P = ParamSpec("P")
-T = TypeVar("T")
+S = TypeVar("S")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 R = TypeVar("R")
 S_contra = TypeVar("S_contra", contravariant=True)
-F_co = TypeVar("F_co", covariant=True)
 
 
 class Decorated:
@@ -40,9 +39,8 @@ class Decorated:
         self._receiver = receiver
         # Where calls enter the batchers that were opened through this object, by thread.
         self._here: dict[int, Entry] = {}
-        if receiver is None:
-            update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
-            self.__signature__ = opening.handler.binding.signature
+        update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
+        self.__signature__ = opening.signature_for(receiver)
 
     @property
     def batcher(self) -> Batcher[Any]:
@@ -150,13 +148,32 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
         return self.bound(owner if self._opening.is_class_method else instance)  # type: ignore[no-any-return]
 
 
-class BatchedMethod(Protocol[S_contra, F_co]):
+class BatchedMethod(Protocol[S_contra, P, R]):
     """A batched handler in a class, for type checkers: each instance has a call of its own."""
 
+    def __call__(
+        self, receiver: S_contra, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]:
+        """Makes one call through the class."""
+        ...
+
     @overload
-    def __get__(self, instance: None, owner: type) -> BatchedMethod[S_contra, F_co]: ...
+    def __get__(self, instance: None, owner: type) -> BatchedMethod[S_contra, P, R]: ...
     @overload
-    def __get__(self, instance: S_contra, owner: type | None = None) -> F_co: ...
+    def __get__(self, instance: S_contra, owner: type | None = None) -> BatchedFunction[P, R]: ...
+
+
+class BatchedGeneratorMethod(Protocol[S_contra, P, R]):
+    """A batched generator handler in a class, for type checkers."""
+
+    def __call__(self, receiver: S_contra, /, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
+        """Prepares one call through the class."""
+        ...
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> BatchedGeneratorMethod[S_contra, P, R]: ...
+    @overload
+    def __get__(self, instance: S_contra, owner: type | None = None) -> BatchedGenerator[P, R]: ...
 
 
 class Decorator(Protocol):
@@ -164,19 +181,41 @@ class Decorator(Protocol):
 
     # fmt: off
     @overload
-    def __call__(self, handler: Callable[[list[T]], Steps[R]], /) -> BatchedGenerator[[T], R]: ...
+    def __call__(self, handler: Callable[[list[A]], Steps[R]], /) -> BatchedGenerator[[A], R]: ...
     @overload
-    def __call__(self, handler: Callable[[list[T]], Answer[R]], /) -> BatchedFunction[[T], R]: ...
-    @overload
-    def __call__(self, handler: Callable[[list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...  # noqa: E501
+    def __call__(self, handler: Callable[[list[A]], Answer[R]], /) -> BatchedFunction[[A], R]: ...
     @overload
     def __call__(self, handler: Callable[[list[A], list[B]], Steps[R]], /) -> BatchedGenerator[[A, B], R]: ...  # noqa: E501
     @overload
     def __call__(self, handler: Callable[[list[A], list[B]], Answer[R]], /) -> BatchedFunction[[A, B], R]: ...  # noqa: E501
     @overload
-    def __call__(self, handler: Callable[[A, list[T]], Steps[R]], /) -> BatchedMethod[A, BatchedGenerator[[T], R]]: ...  # noqa: E501
+    def __call__(self, handler: Callable[[list[A], list[B], list[C]], Steps[R]], /) -> BatchedGenerator[[A, B, C], R]: ...  # noqa: E501
     @overload
-    def __call__(self, handler: Callable[[A, list[T]], Answer[R]], /) -> BatchedMethod[A, BatchedFunction[[T], R]]: ...  # noqa: E501
+    def __call__(self, handler: Callable[[list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A]], Steps[R]] | Callable[[type[S], list[A]], Steps[R]], /) -> BatchedGenerator[[A], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A]], Answer[R]] | Callable[[type[S], list[A]], Answer[R]], /) -> BatchedFunction[[A], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A], list[B]], Steps[R]] | Callable[[type[S], list[A], list[B]], Steps[R]], /) -> BatchedGenerator[[A, B], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A], list[B]], Answer[R]] | Callable[[type[S], list[A], list[B]], Answer[R]], /) -> BatchedFunction[[A, B], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A], list[B], list[C]], Steps[R]] | Callable[[type[S], list[A], list[B], list[C]], Steps[R]], /) -> BatchedGenerator[[A, B, C], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A], list[B], list[C]], Answer[R]] | Callable[[type[S], list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: Callable[[S, list[A]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: Callable[[S, list[A]], Answer[R]], /) -> BatchedMethod[S, [A], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: Callable[[S, list[A], list[B]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: Callable[[S, list[A], list[B]], Answer[R]], /) -> BatchedMethod[S, [A, B], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: Callable[[S, list[A], list[B], list[C]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B, C], R]: ...  # noqa: E501
+    @overload
+    def __call__(self, handler: Callable[[S, list[A], list[B], list[C]], Answer[R]], /) -> BatchedMethod[S, [A, B, C], R]: ...  # noqa: E501
     # fmt: on
 
 
@@ -191,19 +230,41 @@ class DecoratorOf(Protocol[P, R]):
 
 # fmt: off
 @overload
-def batch(handler: Callable[[list[T]], Steps[R]], /) -> BatchedGenerator[[T], R]: ...
+def batch(handler: Callable[[list[A]], Steps[R]], /) -> BatchedGenerator[[A], R]: ...
 @overload
-def batch(handler: Callable[[list[T]], Answer[R]], /) -> BatchedFunction[[T], R]: ...
-@overload
-def batch(handler: Callable[[list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...  # noqa: E501
+def batch(handler: Callable[[list[A]], Answer[R]], /) -> BatchedFunction[[A], R]: ...
 @overload
 def batch(handler: Callable[[list[A], list[B]], Steps[R]], /) -> BatchedGenerator[[A, B], R]: ...
 @overload
 def batch(handler: Callable[[list[A], list[B]], Answer[R]], /) -> BatchedFunction[[A, B], R]: ...
 @overload
-def batch(handler: Callable[[A, list[T]], Steps[R]], /) -> BatchedMethod[A, BatchedGenerator[[T], R]]: ...  # noqa: E501
+def batch(handler: Callable[[list[A], list[B], list[C]], Steps[R]], /) -> BatchedGenerator[[A, B, C], R]: ...  # noqa: E501
 @overload
-def batch(handler: Callable[[A, list[T]], Answer[R]], /) -> BatchedMethod[A, BatchedFunction[[T], R]]: ...  # noqa: E501
+def batch(handler: Callable[[list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...  # noqa: E501
+@overload
+def batch(handler: classmethod[Any, [list[A]], Steps[R]] | Callable[[type[S], list[A]], Steps[R]], /) -> BatchedGenerator[[A], R]: ...  # noqa: E501
+@overload
+def batch(handler: classmethod[Any, [list[A]], Answer[R]] | Callable[[type[S], list[A]], Answer[R]], /) -> BatchedFunction[[A], R]: ...  # noqa: E501
+@overload
+def batch(handler: classmethod[Any, [list[A], list[B]], Steps[R]] | Callable[[type[S], list[A], list[B]], Steps[R]], /) -> BatchedGenerator[[A, B], R]: ...  # noqa: E501
+@overload
+def batch(handler: classmethod[Any, [list[A], list[B]], Answer[R]] | Callable[[type[S], list[A], list[B]], Answer[R]], /) -> BatchedFunction[[A, B], R]: ...  # noqa: E501
+@overload
+def batch(handler: classmethod[Any, [list[A], list[B], list[C]], Steps[R]] | Callable[[type[S], list[A], list[B], list[C]], Steps[R]], /) -> BatchedGenerator[[A, B, C], R]: ...  # noqa: E501
+@overload
+def batch(handler: classmethod[Any, [list[A], list[B], list[C]], Answer[R]] | Callable[[type[S], list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...  # noqa: E501
+@overload
+def batch(handler: Callable[[S, list[A]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A], R]: ...
+@overload
+def batch(handler: Callable[[S, list[A]], Answer[R]], /) -> BatchedMethod[S, [A], R]: ...
+@overload
+def batch(handler: Callable[[S, list[A], list[B]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B], R]: ...  # noqa: E501
+@overload
+def batch(handler: Callable[[S, list[A], list[B]], Answer[R]], /) -> BatchedMethod[S, [A, B], R]: ...  # noqa: E501
+@overload
+def batch(handler: Callable[[S, list[A], list[B], list[C]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B, C], R]: ...  # noqa: E501
+@overload
+def batch(handler: Callable[[S, list[A], list[B], list[C]], Answer[R]], /) -> BatchedMethod[S, [A, B, C], R]: ...  # noqa: E501
 @overload
 def batch(*, signature: Callable[P, R], **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
 @overload

@@ -70,8 +70,12 @@ class Handler:
         args, kwargs = self.binding.columns(items)
         if not self.threaded:
             return await self.function(*args, **kwargs)
-        call = functools.partial(self.function, *args, **kwargs)
-        results: Any = await anyio.to_thread.run_sync(call, limiter=self._threads)
+
+        def call() -> tuple[Any]:
+            # In a tuple, since trio would take an awaitable for a mistake of ours.
+            return (self.function(*args, **kwargs),)
+
+        (results,) = await anyio.to_thread.run_sync(call, limiter=self._threads)
         if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()

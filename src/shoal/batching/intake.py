@@ -14,6 +14,7 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from shoal.batching.deadlines import Deadlines
 from shoal.batching.group import GroupCell
 from shoal.batching.stream import StreamBuffer
 from shoal.core.forming import Former
@@ -40,6 +41,7 @@ class Intake:
         name: The batcher's name, for messages.
         former: The line and the rule that cuts batches from it.
         ring: Wakes the slot that waits for requests; the slots set it.
+        deadlines: What ends streams that run out of time; it wants to be run.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Intake:
         self.name = name
         self.former = Former(options)
         self.ring: Callable[[], None] = _nobody_listens
+        self.deadlines = Deadlines(parking, self.expire)
         self._parking = parking
         self._counters = counters
         self._now = parking.now
@@ -108,7 +111,9 @@ class Intake:
         Raises:
             Overloaded: The line is full.
             BatcherClosed: The batcher has stopped.
+            DeadlineExceeded: Its deadline is past.
         """
+        self._refuse_late(1, options)
         return self._enter(self._new_request(item, options, self._new_cell()))
 
     def enter_stream(self, item: Any, options: CallOptions | None) -> Request:
@@ -117,9 +122,14 @@ class Intake:
         Raises:
             Overloaded: The line is full.
             BatcherClosed: The batcher has stopped.
+            DeadlineExceeded: Its deadline is past.
         """
+        self._refuse_late(1, options)
         buffer = StreamBuffer(self._parking, self.former.options.stream_buffer)
-        return self._enter(self._new_request(item, options, buffer))
+        request = self._enter(self._new_request(item, options, buffer))
+        if request.deadline is not None:
+            self.deadlines.add(request, request.deadline)
+        return request
 
     def enter_group(self, items: list[Any], options: CallOptions | None) -> list[Request]:
         """Puts many requests in line that share one cell; the caller waits on it, at once.
@@ -127,7 +137,9 @@ class Intake:
         Raises:
             Overloaded: The line has no room for all of them; then none is put in.
             BatcherClosed: The batcher has stopped.
+            DeadlineExceeded: Its deadline is past.
         """
+        self._refuse_late(len(items), options)
         former = self.former
         room = int(min(len(items), max(0, former.room - former.live)))
         if room < len(items):
@@ -175,7 +187,7 @@ class Intake:
         if request.state is State.CANCELLED:
             self._counters.cancelled -= 1
             self._counters.expired += 1
-            request.error = DeadlineExceeded(f"{self.name} did not answer by the call's deadline")
+            request.error = self._late()
 
     def close(self) -> None:
         """Lets no further call in; what is in line stays."""
@@ -229,6 +241,15 @@ class Intake:
                 f"{self.name} is overloaded: {self.former.live} requests are waiting, "
                 f"and max_queued_requests={self.former.options.max_queued_requests}"
             )
+
+    def _refuse_late(self, requests: int, options: CallOptions | None) -> None:
+        """Refuses requests whose time is up before they are made."""
+        if options is not None and options.deadline is not None and options.deadline <= self._now():
+            self._counters.expired += requests
+            raise self._late()
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{self.name} did not answer by the call's deadline")
 
     def _stopped(self) -> BatcherClosed:
         """Makes the error of one caller that the batcher could not answer."""

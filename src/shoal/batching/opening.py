@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.handlers import Handler
+from shoal.batching.signature import signature_of
 from shoal.core.options import BatchOptions
 from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
+    from inspect import Signature
 
     from shoal.batching.entry import Entry
 
@@ -55,9 +57,23 @@ class Opening:
             function = function.__func__
         BatchOptions.of(options)
         self.handler = Handler(function)
+        names = self.handler.binding.names
+        self._call_signature = (
+            self.handler.binding.signature
+            if signature is None
+            # Whether this is a method, whose first parameter is not batched, is not known yet.
+            else signature_of(signature, names[1:], names)
+        )
         self.table: dict[object, Open] = {}
         self._signature = signature
         self._options = options
+
+    def signature_for(self, receiver: object) -> Signature:
+        """Returns what a call of one item on a receiver looks like."""
+        if receiver is None or self._signature is not None:
+            return self._call_signature
+        _self, *parameters = self._call_signature.parameters.values()
+        return self._call_signature.replace(parameters=parameters)
 
     def key(self, receiver: object) -> object:
         """Returns the key of this thread's batcher for a receiver."""

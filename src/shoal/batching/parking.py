@@ -91,6 +91,10 @@ class Parking(ABC):
         """Returns those requests whose callers were cancelled but had no turn since."""
 
     @abstractmethod
+    def is_stray(self, error: BaseException) -> bool:
+        """Says whether an error looks like a cancellation, but nobody has cancelled this task."""
+
+    @abstractmethod
     async def one_pass(self) -> None:
         """Lets every task that can run now run once; a checkpoint."""
 
@@ -148,6 +152,9 @@ class TrioParking(Parking):
             if (cell.task is None if type(cell := request.cell) is TrioCell else cell.departed())
         ]
 
+    def is_stray(self, error: BaseException) -> bool:
+        return False  # trio gives out a Cancelled only to whom it cancels
+
     async def one_pass(self) -> None:
         # A tick's tasks run in either order, so the first checkpoint may come before the others.
         await trio.lowlevel.checkpoint()
@@ -184,6 +191,14 @@ class AsyncioParking(Parking):
             for request in requests
             if (cell.done() if type(cell := request.cell) is Future else cell.departed())
         ]
+
+    def is_stray(self, error: BaseException) -> bool:
+        task = asyncio.current_task()
+        return (
+            isinstance(error, asyncio.CancelledError)
+            and task is not None
+            and task.cancelling() == 0
+        )
 
     async def one_pass(self) -> None:
         await anyio.lowlevel.checkpoint()

@@ -13,17 +13,17 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures import own_copy
 from shoal.core.request import State
-from shoal.errors import HandlerTimeout, WrongResultType
+from shoal.errors import HandlerFailed, HandlerTimeout, WrongResultType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.batching.handlers import Handler
     from shoal.batching.parking import Parking, Scope
@@ -85,6 +85,12 @@ class Run(ABC):
                 await self._attempt_in_time(batch, requests, scope, self.options.handler_timeout_s)
         except Exception as failure:
             await self._failed(batch, requests, scope, failure)
+        except BaseException as error:
+            if not self.parking.is_stray(error):
+                raise
+            stray = HandlerFailed(f"the handler of {self.name} awaited something cancelled")
+            stray.__cause__ = error
+            await self._failed(batch, requests, scope, stray)
 
     async def _attempt_in_time(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, timeout_s: float
@@ -163,6 +169,12 @@ class Run(ABC):
             return len(results)
         except TypeError:
             raise self._not_results(results, wanted) from None
+
+    def _listed(self, results: Any, count: int) -> list[Any]:
+        """Returns what a handler gave back as a list; its length may not be `count` even so."""
+        if hasattr(type(results), "__iter__"):
+            return list(cast("Iterable[Any]", results))
+        return [results[index] for index in range(count)]
 
     def _not_results(self, results: Any, wanted: int) -> WrongResultType:
         return WrongResultType(

@@ -79,6 +79,8 @@ class Session:
         try:
             async with anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
+                if self._handler.streams:
+                    tasks.start_soon(self._intake.deadlines.run)
                 try:
                     on_open()
                     await self._stopping.wait()

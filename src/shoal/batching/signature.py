@@ -27,6 +27,7 @@ class Binding:
     """How calls of one item become calls of a handler of lists.
 
     Attributes:
+        names: The names of the handler's parameters that are batched.
         signature: The signature of the call of one item: the handler's names and defaults, with
             each annotation ``list[T]`` turned into ``T``.
         single: Whether an item is one bare argument.
@@ -34,13 +35,13 @@ class Binding:
 
     def __init__(self, handler: Callable[..., Any], prototype: Callable[..., Any] | None) -> None:
         parameters = _parameters(handler)
-        self._names = [parameter.name for parameter in parameters]
+        self.names = [parameter.name for parameter in parameters]
         self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
         self.single = len(parameters) == 1
         self.signature = (
             _per_item(handler, parameters)
             if prototype is None
-            else _of_prototype(prototype, self._names)
+            else signature_of(prototype, self.names)
         )
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -54,8 +55,8 @@ class Binding:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         if self.single:
-            return bound.arguments[self._names[0]]
-        return tuple(bound.arguments[name] for name in self._names)
+            return bound.arguments[self.names[0]]
+        return tuple(bound.arguments[name] for name in self.names)
 
     def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Turns a batch's items into the handler's arguments, one list for each parameter.
@@ -66,7 +67,7 @@ class Binding:
         lists = [items] if self.single else [list(column) for column in zip(*items, strict=True)]
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
-        for name, keyword_only, values in zip(self._names, self._keyword_only, lists, strict=True):
+        for name, keyword_only, values in zip(self.names, self._keyword_only, lists, strict=True):
             if keyword_only:
                 keywords[name] = values
             else:
@@ -105,14 +106,24 @@ def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signa
     )
 
 
-def _of_prototype(prototype: Callable[..., Any], names: list[str]) -> Signature:
+def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signature:
+    """Returns the signature of a function of one item that stands for a handler's own.
+
+    Args:
+        prototype: The function.
+        *allowed: The names that its parameters may have, in one of these orders.
+
+    Raises:
+        TypeError: It is no function, or has other parameters.
+    """
     if not callable(prototype):
         raise TypeError(f"signature must be a function of one item, not {prototype!r}")
     hints = _type_hints(prototype)
     found = [p for p in inspect.signature(prototype).parameters.values() if p.name != "self"]
-    if [p.name for p in found] != names:
+    if [p.name for p in found] not in allowed:
         raise TypeError(
-            f"signature={prototype!r} must have the handler's parameters ({', '.join(names)}), "
+            f"signature={prototype!r} must have the handler's parameters "
+            f"({', '.join(allowed[-1])}), "
             f"but has ({', '.join(p.name for p in found)})"
         )
     return Signature(

@@ -80,6 +80,8 @@ class Slots:
     def resize(self) -> None:
         """Takes in a changed number of slots; those that are too many end after their batch."""
         assert self._tasks is not None
+        if self._former.closed:
+            return
         while self._count < self._former.options.max_concurrent_batches:
             self._count += 1
             self._tasks.start_soon(self._slot, name="shoal slot")
@@ -197,18 +199,15 @@ class Slots:
             self._bell = None
 
     def _cut(self, cut: Cut) -> Batch | None:
-        """Takes a batch from the line; None if those whose turn it was have all just left."""
-        requests: list[Request] = []
-        while len(requests) < cut.size:
-            taken = self._former.take(cut.size - len(requests))
-            if not taken:
-                break
-            departed = self._parking.departed(taken)
+        """Takes a batch from the line; None if some whose turn it was have just left."""
+        requests = self._former.take(cut.size)
+        departed = self._parking.departed(requests)
+        if departed:
+            # They were counted when the cut was decided, so it is decided again without them.
             for request in departed:
                 request.state = State.CANCELLED
             self._counters.cancelled += len(departed)
-            requests += [r for r in taken if r.state is State.QUEUED] if departed else taken
-        if not requests:
+            self._former.put_back([r for r in requests if r.state is State.QUEUED])
             return None
         self._last_id += 1
         batch = Batch(self._last_id, cut.reason, requests)

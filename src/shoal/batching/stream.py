@@ -58,7 +58,7 @@ class StreamBuffer:
         ``hold`` is the cell of the slot that waits for room; it waits only while `items` is full.
     """
 
-    __slots__ = ("capacity", "held_s", "hold", "items", "parking", "reader")
+    __slots__ = ("_held_since", "capacity", "held_s", "hold", "items", "parking", "reader")
 
     def __init__(self, parking: Parking, capacity: int) -> None:
         self.parking = parking
@@ -68,6 +68,7 @@ class StreamBuffer:
         self.hold: Any = None
         # For how long, in seconds, the reader has held its batch back since it last caught up.
         self.held_s = 0.0
+        self._held_since = 0.0
 
     def wake(self) -> None:
         """Wakes the reader, because there is an item, an error or the end."""
@@ -80,11 +81,27 @@ class StreamBuffer:
         """A reader leaves by closing its stream, never by a cancelled wait alone."""
         return False
 
+    def end_by_deadline(self) -> None:
+        """Tells the reader and the slot that the stream has run out of time."""
+        self.release()
+        self.wake()
+
+    def begin_hold(self, hold: Any, now: float) -> None:
+        """Notes that the slot waits for room, and on which cell."""
+        self.hold = hold
+        self._held_since = now
+
+    def end_hold(self, now: float) -> None:
+        """Notes that the slot does not wait for this reader now, and charges it for its wait."""
+        if self.hold is not None:
+            self.hold = None
+            self.held_s += now - self._held_since
+
     def release(self) -> None:
         """Lets the slot go on that waits for room."""
         hold = self.hold
         if hold is not None:
-            self.hold = None
+            self.end_hold(self.parking.now())
             self.parking.wake(hold)
 
 
@@ -112,7 +129,7 @@ class ResultStream(Generic[R_co]):
     can be read on. Checkpoint: every item.
     """
 
-    __slots__ = ("__weakref__", "_entered", "_intake", "_item", "_options", "_request")
+    __slots__ = ("__weakref__", "_entered", "_intake", "_item", "_left", "_options", "_request")
 
     def __init__(self, intake: Intake, item: Any, options: CallOptions | None) -> None:
         self._intake = intake
@@ -120,6 +137,7 @@ class ResultStream(Generic[R_co]):
         self._options = options
         self._request: Request | None = None
         self._entered = False
+        self._left = False
 
     @property
     def request(self) -> Request | None:
@@ -143,6 +161,8 @@ class ResultStream(Generic[R_co]):
         return self
 
     async def __anext__(self) -> R_co:
+        if self._left and self._request is None:
+            raise StopAsyncIteration
         request = self._start() if self._request is None else self._request
         buffer: StreamBuffer = request.cell
         items = buffer.items
@@ -179,6 +199,7 @@ class ResultStream(Generic[R_co]):
         return self._request
 
     def _leave(self) -> None:
+        self._left = True
         if self._request is None:
             return
         self._intake.abandon(self._request)
@@ -194,13 +215,7 @@ class ResultStream(Generic[R_co]):
         buffer.held_s = 0.0
         buffer.reader = cell = buffer.parking.new_cell()
         try:
-            if request.deadline is None:
-                await cell
-                return
-            with anyio.CancelScope(deadline=request.deadline) as scope:
-                await cell
-            if scope.cancelled_caught:
-                self._intake.expire(request)
+            await cell
         except BaseException:
             if not self._entered:
                 self._leave()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.failures import own_copy
 from shoal.batching.run import RUNNING, Run
 from shoal.batching.stream import END, SKIP, StreamBuffer
 from shoal.core.request import State
@@ -45,17 +46,17 @@ class StreamRun(Run):
     async def _pump(self, batch: Batch, steps: AsyncGenerator[Any, None]) -> None:
         async for step in steps:
             full = self._hand_out(batch, step)
+            if full:
+                await self._wait_for_readers(full)
+            elif batch.active:
+                await anyio.lowlevel.checkpoint()
             if batch.active == 0 and not self._goes_on_alone(batch):
                 return
-            if full:
-                await self._wait_for_readers(batch, full)
-            else:
-                await anyio.lowlevel.checkpoint()
 
     def _hand_out(self, batch: Batch, step: Any) -> list[Request]:
         """Puts each slot of a step into its stream; returns the requests whose buffer is full."""
         got = self._counted(step, batch.size)
-        slots: list[Any] = list(step)
+        slots: list[Any] = self._listed(step, got)
         if got != batch.size or len(slots) != batch.size:
             raise WrongBatchSize(
                 f"the handler of {self.name} has {batch.size} requests and yielded {got} slots; "
@@ -70,7 +71,7 @@ class StreamRun(Run):
             if slot is END or slot is StopIteration or slot is StopAsyncIteration:
                 self._finish(request)
             elif isinstance(slot, BaseException):
-                self._fail(request, slot)
+                self._fail(request, own_copy(slot))
             else:
                 buffer = request.cell
                 buffer.items.append(slot)
@@ -90,23 +91,22 @@ class StreamRun(Run):
             request.state is State.CANCELLED for request in batch.requests
         )
 
-    async def _wait_for_readers(self, batch: Batch, full: list[Request]) -> None:
+    async def _wait_for_readers(self, full: list[Request]) -> None:
         """Waits until no buffer is full, but no longer than its readers may hold the batch back."""
         limit_s = self.options.slow_reader_timeout_s
         while full:
-            started = self.parking.now()
+            now = self.parking.now()
             hold = self.parking.new_cell()
             for request in full:
-                request.cell.hold = hold
+                request.cell.begin_hold(hold, now)
             scope = self.parking.new_scope()
             if limit_s is not None:
-                scope.deadline = started + limit_s - max(r.cell.held_s for r in full)
+                scope.deadline = now + limit_s - max(request.cell.held_s for request in full)
             with scope:
                 await hold
-            held_s = self.parking.now() - started
+            now = self.parking.now()
             for request in full:
-                request.cell.hold = None
-                request.cell.held_s += held_s
+                request.cell.end_hold(now)
             full = [r for r in full if r.state is RUNNING and self._is_full(r)]
             if limit_s is not None:
                 for request in full:

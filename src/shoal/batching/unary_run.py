@@ -31,16 +31,17 @@ class UnaryRun(Run):
         for kind in set(map(type, values)):
             if issubclass(kind, BaseException):
                 self._fail_slots(requests, values)
-        finished = 0
-        for request, value in zip(requests, values, strict=True):
-            if request.state is RUNNING:
-                request.value = value
-                request.state = FINISHED
-                request.batch = None
-                finished += 1
-        batch.active -= finished
-        self.counters.finished += finished
-        self.parking.wake_all(requests)
+        running = requests
+        if batch.active < batch.size or len(requests) < batch.size:
+            values = [v for r, v in zip(requests, values, strict=True) if r.state is RUNNING]
+            running = _still_running(requests)
+        for request, value in zip(running, values, strict=True):
+            request.value = value
+            request.state = FINISHED
+            request.batch = None
+        batch.active -= len(running)
+        self.counters.finished += len(running)
+        self.parking.wake_all(running)
 
     async def _failed(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: Exception
@@ -61,7 +62,7 @@ class UnaryRun(Run):
 
     def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
         got = self._counted(results, wanted)
-        values: list[Any] = list(results)
+        values: list[Any] = self._listed(results, got)
         if got != wanted or len(values) != wanted:
             raise WrongBatchSize(
                 f"the handler of {self.name} was given {wanted} items and gave back {got} results; "
@@ -73,11 +74,9 @@ class UnaryRun(Run):
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
         """Fails the requests whose slot holds an exception instance."""
-        seen: set[int] = set()
         for request, value in zip(requests, values, strict=True):
             if isinstance(value, BaseException) and request.state is RUNNING:
-                self._fail(request, own_copy(value) if id(value) in seen else value)
-                seen.add(id(value))
+                self._fail(request, own_copy(value))
 
 
 def _still_running(requests: Sequence[Request]) -> list[Request]:

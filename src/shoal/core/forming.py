@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.core.batch import CutReason
@@ -79,7 +80,7 @@ class Former:
         self._parked: deque[Request] = deque()
         self.live = 0
         self.parked = 0
-        # How many requests from the front of the line a flush still covers.
+        # How many places from the front of the line, leftovers among them, a flush still covers.
         self._flush = 0
         self.closed = False
         self.draining = False
@@ -126,10 +127,14 @@ class Former:
         was, request.state = request.state, State.CANCELLED
         if was is PARKED:
             self.parked -= 1
-            self._parked = _swept(self._parked, PARKED, self.parked)
+            if _is_worth_a_sweep(self._parked, self.parked):
+                self._parked = deque(other for other in self._parked if other.state is PARKED)
             return False
         self.live -= 1
-        self.queue = _swept(self.queue, QUEUED, self.live)
+        if _is_worth_a_sweep(self.queue, self.live):
+            covered = islice(self.queue, self._flush)
+            self._flush = sum(other.state is QUEUED for other in covered)
+            self.queue = deque(other for other in self.queue if other.state is QUEUED)
         return self.parked > 0 and self._admit()
 
     def reform(self, options: BatchOptions | None = None, *, idle_slots: int | None = None) -> bool:
@@ -160,7 +165,7 @@ class Former:
 
     def flush(self) -> None:
         """Makes what is in line now leave with the next cuts, full or not."""
-        self._flush = self.live
+        self._flush = len(self.queue)
 
     def decide(self, now: float) -> Cut | Wait:
         """Says what a free slot should do.
@@ -178,6 +183,7 @@ class Former:
         size = self.options.max_batch_size
         if live >= size:
             return Cut(size, CutReason.FULL)
+        oldest = self._oldest()
         if self._flush:
             return Cut(live, CutReason.FLUSH)
         if self.draining:
@@ -185,7 +191,7 @@ class Former:
         wait = self.options.batch_wait_timeout_s
         if wait is None:
             return Wait(None, size)
-        due = self._oldest().arrived_at + wait
+        due = oldest.arrived_at + wait
         if due <= now:
             return Cut(live, CutReason.TIMER)
         return Wait(due, size)
@@ -199,27 +205,22 @@ class Former:
         Returns:
             The requests, all in the state QUEUED; the caller moves them on.
         """
-        queue = self.queue
-        if len(queue) == self.live:  # nobody has left, which is the usual case
-            popleft = queue.popleft
-            taken = [popleft() for _ in range(min(size, self.live))]
+        before = len(self.queue)
+        if before == self.live:  # nobody has left, which is the usual case
+            popleft = self.queue.popleft
+            taken = [popleft() for _ in range(min(size, before))]
         else:
             taken = self._take_past_leftovers(size)
         self.live -= len(taken)
-        if self._flush:
-            self._flush = max(0, self._flush - len(taken))
+        self._flush = max(0, self._flush - (before - len(self.queue)))
         if self.parked:
             self._admit()
         return taken
 
-    def _take_past_leftovers(self, size: int) -> list[Request]:
-        queue = self.queue
-        taken: list[Request] = []
-        while len(taken) < size and queue:
-            request = queue.popleft()
-            if request.state is QUEUED:
-                taken.append(request)
-        return taken
+    def put_back(self, requests: list[Request]) -> None:
+        """Undoes a `take`, for requests that are still in the state QUEUED."""
+        self.queue.extendleft(reversed(requests))
+        self.live += len(requests)
 
     def clear(self) -> Iterator[Request]:
         """Empties the line and yields all that waited in it, parked ones last."""
@@ -230,10 +231,21 @@ class Former:
         self.live = self.parked = 0
         return iter(waiting)
 
+    def _take_past_leftovers(self, size: int) -> list[Request]:
+        queue = self.queue
+        taken: list[Request] = []
+        while len(taken) < size and queue:
+            request = queue.popleft()
+            if request.state is QUEUED:
+                taken.append(request)
+        return taken
+
     def _oldest(self) -> Request:
+        """Returns the first live request; there is one. Drops the leftovers before it."""
         queue = self.queue
         while queue[0].state is not QUEUED:
             queue.popleft()
+            self._flush = max(0, self._flush - 1)
         return queue[0]
 
     def _admit(self) -> bool:
@@ -256,8 +268,6 @@ class Former:
         )
 
 
-def _swept(line: deque[Request], state: State, live: int) -> deque[Request]:
-    """Drops the leftovers of a line once they outnumber the `live` requests in it."""
-    if len(line) - live <= max(live, _LEFTOVERS_WORTH_A_SWEEP):
-        return line
-    return deque(request for request in line if request.state is state)
+def _is_worth_a_sweep(line: deque[Request], live: int) -> bool:
+    """Says whether the leftovers of a line outnumber the `live` requests in it."""
+    return len(line) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP)

@@ -121,17 +121,22 @@ class Exchange:
             raise ClientLeft(f"the client did not read for {self._send_timeout_s} s")
 
 
-def route_path(scope: Scope) -> str:
-    """Returns the path below the point where the application is mounted, from ``/`` on."""
+def split_path(scope: Scope) -> tuple[str, str]:
+    """Splits a request's path where the application is mounted.
+
+    Returns:
+        What is above, empty where it is not mounted; and what is below, from ``/`` on.
+    """
     path: str = scope["path"]
-    root: str = scope.get("root_path", "")
+    root: str = scope.get("root_path", "").rstrip("/")
+    # A server may be told of a prefix that a proxy takes off: then the path does not have it.
     if root and path.startswith(root):
         below = path[len(root) :]
         if not below:
-            return "/"
+            return root, "/"
         if below[0] == "/":
-            return below
-    return path
+            return root, below
+    return "", path
 
 
 def _body(data: bytes, *, more: bool) -> dict[str, Any]:

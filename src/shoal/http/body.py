@@ -1,8 +1,8 @@
 """Reading a request's body, bounded in bytes and in pieces.
 
-Both bounds hold while the body is read, so nothing is kept that will be refused. The bound on pieces
-grows with what has come: a client that sends its body byte by byte makes the server do a message's
-work for each, and an honest one, even on the slowest line, sends packets.
+Both bounds hold while the body is read, so nothing is kept that will be refused. The bound on
+pieces grows with what has come: a client that sends its body byte by byte makes the server do a
+message's work for each, and an honest one, even on the slowest line, sends packets.
 """
 
 from __future__ import annotations

@@ -55,8 +55,9 @@ _log = logging.getLogger("shoal.server")
 _READ_SIZE: Final = 2**16
 # How long a connection that we closed may go on talking before we stop listening.
 _LINGER_S: Final = 2.0
-# How long a request that is on its way when the drain begins may take to arrive.
-_LATE_REQUEST_S: Final = 1.0
+# How long an idle connection stays when the drain has begun. Its client may be sending its next
+# request in this very moment, and can't know whether one that meets a closed door was served.
+_LATE_REQUEST_S: Final = 0.5
 # A client that opens streams and resets them at once leaves calls behind that never noticed.
 _CALLS_PER_STREAM: Final = 2
 
@@ -117,10 +118,8 @@ class Connection:
             self._shared.connections.discard(self)
 
     async def drain(self) -> None:
-        """Take no further request: end now if idle, else with the answer under way."""
-        if self._idle and not self._finishing:
-            late_s = _LATE_REQUEST_S if self._has_unread() else 0.0
-            self._clock.deadline = trio.current_time() + late_s
+        """End with the answer that is under way, or with the next if that is about to be asked."""
+        self._set_idle(idle=self._idle)
         with contained("saying goodbye to a WebSocket failed"):
             await self._protocol.close_websockets()
 
@@ -128,6 +127,8 @@ class Connection:
         """Close the socket; what was sent is still delivered."""
         self._finishing = self._closed = True
         self._stream.socket.close()
+        # The reader may wait for its turn in the protocol, which the socket's end does not wake.
+        self._clock.cancel()
 
     def abort(self) -> None:
         """Close the socket by force: what the client has not taken is thrown away."""
@@ -151,9 +152,7 @@ class Connection:
                 send_timeout_s=shared.send_timeout_s,
             )
             try:
-                self._clock.deadline = trio.current_time() + (
-                    _LATE_REQUEST_S if shared.is_draining else shared.config.keep_alive_timeout
-                )
+                self._set_idle(idle=True)
                 with self._clock:
                     await self._read()
                 if self._clock.cancelled_caught:
@@ -288,7 +287,7 @@ class Connection:
         if not idle:
             self._clock.deadline = math.inf
         elif self._shared.is_draining:
-            self._finish()
+            self._clock.deadline = trio.current_time() + _LATE_REQUEST_S
         else:
             self._clock.deadline = trio.current_time() + self._shared.config.keep_alive_timeout
 

@@ -1,21 +1,31 @@
 """Calls that end when their client leaves.
 
 No ASGI server cancels an application whose client is gone; it only says so to whoever asks
-``receive``. So while a call is under way a task beside it asks, and the answer cancels the call: a
-request in line is dropped before the handler sees it, one in the handler loses its result, a stream
-gives its slot back. The watcher has ended before anything is sent that completes the answer, since
-servers free a connection in the task that completes it, and must not be cancelled there.
+``receive``. So while a call is under way somebody must ask, and the answer ends the call: a request
+in line is dropped before the handler sees it, one in the handler loses its result, a stream gives
+its slot back.
 
-A client that closes its sending half only (``shutdown(SHUT_WR)``) counts as gone: servers can't tell
-the two apart without writing.
+For a call with one result that somebody is the request's own task. It waits in ``receive``, in a
+cancel scope, and what wakes it when the result comes is a cell that cancels the scope. The rival, a
+second task that watches while the first waits, was measured at 63 microseconds a request on trio,
+against 18 for this and some 400 for all the rest. A stream waits many times for each time that it
+is set up, so there the watcher is a task.
+
+Nobody watches any more when an answer is completed: servers free the connection in the task that
+completes it, and must not be cancelled there.
+
+A client that closes its sending half only (``shutdown(SHUT_WR)``) counts as gone: servers can't
+tell the two apart without writing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+import math
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from shoal.core.request import State
 from shoal.http.asgi import ClientLeft
 
 if TYPE_CHECKING:
@@ -23,40 +33,107 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-T = TypeVar("T")
+    from shoal.batching.intake import Intake
+    from shoal.core.request import CallOptions
 
 
-async def unless_client_leaves(receive: Receive, call: Callable[[], Awaitable[T]]) -> T:
-    """Makes a call while watching for the client to leave; the request's body has been read.
+class _ScopeCell:
+    """Stands in a request's cell, and wakes a task that waits for something else as well."""
+
+    __slots__ = ("_scope",)
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self._scope = scope
+
+    def wake(self) -> None:
+        """Tells the caller that the request has come to an end."""
+        self._scope.cancel()
+
+    def departed(self) -> bool:
+        """A caller that leaves says so itself, at its next turn."""
+        return False
+
+
+async def call_unless_client_leaves(
+    receive: Receive, intake: Intake, item: Any, options: CallOptions
+) -> Any:
+    """Makes a call with one result, and drops it if the client leaves first.
+
+    Args:
+        receive: The ASGI callable; the request's body has been read from it.
+        intake: The line to put the call in.
+        item: What the handler gets.
+        options: The call's deadline and metadata.
 
     Returns:
-        What the call returned, if it came to its end, whether or not the client left meanwhile.
+        The result.
 
     Raises:
-        ClientLeft: The client left; the call was cancelled.
-        Exception: What the call raised, as it was raised.
+        ClientLeft: The client left.
+        Exception: As for any call.
+
+    Cancellation: the call is dropped.
     """
-    outcome: list[T] = []
+    deadline = math.inf if options.deadline is None else options.deadline
+    scope = anyio.CancelScope(deadline=deadline)
+    request = intake.enter(item, options)
+    request.cell = _ScopeCell(scope)
+    try:
+        with scope:
+            await client_leaving(receive)
+    except BaseException:
+        intake.abandon(request)
+        raise
+    if request.state is State.FINISHED:
+        return request.value
+    if request.state is not State.FAILED:
+        if not scope.cancelled_caught:
+            intake.abandon(request)
+            raise ClientLeft("the client left before its call was answered")
+        intake.expire(request)
+    assert request.error is not None
+    try:
+        raise request.error
+    finally:  # the error's traceback holds this frame, so the frame lets go of the error
+        request.error = None
+
+
+async def run_unless_client_leaves(receive: Receive, run: Callable[[], Awaitable[None]]) -> None:
+    """Runs something long, and cancels it if the client leaves first.
+
+    Args:
+        receive: The ASGI callable; the request's body has been read from it.
+        run: What to run.
+
+    Raises:
+        ClientLeft: The client left, and `run` was cancelled.
+        Exception: What `run` raised, as it was raised.
+    """
+    ended = False
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_when_client_leaves, receive, tasks.cancel_scope)
         try:
-            outcome.append(await call())
-        except Exception as error:  # noqa: BLE001 - raised below, outside the group's wrapping
+            await run()
+            ended = True
+        except Exception as error:
             failure = error
         tasks.cancel_scope.cancel()
     if failure is not None:
         try:
             raise failure
-        finally:  # its traceback holds this frame
+        finally:  # as above
             failure = None
-    if not outcome:
-        raise ClientLeft("the client left before its call was answered")
-    return outcome[0]
+    if not ended:
+        raise ClientLeft("the client left before its stream had ended")
+
+
+async def client_leaving(receive: Receive) -> None:
+    """Waits until the client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _cancel_when_client_leaves(receive: Receive, scope: anyio.CancelScope) -> None:
-    message: Any = {}
-    while message.get("type") != "http.disconnect":
-        message = await receive()
+    await client_leaving(receive)
     scope.cancel()

@@ -102,8 +102,22 @@ class _BoundedBuffer(StreamBuffer):
     """A stream's unsent bytes; whoever adds to them waits until most are gone.
 
     The stock class looks at how much was taken rather than at how much is left, so that a client
-    which takes little makes it grow without bound.
+    which takes little makes it grow without bound. And it calls an answer sent before its end mark
+    is, so that the goodbye of a drain can come in between, which cuts the answer off.
     """
+
+    def __init__(self) -> None:
+        super().__init__(WorkerContext.event_class)
+        self.ended = trio.Event()
+
+    async def drain(self) -> None:
+        await super().drain()
+        if self._complete:
+            await self.ended.wait()
+
+    async def close(self) -> None:
+        self.ended.set()
+        await super().close()
 
     async def pop(self, max_length: int) -> bytes:
         data = bytes(self.buffer[:max_length])
@@ -116,10 +130,19 @@ class _BoundedBuffer(StreamBuffer):
 
 
 class _BoundedBuffers(dict[int, StreamBuffer]):
-    """Stands where the protocol keeps its buffers, and puts a bounded one for each."""
+    """Stands where the protocol keeps its buffers, and puts a bounded one for each.
+
+    The protocol takes a buffer out when it has sent the end mark.
+    """
 
     def __setitem__(self, stream_id: int, _: StreamBuffer) -> None:
-        super().__setitem__(stream_id, _BoundedBuffer(WorkerContext.event_class))
+        super().__setitem__(stream_id, _BoundedBuffer())
+
+    def __delitem__(self, stream_id: int) -> None:
+        buffer = self[stream_id]
+        super().__delitem__(stream_id)
+        if isinstance(buffer, _BoundedBuffer):
+            buffer.ended.set()
 
 
 class Http2(H2Protocol):
@@ -167,11 +190,14 @@ class Http2(H2Protocol):
             await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
-        # A body may go on after its answer was complete (an early 413). The stock class looks its
-        # stream up and fails. The client is told to stop, and the pieces under way are taken off
-        # the connection's window, so that its other streams go on.
         for event in events:
-            if isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
+            if isinstance(event, h2.events.RequestReceived) and self.context.terminated.is_set():
+                # With the code that says that it may safely be asked again, elsewhere.
+                await self._reset(event.stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
+            # A body may go on after its answer was complete (an early 413). The stock class looks
+            # its stream up and fails. The client is told to stop, and the pieces under way are
+            # taken off the connection's window, so that its other streams go on.
+            elif isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
                 self.connection.acknowledge_received_data(
                     event.flow_controlled_length, event.stream_id
                 )
@@ -213,6 +239,9 @@ class Protocol:
         self._send_timeout_s = send_timeout_s
         self._parts = (app, config, context, tasks, state, False, client, server, send)
         self._spoken: Http1 | Http2 = Http1(*self._parts)
+        # HTTP/1.1 says in its answers that the server drains, and a client to which that was not
+        # said may ask once more. The stock class hangs up on it as soon as the drain begins.
+        self._spoken.context = WorkerContext(None)
 
     async def handle(self, event: Event) -> None:
         """Take in what came from the socket, or that it is closed."""

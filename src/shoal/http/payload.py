@@ -1,4 +1,4 @@
-"""From a body to the arguments of one call, by the handler's annotations; and from a result to JSON.
+"""From a body to the item of one call, by the handler's annotations; and from a result to JSON.
 
 ==========================================  =====================================================
 the item is annotated as                    the body is
@@ -11,8 +11,8 @@ several parameters                          a JSON object with their names; thos
                                             be left out
 ==========================================  =====================================================
 
-All JSON goes through pydantic, whose parser refuses deep nesting. Where a type needs no checking orjson
-would save a third of a microsecond, of some four hundred that a request takes.
+All JSON goes through pydantic, whose parser refuses deep nesting. Where a type needs no checking
+orjson would save a third of a microsecond, of some four hundred that a request takes.
 
 A body is checked before its call is made, so that it can't fail its neighbours in a batch. The
 readers and their validators are built once, when the endpoint is declared.
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NotRequired, Required
 
 import anyio
 import orjson
@@ -30,7 +30,7 @@ from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 from starlette.requests import Request
-from typing_extensions import NotRequired, Required, TypedDict
+from typing_extensions import TypedDict, override
 
 from shoal.http.problem import Problem, Refused
 
@@ -41,13 +41,11 @@ if TYPE_CHECKING:
 
     from shoal.http.asgi import Exchange
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
 _MOST_ERRORS_SHOWN: Final = 100
 
 
 class Reader(ABC):
-    """Makes the arguments of a call from a request.
+    """Makes the item of a call from a request.
 
     Attributes:
         takes: What it reads, in a word, for the list of routes.
@@ -56,8 +54,8 @@ class Reader(ABC):
     takes: str
 
     @abstractmethod
-    def arguments(self, exchange: Exchange, body: bytes) -> Arguments:
-        """Makes the positional and the keyword arguments of a call.
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        """Makes the item: a tuple where the handler has several parameters, in their order.
 
         Raises:
             Refused: The request is not what the handler takes.
@@ -69,8 +67,9 @@ class RawReader(Reader):
 
     takes = "bytes"
 
-    def arguments(self, exchange: Exchange, body: bytes) -> Arguments:
-        return (body,), {}
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        return body
 
 
 class RequestReader(Reader):
@@ -78,8 +77,9 @@ class RequestReader(Reader):
 
     takes = "request"
 
-    def arguments(self, exchange: Exchange, body: bytes) -> Arguments:
-        return (replayed(exchange.scope, body),), {}
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        return replayed(exchange.scope, body)
 
 
 class JsonReader(Reader):
@@ -88,14 +88,17 @@ class JsonReader(Reader):
     takes = "json"
 
     def __init__(self, annotation: Any) -> None:
-        self._adapter: TypeAdapter[Any] = _adapter(Any if annotation is Parameter.empty else annotation)
+        self._adapter: TypeAdapter[Any] = _adapter(
+            Any if annotation is Parameter.empty else annotation
+        )
 
-    def arguments(self, exchange: Exchange, body: bytes) -> Arguments:
-        return (_parsed(self._adapter, exchange, body),), {}
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        return _parsed(self._adapter, exchange, body)
 
 
 class FieldsReader(Reader):
-    """Reads the arguments of several parameters from a JSON object."""
+    """Reads what several parameters take from a JSON object."""
 
     takes = "json"
 
@@ -111,15 +114,18 @@ class FieldsReader(Reader):
             is_open = parameter.annotation is Parameter.empty
             annotation: Any = Any if is_open else parameter.annotation
             is_required = parameter.default is Parameter.empty
-            fields[parameter.name] = Required[annotation] if is_required else NotRequired[annotation]
+            fields[parameter.name] = (
+                Required[annotation] if is_required else NotRequired[annotation]
+            )
         # The functional form takes any name, where a model would trip over "json" or "copy".
-        body = TypedDict("Body", fields)  # type: ignore[operator]
+        body: Any = TypedDict("Body", fields)  # type: ignore[misc]
         self._adapter = _adapter(with_config(ConfigDict(extra="forbid"))(body))
-        self._positional = [p for p in parameters if p.kind is Parameter.POSITIONAL_ONLY]
+        self._parameters = parameters
 
-    def arguments(self, exchange: Exchange, body: bytes) -> Arguments:
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
         fields: dict[str, Any] = _parsed(self._adapter, exchange, body)
-        return tuple(fields.pop(p.name, p.default) for p in self._positional), fields
+        return tuple(fields.get(p.name, p.default) for p in self._parameters)
 
 
 def reader_for(signature: Signature) -> Reader:
@@ -173,13 +179,15 @@ def replayed(scope: Scope, body: bytes) -> Request:
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
-        return TypeAdapter(annotation)
+        adapter = TypeAdapter[Any](annotation)
+        adapter.rebuild()  # an adapter that waits for a name to be defined would fail each body
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         raise TypeError(
             f"JSON can't be checked against {annotation!r}: annotate the handler's parameter as a "
             "list of a type that pydantic knows, of bytes for the raw body, or not at all for any "
             "JSON"
         ) from error
+    return adapter
 
 
 def _parsed(adapter: TypeAdapter[Any], exchange: Exchange, body: bytes) -> Any:
@@ -218,7 +226,7 @@ def _of_validation(error: ValidationError) -> Problem:
         # To list them is to make an object for each of what may be millions.
         return Problem(422, "invalid-item", title, f"It is wrong in {count} places.")
     errors = error.errors(include_url=False, include_input=False, include_context=False)
-    if errors[0]["type"] == "json_invalid":
+    if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
         return Problem(400, "invalid-json", "The body is not JSON", errors[0]["msg"])
     first = errors[0]
     where = ".".join(str(step) for step in first["loc"])

@@ -7,6 +7,7 @@ its text may hold anything, so only `debug` shows it.
 
 from __future__ import annotations
 
+import logging
 import traceback
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from shoal.http.settings import HttpSettings
 
 PROBLEM_JSON: Final = b"application/problem+json"
+
+_log: Final = logging.getLogger("shoal.http")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,27 @@ class Refused(Exception):  # noqa: N818 - named for the condition, as in trio
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.title)
         self.problem = problem
+
+
+def explained(error: Exception, settings: HttpSettings, endpoint: str, request_id: str) -> Problem:
+    """Says how a client is told of an error, as `problem_of`, and logs it if it is internal.
+
+    A handler that fails fails a whole batch, each request with a copy of one error. The traceback
+    is logged with the first of them; the others get a line.
+    """
+    problem = problem_of(error, settings)
+    if problem.kind == "internal":
+        original = error.__cause__ or error
+        is_new = not hasattr(original, "_shoal_was_logged")
+        original._shoal_was_logged = True  # type: ignore[attr-defined]
+        _log.error(
+            "%s: request %s failed: %s",
+            endpoint,
+            request_id,
+            type(original).__name__,
+            exc_info=original if is_new else None,
+        )
+    return problem
 
 
 def problem_of(error: Exception, settings: HttpSettings) -> Problem:

@@ -62,7 +62,8 @@ class Drained:
 
     Attributes:
         started: Whether it ever listened; False if it was shut down while the application started.
-        finished: Requests and WebSockets that were under way at shutdown, and ended by themselves.
+        finished: Requests and WebSockets that were under way at shutdown, or came in its first
+            moment, and ended by themselves.
         cut: Those that did not end in time.
         took_s: Seconds from the shutdown until the last connection had ended.
         failure: What went wrong with the application's lifespan after it had started, if anything.
@@ -204,8 +205,8 @@ class _Server:
     async def _drain(self, connections: trio.Nursery) -> None:
         self._finished_before = self._shared.finished
         self._draining.set()
-        # Every answer from here on says "Connection: close", so no client sends its next request
-        # into a connection that is about to end.
+        # Every answer from here on says "Connection: close", so that its client does not send the
+        # next request into a connection that is about to end.
         self._shared.config.keep_alive_max_requests = 0
         await self._shared.context.terminated.set()
         while (stream := self._listener.accept_waiting()) is not None:

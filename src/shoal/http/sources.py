@@ -1,18 +1,22 @@
 """Where an endpoint's batcher comes from: a handler, a class that makes one, or a batched function.
 
-A source knows, when it is declared, all that can be said without running user code, so that mistakes
-show at the line that makes them. It opens one batcher each time the application is opened.
+A source knows, when it is declared, all that can be said without running user code, so that
+mistakes show at the line that makes them. It opens one batcher each time the application is
+opened.
 """
 
 from __future__ import annotations
 
 import inspect
+import typing
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import anyio.lowlevel
 import anyio.to_thread
+from typing_extensions import override
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls import StreamCall
@@ -20,7 +24,7 @@ from shoal.batching.decorator import Decorated
 from shoal.core.options import BatchOptions
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Mapping
     from contextlib import AbstractAsyncContextManager
     from inspect import Signature
 
@@ -44,6 +48,11 @@ class Source(ABC):
 
     async def load(self) -> None:
         """Does what must be done once before the batcher is opened, and may take long."""
+        await anyio.lowlevel.checkpoint()
+
+    def is_for(self, target: object) -> bool:
+        """Says whether `target` can have no other source than this one."""
+        return False
 
     @abstractmethod
     def opened(self, name: str) -> AbstractAsyncContextManager[Batcher[Any]]:
@@ -58,6 +67,7 @@ class HandlerSource(Source):
     """A function of a list, or anything else that `Batcher` takes."""
 
     def __init__(self, handler: Callable[..., Any], options: Mapping[str, Any]) -> None:
+        _check_annotations(handler)
         self._handler = handler
         self._options = {**SERVED_DEFAULTS, **options}
         declared: Batcher[Any] = Batcher(handler, **self._options)
@@ -65,14 +75,20 @@ class HandlerSource(Source):
         self.signature = declared.signature
         self.streams = declared.streams
 
+    @override
     def opened(self, name: str) -> AbstractAsyncContextManager[Batcher[Any]]:
         return _opened(Batcher(self._handler, name=name, **self._options))
 
 
 class ClassSource(Source):
-    """A class: an instance is made when the application opens, and its ``__call__`` is the handler."""
+    """A class: one instance is made when the application opens; its ``__call__`` is the handler."""
 
     def __init__(self, cls: type, options: Mapping[str, Any]) -> None:
+        if isinstance(inspect.getattr_static(cls, "__call__", None), Decorated):
+            raise TypeError(
+                f"{cls.__qualname__}.__call__ is decorated with @shoal.batch, and the endpoint "
+                "would batch it again; take the decorator off"
+            )
         if "__call__" not in dir(cls):
             raise TypeError(
                 f"the class {cls.__qualname__} has no __call__, which would be the handler; write\n"
@@ -88,16 +104,20 @@ class ClassSource(Source):
             ) from None
         self._class = cls
         self._options = {**SERVED_DEFAULTS, **options}
+        handler: Any = inspect.getattr_static(cls, "__call__")
+        _check_annotations(handler)
         # Stands in for an instance: only its parameters are looked at.
-        declared: Batcher[Any] = Batcher(partial(cls.__call__, None), **self._options)
+        declared: Batcher[Any] = Batcher(cast("Any", partial(handler, None)), **self._options)
         self.name = cls.__name__
         self.signature = declared.signature
         self.streams = declared.streams
         self._instance: Any = None
 
+    @override
     async def load(self) -> None:
         self._instance = await anyio.to_thread.run_sync(self._class)
 
+    @override
     def opened(self, name: str) -> AbstractAsyncContextManager[Batcher[Any]]:
         instance, self._instance = self._instance, None
         return _opened(Batcher(instance, name=name, **self._options))
@@ -111,17 +131,27 @@ class DecoratedSource(Source):
 
     def __init__(self, face: Decorated, options: Mapping[str, Any]) -> None:
         BatchOptions.of(options)
+        if not hasattr(face, "__signature__"):
+            raise TypeError(
+                f"{face!r} is a method that is decorated with @shoal.batch; serve a method that is "
+                "not, or its class, or a decorated function"
+            )
+        _check_annotations(getattr(face, "__wrapped__", None))
         self._face = face
         self._options = options
-        self.name = _last_part(face.__name__)
-        self.signature = inspect.signature(face)
+        self.name = _last_part(getattr(face, "__qualname__", "batched"))
+        self.signature = face.__signature__
         self.streams = isinstance(face, StreamCall)
 
+    @override
+    def is_for(self, target: object) -> bool:
+        return target is self._face
+
+    @override
     @asynccontextmanager
-    async def opened(self, name: str) -> AsyncIterator[Batcher[Any]]:
+    async def opened(self, name: str) -> AsyncGenerator[Batcher[Any]]:
         async with self._face.opened():
             batcher = self._face.batcher
-            batcher.name = name
             changes = dict(self._options)
             if batcher.options.max_queued_requests is None:
                 changes = {**SERVED_DEFAULTS, **changes}
@@ -144,9 +174,31 @@ def source_of(target: Any, options: Mapping[str, Any]) -> Source:
 
 
 @asynccontextmanager
-async def _opened(batcher: Batcher[Any]) -> AsyncIterator[Batcher[Any]]:
+async def _opened(batcher: Batcher[Any]) -> AsyncGenerator[Batcher[Any]]:
     async with batcher:
         yield batcher
+
+
+def _check_annotations(handler: Any) -> None:
+    """Checks that the annotations can be read, since bodies are checked against them.
+
+    Raises:
+        TypeError: One names something that is not there at run time; the engine would do without
+            it, and any body would pass.
+    """
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not (inspect.isroutine(handler) or inspect.isclass(handler)):
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004 - its hints, not a test
+    try:
+        typing.get_type_hints(handler)
+    except NameError as error:
+        raise TypeError(
+            f"an annotation of {handler!r} can't be read, so bodies could not be checked: {error}; "
+            "import what it names outside `if TYPE_CHECKING`, and define it outside of functions"
+        ) from error
+    except TypeError:
+        pass  # a callable that has none
 
 
 def _last_part(qualified_name: str) -> str:

@@ -1,24 +1,26 @@
 """Streams of results over HTTP: as server-sent events, or as JSON lines.
 
-The two forms differ in framing only. Each says three things that can't be taken for one another: an
-item, the end, an error. A stream that breaks off without one of the last two was cut, and its reader
-knows it. Server-sent events have names for that (``event: end``, ``event: error``; items are unnamed).
-JSON lines have none, so each line is an object with one key that says what it is; bare items would
-leave no value that could mean the end.
+The two forms differ in framing only. Each says three things that can't be taken for one another:
+an item, the end, an error. A stream that breaks off without one of the last two was cut, and its
+reader knows it. Server-sent events have names for that (``event: end``, ``event: error``; items
+are unnamed). JSON lines have none, so each line is an object with one key that says what it is;
+bare items would leave no value that could mean the end.
 
-The answer begins with the first item, so that a call which fails before has a status that says so;
-but no later than the first heartbeat, so that a client is not left without a sign. Clients choose the
-form by ``Accept``: JSON lines where they are named and not ranked below, else server-sent events.
+The answer begins with the first item, so that a call which fails before has a status that says
+so; but no later than the first heartbeat, so that a client is not left without a sign. Clients
+choose the form by ``Accept``: JSON lines where they are named and not ranked below, else
+server-sent events.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.http.asgi import ClientLeft
-from shoal.http.disconnect import unless_client_leaves
+from shoal.http.disconnect import run_unless_client_leaves
 from shoal.http.payload import encoded
 
 if TYPE_CHECKING:
@@ -31,60 +33,45 @@ if TYPE_CHECKING:
 _OVER: Final[Any] = object()
 
 
-class Form(Protocol):
-    """How a stream is written down."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How a stream is written down.
 
-    @property
-    def media_type(self) -> bytes:
-        """What it is called."""
-        ...
+    Attributes:
+        media_type: What it is called.
+        item: What comes before an item's JSON.
+        error: What comes before the JSON of the problem with which a stream fails.
+        close: What comes after either.
+        end: Says that the stream has come to its end.
+        heartbeat: Says nothing; readers skip it.
+    """
 
-    @property
-    def end(self) -> bytes:
-        """Says that the stream has come to its end."""
-        ...
-
-    @property
-    def heartbeat(self) -> bytes:
-        """Says nothing; readers skip it."""
-        ...
-
-    def item(self, value: bytes) -> bytes:
-        """Writes an item down, given as JSON."""
-        ...
-
-    def error(self, problem: bytes) -> bytes:
-        """Says that the stream has failed, with a problem given as JSON."""
-        ...
+    media_type: bytes
+    item: bytes
+    error: bytes
+    close: bytes
+    end: bytes
+    heartbeat: bytes
 
 
-class ServerSentEvents:
-    """``text/event-stream``: ``data: <item>``, and the last event is named."""
-
-    media_type = b"text/event-stream"
+SERVER_SENT_EVENTS: Final = Form(
+    media_type=b"text/event-stream",
+    item=b"data: ",
+    error=b"event: error\ndata: ",
+    close=b"\n\n",
     # A browser's EventSource drops an event that has no data.
-    end = b"event: end\ndata: {}\n\n"
-    heartbeat = b":\n\n"
+    end=b"event: end\ndata: {}\n\n",
+    heartbeat=b":\n\n",
+)
 
-    def item(self, value: bytes) -> bytes:
-        return b"data: " + value + b"\n\n"
-
-    def error(self, problem: bytes) -> bytes:
-        return b"event: error\ndata: " + problem + b"\n\n"
-
-
-class JsonLines:
-    """``application/x-ndjson``: ``{"item": ...}``, then ``{"end": true}`` or ``{"error": ...}``."""
-
-    media_type = b"application/x-ndjson"
-    end = b'{"end":true}\n'
-    heartbeat = b"\n"
-
-    def item(self, value: bytes) -> bytes:
-        return b'{"item":' + value + b"}\n"
-
-    def error(self, problem: bytes) -> bytes:
-        return b'{"error":' + problem + b"}\n"
+JSON_LINES: Final = Form(
+    media_type=b"application/x-ndjson",
+    item=b'{"item":',
+    error=b'{"error":',
+    close=b"}\n",
+    end=b'{"end":true}\n',
+    heartbeat=b"\n",
+)
 
 
 def form_for(accept: bytes) -> Form:
@@ -94,16 +81,16 @@ def form_for(accept: bytes) -> Form:
         accept: The request's ``Accept`` header; empty if it has none.
     """
     if not accept or accept == b"*/*":
-        return ServerSentEvents()
+        return SERVER_SENT_EVENTS
     weights = _weights(accept)
     lines = max(weights.get(b"application/x-ndjson", 0.0), weights.get(b"application/ndjson", 0.0))
     events = weights.get(b"text/event-stream", 0.0)
-    return JsonLines() if lines > 0 and lines >= events else ServerSentEvents()
+    return JSON_LINES if lines > 0 and lines >= events else SERVER_SENT_EVENTS
 
 
 async def answer_with_stream(
     exchange: Exchange,
-    make_stream: Callable[[], ResultStream[Any]],
+    stream: ResultStream[Any],
     explain: Callable[[Exception], Problem],
     heartbeat_s: float,
 ) -> None:
@@ -111,7 +98,7 @@ async def answer_with_stream(
 
     Args:
         exchange: The request to answer; its body has been read.
-        make_stream: Prepares the call.
+        stream: The call, prepared.
         explain: Says how the client is told of an error in mid-stream, and logs it.
         heartbeat_s: How long the answer may be silent.
 
@@ -122,7 +109,7 @@ async def answer_with_stream(
     form = form_for(exchange.headers.get(b"accept", b""))
 
     async def send_items() -> None:
-        async with make_stream() as stream:
+        async with stream:
             while True:
                 item = _OVER
                 with anyio.move_on_after(heartbeat_s) as silence:
@@ -132,20 +119,21 @@ async def answer_with_stream(
                 elif item is _OVER:
                     return
                 else:
-                    data = form.item(encoded(item))
+                    data = form.item + encoded(item) + form.close
                 if exchange.status == 0:
                     await _begin(exchange, form)
                 await exchange.piece(data)
 
     last = form.end
     try:
-        await unless_client_leaves(exchange.receive, send_items)
+        await run_unless_client_leaves(exchange.receive, send_items)
     except ClientLeft:
         raise
     except Exception as error:
         if exchange.status == 0:
             raise
-        last = form.error(encoded(explain(error).members(exchange.request_id)))
+        problem = encoded(explain(error).members(exchange.request_id))
+        last = form.error + problem + form.close
     if exchange.status == 0:
         await _begin(exchange, form)
     await exchange.end(last)

@@ -1,0 +1,228 @@
+"""The floors: the least that batching can cost on each event loop, to measure the engine against.
+
+Each floor is a deque, a parked task, and nothing else: no bounds, no counters, no contexts, no
+errors, no kinds of handlers, and a request is two words. What it keeps is the contract of a call:
+``await call(item)`` is answered with the item's own result, the handler is a coroutine function
+that is awaited with a list, and a caller can be cancelled. For the last the parked task must be
+forgotten when its wait is cancelled: rescheduling a trio task twice takes down the whole run, so a
+floor without that would be one that nobody can use.
+
+The streaming floors run in lockstep: each step wakes all readers of the batch, and each reader
+parks again for its next item. There is no buffer, so a reader must not wait for anything else in
+between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import trio
+from outcome import Value
+from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    Handler = Callable[[list[Any]], Awaitable[list[Any]]]
+    Steps = Callable[[list[Any]], AsyncIterator[list[Any]]]
+
+END: Final = object()
+
+
+class UnaryFloor(NamedTuple):
+    """What is called, and the task that must run meanwhile."""
+
+    call: Callable[[Any], Awaitable[Any]]
+    run: Callable[[], Coroutine[Any, Any, None]]
+
+
+class StreamFloor(NamedTuple):
+    """What gives streams, and the task that must run meanwhile."""
+
+    call: Callable[[Any], AsyncIterator[Any]]
+    run: Callable[[], Coroutine[Any, Any, None]]
+
+
+def _aborted(_: object) -> Abort:
+    """Lets the task that forms batches be cancelled; nobody calls after that."""
+    return Abort.SUCCEEDED
+
+
+def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
+    """Makes the floor of a unary call on trio."""
+    line: deque[list[Any]] = deque()
+    idle: Task | None = None
+
+    async def call(item: Any) -> Any:
+        nonlocal idle
+        waiter = [current_task(), item]
+
+        def forget(_: object) -> Abort:
+            waiter[0] = None
+            return Abort.SUCCEEDED
+
+        line.append(waiter)
+        if idle is not None:
+            task, idle = idle, None
+            reschedule(task)
+        return await wait_task_rescheduled(forget)
+
+    async def run() -> None:
+        nonlocal idle
+        while True:
+            while not line:
+                idle = current_task()
+                await wait_task_rescheduled(_aborted)
+            batch = [line.popleft() for _ in range(min(max_batch_size, len(line)))]
+            results = await handler([item for _, item in batch])
+            for (task, _), result in zip(batch, results, strict=True):
+                if task is not None:
+                    reschedule(task, Value(result))
+
+    return UnaryFloor(call, run)
+
+
+def on_asyncio(handler: Handler, max_batch_size: int) -> UnaryFloor:
+    """Makes the floor of a unary call on asyncio."""
+    line: deque[tuple[asyncio.Future[Any], Any]] = deque()
+    idle: asyncio.Future[None] | None = None
+    loop = asyncio.get_running_loop()
+
+    async def call(item: Any) -> Any:
+        nonlocal idle
+        future = loop.create_future()
+        line.append((future, item))
+        if idle is not None:
+            woken, idle = idle, None
+            woken.set_result(None)
+        return await future
+
+    async def run() -> None:
+        nonlocal idle
+        while True:
+            while not line:
+                idle = loop.create_future()
+                await idle
+            batch = [line.popleft() for _ in range(min(max_batch_size, len(line)))]
+            results = await handler([item for _, item in batch])
+            for (future, _), result in zip(batch, results, strict=True):
+                if not future.done():
+                    future.set_result(result)
+
+    return UnaryFloor(call, run)
+
+
+class _TrioStream:
+    """A reader on trio, parked for its next item."""
+
+    __slots__ = ("item", "task")
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+        self.task: Task | None = None
+
+    def __aiter__(self) -> _TrioStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        self.task = current_task()
+        item = await wait_task_rescheduled(self._forget)
+        if item is END:
+            raise StopAsyncIteration
+        return item
+
+    def _forget(self, _: object) -> Abort:
+        self.task = None
+        return Abort.SUCCEEDED
+
+
+def streams_on_trio(steps: Steps, max_batch_size: int) -> StreamFloor:
+    """Makes the floor of a streamed item on trio."""
+    line: deque[_TrioStream] = deque()
+    idle: Task | None = None
+
+    def call(item: Any) -> _TrioStream:
+        nonlocal idle
+        stream = _TrioStream(item)
+        line.append(stream)
+        if idle is not None:
+            task, idle = idle, None
+            reschedule(task)
+        return stream
+
+    async def run() -> None:
+        nonlocal idle
+        while True:
+            while not line:
+                idle = current_task()
+                await wait_task_rescheduled(_aborted)
+            batch = [line.popleft() for _ in range(min(max_batch_size, len(line)))]
+            async for slots in steps([stream.item for stream in batch]):
+                for stream, slot in zip(batch, slots, strict=True):
+                    if stream.task is not None:
+                        reschedule(stream.task, Value(slot))
+                # Twice, because the tasks of one tick run in any order: after it all are parked.
+                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.checkpoint()
+            for stream in batch:
+                if stream.task is not None:
+                    reschedule(stream.task, Value(END))
+
+    return StreamFloor(call, run)
+
+
+class _AsyncioStream:
+    """A reader on asyncio, waiting on a future for its next item."""
+
+    __slots__ = ("future", "item", "loop")
+
+    def __init__(self, item: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self.item = item
+        self.loop = loop
+        self.future: asyncio.Future[Any]
+
+    def __aiter__(self) -> _AsyncioStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        self.future = self.loop.create_future()
+        item = await self.future
+        if item is END:
+            raise StopAsyncIteration
+        return item
+
+
+def streams_on_asyncio(steps: Steps, max_batch_size: int) -> StreamFloor:
+    """Makes the floor of a streamed item on asyncio."""
+    line: deque[_AsyncioStream] = deque()
+    idle: asyncio.Future[None] | None = None
+    loop = asyncio.get_running_loop()
+
+    def call(item: Any) -> _AsyncioStream:
+        nonlocal idle
+        stream = _AsyncioStream(item, loop)
+        line.append(stream)
+        if idle is not None:
+            woken, idle = idle, None
+            woken.set_result(None)
+        return stream
+
+    async def run() -> None:
+        nonlocal idle
+        while True:
+            while not line:
+                idle = loop.create_future()
+                await idle
+            batch = [line.popleft() for _ in range(min(max_batch_size, len(line)))]
+            async for slots in steps([stream.item for stream in batch]):
+                for stream, slot in zip(batch, slots, strict=True):
+                    if not stream.future.done():
+                        stream.future.set_result(slot)
+                await asyncio.sleep(0)
+            for stream in batch:
+                if not stream.future.done():
+                    stream.future.set_result(END)
+
+    return StreamFloor(call, run)

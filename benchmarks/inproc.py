@@ -1,0 +1,287 @@
+"""What a call costs in process, as a multiple of the least that batching can cost.
+
+A closed loop: each of N callers makes its next call when it has the answer to its last, so the cost
+of a call is the time of the loop by the number of calls. Handlers do nothing. The floor (floors.py)
+and the engine take turns in the same process; each figure is the median of the rounds, each ratio
+the median of the ratios of a round. The collector of garbage is on, as by default.
+
+The clock is the wall's, since an engine that dawdles should be seen to. Neighbours on the machine
+are seen too, so the ratio of the CPU times stands beside it: on a quiet machine both are alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import gc
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import anyio
+
+import shoal
+from benchmarks import floors
+from benchmarks.report import Panel, Report, parser, print_table, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from contextlib import AbstractAsyncContextManager
+
+BACKENDS: Final = ("trio", "asyncio")
+CALLERS: Final = (16, 256, 1024)
+MAX_BATCH_SIZE: Final = 64
+ITEMS_A_STREAM: Final = 16
+MAP_ITEMS: Final = 1000
+
+# What is to be reached: times the floor, and for `map` microseconds an item.
+UNARY_TARGETS: Final = {"trio": 1.6, "asyncio": 2.0}
+STREAM_TARGETS: Final = {"trio": 1.6}
+MAP_TARGET_US: Final = 0.6
+
+
+async def echo(items: list[Any]) -> list[Any]:
+    """A handler that does nothing."""
+    return items
+
+
+async def echo_steps(items: list[Any]) -> AsyncIterator[list[Any]]:
+    """A generator handler that does nothing, some times."""
+    for _ in range(ITEMS_A_STREAM):
+        yield items
+
+
+# The line is bounded, so that the bound is checked; nothing here reaches it.
+unary = shoal.batch(max_batch_size=MAX_BATCH_SIZE, max_queued_requests=1_000_000)(echo)
+streamed = shoal.batch(max_batch_size=MAX_BATCH_SIZE, max_queued_requests=1_000_000)(echo_steps)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds for each of the things counted."""
+
+    wall_us: float
+    cpu_us: float
+
+
+class Stopwatch:
+    """Times what happens in its block."""
+
+    def __enter__(self) -> Self:
+        gc.collect()
+        self._wall, self._cpu = time.perf_counter(), time.thread_time()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wall = time.perf_counter() - self._wall
+        self._cpu = time.thread_time() - self._cpu
+
+    def each(self, count: int) -> Cost:
+        """Returns the cost of one of `count` things that happened in the block."""
+        return Cost(self._wall / count * 1e6, self._cpu / count * 1e6)
+
+
+@asynccontextmanager
+async def engine(function: Any) -> AsyncIterator[Any]:
+    """Opens what is measured."""
+    async with shoal.open_batchers(function):
+        yield function
+
+
+@asynccontextmanager
+async def floor(made: floors.UnaryFloor | floors.StreamFloor) -> AsyncIterator[Any]:
+    """Opens what it is measured against."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(made.run)
+        yield made.call
+        tasks.cancel_scope.cancel()
+
+
+def unary_floor(backend: str) -> AbstractAsyncContextManager[Any]:
+    """Opens the floor of a unary call; in the event loop it is for."""
+    return floor((floors.on_trio if backend == "trio" else floors.on_asyncio)(echo, MAX_BATCH_SIZE))
+
+
+def stream_floor(backend: str) -> AbstractAsyncContextManager[Any]:
+    """Opens the floor of a streamed item; in the event loop it is for."""
+    make = floors.streams_on_trio if backend == "trio" else floors.streams_on_asyncio
+    return floor(make(echo_steps, MAX_BATCH_SIZE))
+
+
+async def call_in_a_loop(call: Callable[[int], Coroutine[Any, Any, int]], times: int) -> None:
+    """One caller of a unary function."""
+    for item in range(times):
+        assert await call(item) == item
+
+
+async def read_floor_in_a_loop(call: Callable[[int], AsyncIterator[int]], times: int) -> None:
+    """One reader of the floor's streams."""
+    for item in range(times):
+        got = 0
+        async for _ in call(item):
+            got += 1
+        assert got == ITEMS_A_STREAM
+
+
+async def read_in_a_loop(call: Callable[[int], shoal.ResultStream[int]], times: int) -> None:
+    """One reader of the engine's streams."""
+    for item in range(times):
+        got = 0
+        async with call(item) as stream:
+            async for _ in stream:
+                got += 1
+        assert got == ITEMS_A_STREAM
+
+
+def timed(
+    backend: str,
+    open_subject: Callable[[], AbstractAsyncContextManager[Any]],
+    caller: Callable[[Any, int], Coroutine[Any, Any, None]],
+    callers: int,
+    calls: int,
+    units_a_call: int = 1,
+) -> Cost:
+    """Runs a closed loop in an event loop of its own, and returns the cost of a unit."""
+    times = max(1, calls // callers)
+
+    async def loop() -> Cost:
+        async with open_subject() as subject:
+            with Stopwatch() as watch:
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(callers):
+                        tasks.start_soon(caller, subject, times)
+            return watch.each(callers * times * units_a_call)
+
+    return anyio.run(loop, backend=backend)
+
+
+def timed_map(backend: str, calls: int) -> Cost:
+    """Returns the cost of an item of `map`."""
+
+    async def loop() -> Cost:
+        async with shoal.open_batchers(unary):
+            with Stopwatch() as watch:
+                for _ in range(calls):
+                    results = await unary.map(range(MAP_ITEMS))
+            assert results == list(range(MAP_ITEMS))
+            return watch.each(calls * MAP_ITEMS)
+
+    return anyio.run(loop, backend=backend)
+
+
+def compare(
+    measure_floor: Callable[[], Cost], measure_engine: Callable[[], Cost], rounds: int
+) -> dict[str, float]:
+    """Measures both in turn, after a round that warms up."""
+    measure_floor()
+    measure_engine()
+    pairs = [(measure_floor(), measure_engine()) for _ in range(rounds)]
+    return {
+        "floor_us": median(floor.wall_us for floor, _ in pairs),
+        "shoal_us": median(ours.wall_us for _, ours in pairs),
+        "ratio": median(ours.wall_us / floor.wall_us for floor, ours in pairs),
+        "cpu_ratio": median(ours.cpu_us / floor.cpu_us for floor, ours in pairs),
+    }
+
+
+def compare_calls(backend: str, callers: int, calls: int, rounds: int) -> dict[str, float]:
+    """Measures unary calls."""
+    return compare(
+        lambda: timed(backend, lambda: unary_floor(backend), call_in_a_loop, callers, calls),
+        lambda: timed(backend, lambda: engine(unary), call_in_a_loop, callers, calls),
+        rounds,
+    )
+
+
+def compare_streams(backend: str, callers: int, streams: int, rounds: int) -> dict[str, float]:
+    """Measures items of streams."""
+    each = ITEMS_A_STREAM
+    return compare(
+        lambda: timed(
+            backend, lambda: stream_floor(backend), read_floor_in_a_loop, callers, streams, each
+        ),
+        lambda: timed(backend, lambda: engine(streamed), read_in_a_loop, callers, streams, each),
+        rounds,
+    )
+
+
+def measure(calls: int, rounds: int) -> list[dict[str, Any]]:
+    """Measures everything."""
+    rows: list[dict[str, Any]] = []
+    for backend, callers in product(BACKENDS, CALLERS):
+        figures = compare_calls(backend, callers, calls, rounds)
+        target = UNARY_TARGETS[backend] if callers == 256 else None
+        rows.append(_row("unary call", backend, callers, figures, target))
+    for backend, callers in product(BACKENDS, CALLERS):
+        figures = compare_streams(backend, callers, calls // 4, rounds)
+        target = STREAM_TARGETS.get(backend) if callers == 256 else None
+        rows.append(_row("streamed item", backend, callers, figures, target))
+    for backend in BACKENDS:
+        costs = [timed_map(backend, calls // 1000) for _ in range(rounds + 1)][1:]
+        figures = {"shoal_us": median(cost.wall_us for cost in costs)}
+        rows.append(_row("item of map", backend, 1, figures, MAP_TARGET_US))
+    return rows
+
+
+def _row(
+    what: str, backend: str, callers: int, figures: dict[str, float], target: float | None
+) -> dict[str, Any]:
+    row = {"what": what, "backend": backend, "callers": callers, **figures, "target": target}
+    reached = figures.get("ratio", figures["shoal_us"])
+    row["verdict"] = verdict(reached, at_most=target)
+    return row
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    figures = [row.get(key) for key in ("floor_us", "shoal_us", "ratio", "cpu_ratio")]
+    return [
+        row["what"],
+        row["backend"],
+        str(row["callers"]),
+        *("-" if figure is None else f"{figure:.2f}" for figure in figures),
+        row["verdict"],
+    ]
+
+
+def _panel(rows: list[dict[str, Any]], backend: str) -> Panel:
+    here = [row for row in rows if row["backend"] == backend]
+    return Panel(
+        title=f"On {backend}",
+        unit="microseconds",
+        groups=[f"{row['what']}\n{row['callers']:,} callers".replace(" ", "\n") for row in here],
+        series={
+            "floor": [row.get("floor_us") for row in here],
+            "Shoal": [row["shoal_us"] for row in here],
+        },
+    )
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    arguments = parser("What a call costs in process, against the floor.", "inproc").parse_args()
+    report = Report("inproc", arguments.json, ("shoal", "anyio", "trio"))
+    report.print_environment()
+    rounds = 3 if arguments.quick else 7
+    report.rows = measure(20_000 if arguments.quick else 100_000, rounds)
+    heads = ("what", "loop", "callers", "floor us", "shoal us", "ratio", "CPU ratio", "target")
+    print_table(heads, [_cells(row) for row in report.rows])
+    at_256 = {
+        row["backend"]: row for row in report.rows[: 2 * len(CALLERS)] if row["callers"] == 256
+    }
+    report.finish(
+        "a call with bounds, counters, contexts and cancellation costs "
+        f"{at_256['trio']['ratio']:.2f} times the barest park on trio and "
+        f"{at_256['asyncio']['ratio']:.2f} times the barest future on asyncio, at 256 callers.",
+        [_panel(report.rows, backend) for backend in BACKENDS],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""ASGI's lifespan protocol, for an application whose lifespan is a context manager."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
+
+    from starlette.types import Receive, Send
+
+
+async def run_lifespan(
+    lifespan: Callable[[], AbstractAsyncContextManager[None]], receive: Receive, send: Send
+) -> None:
+    """Opens and closes an application as its server says.
+
+    A failure is reported to the server with its traceback, whose last line says what it was. It is
+    not raised as well: servers take that for an application that does not know the protocol.
+    """
+    await receive()
+    stage = "startup"
+    try:
+        async with lifespan():
+            await send({"type": "lifespan.startup.complete"})
+            stage = "shutdown"
+            await receive()
+    except Exception as error:
+        message = "".join(traceback.format_exception(error))
+        await send({"type": f"lifespan.{stage}.failed", "message": message})
+    else:
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,190 @@
+"""Scenes that many tests play: callers that can be watched and made to leave, held handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import trio
+import trio.testing
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from anyio.abc import TaskGroup, TaskStatus
+
+    import shoal
+
+PENDING: Any = "pending"
+LEFT: Any = "left"
+_MORE_PASSES_THAN_ANY_HAND_OFF_TAKES = 50
+
+
+async def settle() -> None:
+    """Lets every task run until it waits; no time passes."""
+    if trio.lowlevel.in_trio_task():
+        await trio.testing.wait_all_tasks_blocked()
+        return
+    for _ in range(_MORE_PASSES_THAN_ANY_HAND_OFF_TAKES):
+        await asyncio.sleep(0)
+
+
+class Caller:
+    """A task that makes one call."""
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self._awaitable = awaitable
+        self._scope = anyio.CancelScope()
+        self.outcome: Any = PENDING
+        self.ended_at: float | None = None
+
+    def leave(self) -> None:
+        self._scope.cancel()
+
+    async def run(self, *, task_status: TaskStatus[Caller] = anyio.TASK_STATUS_IGNORED) -> None:
+        with self._scope:
+            task_status.started(self)
+            try:
+                self.outcome = await self._awaitable
+            except Exception as error:
+                self.outcome = error
+            except BaseException:
+                self.outcome = LEFT
+                raise
+            finally:
+                self.ended_at = anyio.current_time()
+
+
+async def line_up(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
+    """Starts a caller for each awaitable; each has put its request in line before the next one."""
+    return [await tasks.start(Caller(awaitable).run) for awaitable in awaitables]
+
+
+async def outcomes(*awaitables: Awaitable[Any]) -> list[Any]:
+    """Awaits all in the same tick, in any order; an exception stands for itself."""
+    callers = [Caller(awaitable) for awaitable in awaitables]
+    async with anyio.create_task_group() as tasks:
+        for caller in callers:
+            tasks.start_soon(caller.run)
+    return [caller.outcome for caller in callers]
+
+
+async def outcomes_in_order(*awaitables: Awaitable[Any]) -> list[Any]:
+    """Awaits all, in line in this order; needs a batcher that waits for company."""
+    async with anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *awaitables)
+    return [caller.outcome for caller in callers]
+
+
+async def outcome(awaitable: Awaitable[Any]) -> Any:
+    return (await outcomes(awaitable))[0]
+
+
+class Recorder:
+    """An async handler that answers at once and notes its batches."""
+
+    def __init__(self, answer: Callable[[Any], Any] = lambda item: item) -> None:
+        self.batches: list[list[Any]] = []
+        self.started_at: list[float] = []
+        self.answer = answer
+
+    async def __call__(self, items: list[Any]) -> list[Any]:
+        self.note(items)
+        return [self.answer(item) for item in items]
+
+    def note(self, items: list[Any]) -> None:
+        self.batches.append(list(items))
+        self.started_at.append(anyio.current_time())
+
+
+class Held(Recorder):
+    """An async handler that answers when its gate is opened."""
+
+    def __init__(self, answer: Callable[[Any], Any] = lambda item: item) -> None:
+        super().__init__(answer)
+        self.gate = anyio.Event()
+        self.cancelled: list[list[Any]] = []
+        self.passed: list[list[Any]] = []
+
+    async def __call__(self, items: list[Any]) -> list[Any]:
+        self.note(items)
+        try:
+            await self.gate.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled.append(list(items))
+            raise
+        self.passed.append(list(items))
+        return [self.answer(item) for item in items]
+
+
+class Steps:
+    """An async generator handler that makes a step whenever it is told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.requests: list[Any] = []
+        self.made = 0
+        self.closed = False
+        self._send, self._receive = anyio.create_memory_object_stream[Any](100)
+
+    def step(self, *slots: Any) -> None:
+        self._send.send_nowait(list(slots))
+
+    def fail(self, error: Exception) -> None:
+        self._send.send_nowait(error)
+
+    def end(self) -> None:
+        self._send.send_nowait(None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._send.close()
+        self._receive.close()
+
+    async def handler(self, items: list[Any]) -> AsyncIterator[list[Any]]:
+        from shoal import current_batch
+
+        self.batches.append(list(items))
+        self.requests = list(current_batch().requests)
+        try:
+            while (slots := await self._receive.receive()) is not None:
+                if isinstance(slots, Exception):
+                    raise slots
+                self.made += 1
+                yield slots
+        finally:
+            self.closed = True
+
+
+class Reader:
+    """A task that reads one stream to its end."""
+
+    def __init__(self, stream: shoal.ResultStream[Any]) -> None:
+        self.stream = stream
+        self.items: list[Any] = []
+        self._scope = anyio.CancelScope()
+        self.outcome: Any = PENDING
+
+    def leave(self) -> None:
+        self._scope.cancel()
+
+    async def run(self, *, task_status: TaskStatus[Reader]) -> None:
+        try:
+            with self._scope:
+                async with self.stream as stream:
+                    task_status.started(self)
+                    async for item in stream:
+                        self.items.append(item)
+                self.outcome = "end"
+            if self._scope.cancelled_caught:
+                self.outcome = LEFT
+        except Exception as error:
+            self.outcome = error
+
+
+async def read_all(tasks: TaskGroup, *streams: shoal.ResultStream[Any]) -> list[Reader]:
+    """Starts a reader for each stream; their requests are in line in this order."""
+    return [await tasks.start(Reader(stream).run) for stream in streams]

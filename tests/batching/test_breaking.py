@@ -1,0 +1,159 @@
+"""Breaking: what must not be swallowed goes on, and every caller that waits is told why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Recorder, line_up, outcome, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
+FATAL = pytest.mark.parametrize("fatal", [KeyboardInterrupt, SystemExit])
+
+
+async def coroutine(items: list[Any]) -> list[Any]:
+    raise items[0]("from the handler")
+
+
+def plain(items: list[Any]) -> list[Any]:
+    raise items[0]("from the handler")
+
+
+async def async_generator(items: list[Any]) -> AsyncIterator[list[Any]]:
+    yield [0] * len(items)
+    raise items[0]("from the handler")
+
+
+def contains(error: BaseException, kind: type[BaseException]) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(contains(part, kind) for part in error.exceptions)
+    return isinstance(error, kind)
+
+
+async def call_once(batcher: shoal.Batcher[Any], item: Any, ended: list[BaseException]) -> None:
+    try:
+        if batcher.streams:
+            async with batcher.call(item) as stream:
+                async for _ in stream:
+                    pass
+        else:
+            await batcher.call(item)
+    except BaseException as error:
+        ended.append(error)
+        raise
+
+
+@BACKENDS
+@FATAL
+@pytest.mark.parametrize("handler", [coroutine, plain, async_generator])
+def test_what_ends_the_program_is_not_swallowed_and_no_caller_hangs(
+    backend: str, fatal: type[BaseException], handler: Callable[..., Any]
+) -> None:
+    ended: list[BaseException] = []
+    batchers: list[shoal.Batcher[Any]] = []
+
+    async def main() -> None:
+        batcher: shoal.Batcher[Any] = shoal.Batcher(handler, max_batch_size=1)
+        batchers.append(batcher)
+        async with batcher, anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(call_once, batcher, fatal, ended)
+
+    with pytest.raises(BaseException) as caught:
+        anyio.run(main, backend=backend)
+    assert contains(caught.value, fatal)
+    assert len(ended) == 3
+    assert not batchers[0].is_alive
+
+
+class Broken(BaseException):
+    """Like KeyboardInterrupt, but asyncio and the test runner don't know it."""
+
+
+@pytest.mark.real_time
+@pytest.mark.anyio
+async def test_callers_elsewhere_are_told_what_broke_the_batcher() -> None:
+    batcher = shoal.Batcher(plain, max_batch_size=1)
+    outcomes: list[Any] = []
+
+    async def caller(item: Any) -> None:
+        outcomes.append(await outcome(batcher.call(item)))
+
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(batcher.run)
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as callers:
+                    for _ in range(3):
+                        callers.start_soon(caller, Broken)
+            with pytest.raises(shoal.BatcherClosed) as late:
+                await batcher.call(1)
+            assert isinstance(late.value.__cause__, Broken)
+    assert contains(caught.value, Broken)
+    assert [type(error) for error in outcomes] == [shoal.BatcherClosed] * 3
+    assert all(isinstance(error.__cause__, Broken) for error in outcomes)
+    assert len(set(map(id, outcomes))) == 3
+    assert isinstance(batcher.failure, Broken)
+    assert not batcher.is_alive
+    assert batcher.statistics().state == "broken"
+    assert batcher.statistics().failed == 3
+
+
+class _BrokenOnPurpose(Exception):
+    pass
+
+
+@pytest.mark.anyio
+async def test_a_bug_in_the_batcher_fails_every_caller_in_line_parked_and_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bug = _BrokenOnPurpose("a bug of ours")
+
+    def broken_decide(*_: Any) -> Any:
+        raise bug
+
+    gate = anyio.Event()
+
+    async def handler(items: list[Any]) -> list[Any]:
+        await gate.wait()
+        return items
+
+    batcher = shoal.Batcher(
+        handler,
+        max_batch_size=1,
+        max_concurrent_batches=2,
+        max_queued_requests=1,
+        overload="wait",
+    )
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
+        async with anyio.create_task_group() as tasks:
+            call = await tasks.start(batcher.run)
+            with anyio.CancelScope(shield=True):
+                async with anyio.create_task_group() as callers:
+                    started = await line_up(callers, *map(call, range(5)))
+                    await settle()
+                    statistics = batcher.statistics()
+                    assert (statistics.running, statistics.queued, statistics.parked) == (2, 1, 2)
+                    monkeypatch.setattr("shoal.core.forming.Former.decide", broken_decide)
+                    started[0].leave()
+    assert contains(caught.value, _BrokenOnPurpose)
+    errors = [caller.outcome for caller in started[1:]]
+    assert [type(error) for error in errors] == [shoal.BatcherClosed] * 4
+    assert all(error.__cause__ is bug for error in errors)
+    assert batcher.failure is bug
+    assert not batcher.is_alive
+
+
+@pytest.mark.anyio
+async def test_an_ordinary_failure_of_the_handler_does_not_break_the_batcher() -> None:
+    batcher = shoal.Batcher(Recorder(lambda item: 1 // item))
+    async with batcher as call:
+        assert isinstance(await outcome(call(0)), ZeroDivisionError)
+        assert batcher.is_alive
+        assert batcher.failure is None

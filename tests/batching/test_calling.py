@@ -1,0 +1,277 @@
+"""Calling: what a call takes, what it gives, and which functions can be handlers."""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+import shoal
+from batching.scenes import Recorder, line_up, outcomes, settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+def double_in_thread(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+async def times(items: list[int], *, factor: int) -> list[int]:
+    return [factor * item for item in items]
+
+
+class Doubler:
+    async def __call__(self, items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    def method(self, items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+
+async def test_each_caller_gets_the_result_of_its_own_item() -> None:
+    async with shoal.Batcher(double, max_batch_size=3) as call:
+        assert await outcomes(*map(call, range(8))) == [0, 2, 4, 6, 8, 10, 12, 14]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    "handler",
+    [
+        double,
+        double_in_thread,
+        Doubler(),
+        Doubler().__call__,
+        Doubler().method,
+        partial(times, factor=2),
+        partial(partial(times), factor=2),
+        partial(double_in_thread),
+        partial(Doubler()),
+    ],
+)
+async def test_every_kind_of_function_can_be_a_handler(handler: Any) -> None:
+    async with shoal.Batcher(handler) as call:
+        assert await call(21) == 42
+    decorated = shoal.batch(handler)
+    async with shoal.open_batchers(decorated):
+        assert await decorated(21) == 42
+
+
+@pytest.mark.real_time
+async def test_a_plain_function_runs_in_a_thread_and_a_coroutine_function_in_the_loop() -> None:
+    def plain(items: list[None]) -> list[int]:
+        return [get_ident() for _ in items]
+
+    async def coroutine(items: list[None]) -> list[int]:
+        return [get_ident() for _ in items]
+
+    async with shoal.Batcher(plain) as in_thread, shoal.Batcher(coroutine) as in_loop:
+        assert await in_thread(None) != get_ident()
+        assert await in_loop(None) == get_ident()
+
+
+@pytest.mark.parametrize("handler", [3, None, "name", object()])
+async def test_what_can_not_be_called_is_refused_as_a_handler(handler: Any) -> None:
+    with pytest.raises(TypeError, match=r"must be a function of a list.*\n.*@shoal.batch"):
+        shoal.Batcher(handler)
+
+
+@pytest.mark.parametrize("handler", [Doubler, int])
+async def test_a_class_is_refused_as_a_handler(handler: Any) -> None:
+    with pytest.raises(TypeError, match="is a class"):
+        shoal.Batcher(handler)
+
+
+async def test_a_handler_without_a_parameter_is_refused() -> None:
+    async def handler() -> list[int]:
+        return []
+
+    with pytest.raises(TypeError, match="takes the batch as a list"):
+        shoal.Batcher(handler)
+
+
+async def test_a_call_in_a_cancelled_scope_never_reaches_the_handler() -> None:
+    handler = Recorder()
+    async with shoal.Batcher(handler) as call:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await call(1)
+        assert scope.cancelled_caught
+        assert await call(2) == 2
+    assert handler.batches == [[2]]
+
+
+async def test_a_call_lets_other_tasks_run() -> None:
+    ran: list[str] = []
+
+    async def other() -> None:
+        ran.append("other")
+
+    async with shoal.Batcher(double) as call, anyio.create_task_group() as tasks:
+        await settle()
+        tasks.start_soon(other)
+        await call(1)
+        assert ran == ["other"]
+
+
+async def pairs(
+    left: list[int],
+    right: list[int] = 7,
+    *,
+    mark: list[str] = "!",  # type: ignore[assignment]
+) -> list[tuple[int, int, str]]:
+    assert isinstance(left, list)
+    assert isinstance(right, list)
+    assert isinstance(mark, list)
+    return list(zip(left, right, mark, strict=True))
+
+
+async def test_each_parameter_is_batched_into_a_list_of_its_own() -> None:
+    async with shoal.Batcher(pairs) as call:
+        got = await outcomes(
+            call(1, 2), call(3, right=4), call(right=6, left=5), call(8, mark="?"), call(left=9)
+        )
+    assert got == [(1, 2, "!"), (3, 4, "!"), (5, 6, "!"), (8, 7, "?"), (9, 7, "!")]
+
+
+async def test_one_parameter_can_be_given_by_keyword() -> None:
+    async with shoal.Batcher(double) as call:
+        assert await outcomes(call(items=1), call(2)) == [2, 4]
+
+
+async def test_a_left_out_single_parameter_gets_its_default() -> None:
+    async def handler(items: Any = "default") -> list[Any]:
+        return list(items)
+
+    async with shoal.Batcher(handler) as call:
+        assert await outcomes(call(), call("given")) == ["default", "given"]
+
+
+async def test_a_bad_call_is_a_type_error_of_its_caller_alone_and_never_enters_a_batch() -> None:
+    handler = Recorder()
+
+    async def two(left: list[int], right: list[int]) -> list[int]:
+        return await handler(left)
+
+    async with (
+        shoal.Batcher(two, batch_wait_timeout_s=1) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        (good,) = await line_up(tasks, call(1, 2))
+        for bad in (
+            lambda: call(1),
+            lambda: call(),
+            lambda: call(1, 2, 3),
+            lambda: call(1, right=2, wrong=3),
+            lambda: call(1, left=1),
+        ):
+            with pytest.raises(TypeError):
+                await bad()
+    assert good.outcome == 1
+    assert handler.batches == [[1]]
+
+
+async def test_what_a_partial_has_filled_in_is_not_batched() -> None:
+    async with shoal.Batcher(partial(times, factor=3)) as call:
+        assert await outcomes(call(1), call(2)) == [3, 6]
+        with pytest.raises(TypeError):
+            await call(1, factor=4)
+
+
+async def test_options_of_a_call_do_not_mix_with_parameters_of_the_handler() -> None:
+    async def handler(item: list[str], deadline_s: list[str], metadata: list[str]) -> list[Any]:
+        requests = shoal.current_batch().requests
+        return [
+            (i, d, m, r.metadata)
+            for i, d, m, r in zip(item, deadline_s, metadata, requests, strict=True)
+        ]
+
+    async with shoal.Batcher(handler) as call:
+        got = await call.options(metadata={"user": 1}, deadline_s=5)(
+            "a", deadline_s="b", metadata="c"
+        )
+    assert got == ("a", "b", "c", {"user": 1})
+
+
+@pytest.mark.parametrize("deadline_s", [-1, float("nan")])
+async def test_a_deadline_out_of_range_is_a_value_error(deadline_s: float) -> None:
+    with pytest.raises(ValueError, match="deadline_s"):
+        shoal.Batcher(double).call.options(deadline_s=deadline_s)
+
+
+@pytest.mark.parametrize("deadline_s", ["1", True])
+async def test_a_deadline_that_is_no_number_is_a_type_error(deadline_s: Any) -> None:
+    with pytest.raises(TypeError, match="deadline_s"):
+        shoal.Batcher(double).call.options(deadline_s=deadline_s)
+
+
+async def test_a_task_group_can_run_the_batcher() -> None:
+    batcher = shoal.Batcher(double)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        assert call is batcher.call
+        assert await call(2) == 4
+        await batcher.aclose()
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_a_trio_nursery_can_run_the_batcher() -> None:
+    batcher = shoal.Batcher(double)
+    async with trio.open_nursery() as nursery:
+        call = await nursery.start(batcher.run)
+        assert await call(2) == 4
+        nursery.cancel_scope.cancel()
+    assert batcher.statistics().state == "closed"
+
+
+async def test_a_batcher_is_opened_once() -> None:
+    batcher = shoal.Batcher(double)
+    async with batcher:
+        with pytest.raises(RuntimeError, match="opened once"):
+            await batcher.run()
+    with pytest.raises(RuntimeError, match="opened once"):
+        await batcher.run()
+
+
+async def test_the_face_of_a_batcher_that_is_not_open_says_how_to_open_it() -> None:
+    with pytest.raises(shoal.NotOpen, match="async with batcher as call"):
+        await shoal.Batcher(double).call(1)
+
+
+async def test_signature_gives_the_call_its_names_and_defaults() -> None:
+    def one(left: int, right: int = 5) -> int: ...  # type: ignore[empty-body]
+
+    async def handler(left: list[Any], right: list[Any]) -> list[Any]:
+        return list(zip(left, right, strict=True))
+
+    batcher: Any = shoal.Batcher(handler, signature=one)
+    assert batcher.signature == inspect.Signature(
+        [
+            inspect.Parameter("left", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int),
+            inspect.Parameter(
+                "right", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=int, default=5
+            ),
+        ],
+        return_annotation=int,
+    )
+    async with batcher as call:
+        assert await call(1) == (1, 5)
+        assert await call(right=2, left=1) == (1, 2)
+
+
+def test_a_batcher_can_be_made_before_there_is_an_event_loop() -> None:
+    batcher = shoal.Batcher(double)
+
+    async def main() -> int:
+        async with batcher as call:
+            return await call(21)
+
+    assert anyio.run(main, backend="trio") == 42

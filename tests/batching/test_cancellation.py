@@ -1,0 +1,303 @@
+"""Callers that leave: before, while, and in the tick in which they are cut, run and answered."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_caller_that_leaves_the_line_is_never_seen_by_the_handler() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(4)))
+        callers[0].leave()
+        callers[2].leave()
+        await settle()
+        assert batcher.statistics().queued == 2
+    assert handler.batches == [[1, 3]]
+    assert [caller.outcome for caller in callers] == [LEFT, 1, LEFT, 3]
+    assert batcher.statistics().cancelled == 2
+
+
+async def test_when_all_in_line_leave_no_batch_is_made() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
+    async with batcher as call:
+        async with anyio.create_task_group() as tasks:
+            for caller in await line_up(tasks, *map(call, range(4))):
+                caller.leave()
+        await anyio.sleep(10)
+        assert handler.batches == []
+        assert await call(5) == 5
+    assert batcher.statistics().batch_size.total == 1
+
+
+async def test_a_caller_that_leaves_frees_its_place() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(0))
+        await settle()
+        callers += await line_up(tasks, call(1))
+        with pytest.raises(shoal.Overloaded):
+            await call(2)
+        callers[1].leave()
+        await settle()
+        callers += await line_up(tasks, call(3))
+        held.gate.set()
+    assert [caller.outcome for caller in callers] == [0, LEFT, 3]
+
+
+async def test_a_caller_that_leaves_a_running_batch_does_not_touch_its_mates() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(3)))
+        await settle()
+        callers[1].leave()
+        await settle()
+        assert [caller.outcome for caller in callers] == [PENDING, LEFT, PENDING]
+        assert batcher.statistics().running == 2
+        held.gate.set()
+    assert [caller.outcome for caller in callers] == [0, LEFT, 2]
+    assert held.passed == [[0, 1, 2]]
+    statistics = batcher.statistics()
+    assert (statistics.finished, statistics.cancelled) == (2, 1)
+
+
+async def test_when_all_callers_have_left_the_handler_is_cancelled_and_its_slot_is_free() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(2)))
+        await settle()
+        callers[0].leave()
+        await settle()
+        assert held.cancelled == []
+        callers[1].leave()
+        await settle()
+        assert held.cancelled == [[0, 1]]
+        assert batcher.statistics().batches_running == 0
+        held.gate.set()
+        assert await call(5) == 5
+
+
+async def test_a_slot_survives_any_number_of_abandoned_batches() -> None:
+    held = Held()
+    async with shoal.Batcher(held) as call:
+        for number in range(5):
+            with anyio.move_on_after(1):
+                await call(number)
+        held.gate.set()
+        assert await call(5) == 5
+    assert held.cancelled == [[number] for number in range(5)]
+
+
+async def test_without_cancel_abandoned_the_handler_finishes_for_nobody() -> None:
+    held = Held()
+    async with (
+        shoal.Batcher(held, cancel_abandoned=False) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        (caller,) = await line_up(tasks, call(0))
+        await settle()
+        caller.leave()
+        await settle()
+        assert held.cancelled == []
+        held.gate.set()
+        await settle()
+        assert held.passed == [[0]]
+
+
+async def test_the_handler_sees_which_requests_are_cancelled() -> None:
+    requests: list[Any] = []
+    gate = anyio.Event()
+
+    async def handler(items: list[int]) -> list[int]:
+        requests.extend(shoal.current_batch().requests)
+        await gate.wait()
+        return items
+
+    async with (
+        shoal.Batcher(handler, batch_wait_timeout_s=1, max_batch_size=3) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, *map(call, range(3)))
+        await settle()
+        callers[1].leave()
+        await settle()
+        assert [request.cancelled for request in requests] == [False, True, False]
+        gate.set()
+
+
+@pytest.mark.parametrize("leave_first", [True, False])
+async def test_a_caller_may_leave_in_the_tick_in_which_its_result_is_ready(
+    leave_first: bool,
+) -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(2)))
+        await settle()
+        if leave_first:
+            callers[0].leave()
+        held.gate.set()
+        if not leave_first:
+            callers[0].leave()
+        await settle()
+        assert callers[0].outcome in (0, LEFT)
+        assert callers[1].outcome == 1
+    statistics = batcher.statistics()
+    assert statistics.finished + statistics.cancelled == 2
+    assert statistics.running == 0
+
+
+@pytest.mark.parametrize("leave_first", [True, False])
+async def test_all_callers_may_leave_in_the_tick_in_which_their_results_are_ready(
+    leave_first: bool,
+) -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(2)))
+        await settle()
+        if leave_first:
+            for caller in callers:
+                caller.leave()
+        held.gate.set()
+        if not leave_first:
+            for caller in callers:
+                caller.leave()
+        await settle()
+        assert await call(9) == 9
+    statistics = batcher.statistics()
+    assert statistics.finished + statistics.cancelled == 3
+    assert (statistics.running, statistics.batches_running) == (0, 0)
+
+
+async def test_two_callers_may_leave_in_one_tick() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(3)))
+        await settle()
+        callers[0].leave()
+        callers[2].leave()
+        await settle()
+        assert batcher.statistics().running == 1
+        held.gate.set()
+    assert [caller.outcome for caller in callers] == [LEFT, 1, LEFT]
+    assert batcher.statistics().cancelled == 2
+
+
+async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_cut() -> None:
+    """Whoever is first, it is not both left and run, and the others are answered."""
+    for leave_first in (True, False):
+        held = Held()
+        batcher = shoal.Batcher(held, max_batch_size=1)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, call(0))
+            await settle()
+            callers += await line_up(tasks, call(1), call(2))
+            if leave_first:
+                callers[1].leave()
+            held.gate.set()
+            if not leave_first:
+                callers[1].leave()
+            await settle()
+            assert callers[0].outcome == 0
+            assert callers[2].outcome == 2
+        statistics = batcher.statistics()
+        assert statistics.finished + statistics.cancelled == 3
+        assert ([1] in held.passed) == (callers[1].outcome == 1)
+
+
+async def test_who_leaves_in_the_tick_in_which_the_batch_fills_is_not_counted_in() -> None:
+    """`batch_wait_timeout_s=None` waits until the batch is full, and one of them is not coming."""
+    handler = Recorder()
+    async with (
+        shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, call(0), call(1))
+        await settle()
+
+        async def arrive() -> None:
+            assert await call(2) == 2
+
+        async def leave() -> None:
+            callers[0].leave()
+
+        tasks.start_soon(arrive)
+        tasks.start_soon(leave)
+        await settle()
+        assert handler.batches == []
+        assert await call(3) == 3
+    assert [sorted(batch) for batch in handler.batches] == [[1, 2, 3]]
+
+
+async def test_a_caller_that_leaves_while_it_is_parked_lets_the_next_one_in() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(0))
+        await settle()
+        callers += await line_up(tasks, call(1), call(2), call(3))
+        callers[2].leave()
+        await settle()
+        assert batcher.statistics().parked == 1
+        held.gate.set()
+    assert [caller.outcome for caller in callers] == [0, 1, LEFT, 3]
+    assert held.batches == [[0], [1], [3]]
+
+
+@pytest.mark.real_time
+async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
+    started, gate = threading.Event(), threading.Event()
+    seen: list[list[int]] = []
+
+    def handler(items: list[int]) -> list[int]:
+        seen.append(items)
+        started.set()
+        assert gate.wait(10)
+        return items
+
+    batcher = shoal.Batcher(handler)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (first,) = await line_up(tasks, call(0))
+        assert await anyio.to_thread.run_sync(started.wait, 10)
+        first.leave()
+        await settle()
+        assert first.outcome == LEFT
+        (second,) = await line_up(tasks, call(1))
+        await settle()
+        statistics = batcher.statistics()
+        assert (statistics.batches_running, statistics.queued) == (1, 1)
+        assert seen == [[0]]
+        gate.set()
+    assert second.outcome == 1
+    assert seen == [[0], [1]]
+
+
+async def test_many_callers_in_line_can_leave_at_once() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1)
+    async with batcher as call:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                await line_up(tasks, *map(call, range(1000)))
+                await settle()
+                scope.cancel()
+        statistics = batcher.statistics()
+        assert (statistics.queued, statistics.cancelled) == (0, 1000)
+        held.gate.set()
+        assert await call(1) == 1

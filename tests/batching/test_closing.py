@@ -1,0 +1,268 @@
+"""Closing: intake stops, the line is run at once, and every caller ends one way or the other."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, line_up, read_all, settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_closing_runs_what_is_in_line_without_waiting_out_the_window() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, max_batch_size=2)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        callers = await line_up(tasks, *map(call, range(3)))
+        await settle()
+        started = anyio.current_time()
+        counts = await batcher.aclose()
+        assert anyio.current_time() == started
+    assert [caller.outcome for caller in callers] == [0, 1, 2]
+    assert handler.batches == [[0, 1], [2]]
+    assert counts == shoal.ClosingCounts(finished=1, failed=0, cancelled=0)
+
+
+async def test_closing_runs_the_parked_as_well() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        callers = await line_up(tasks, *map(call, range(4)))
+        await settle()
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        held.gate.set()
+    assert [caller.outcome for caller in callers] == [0, 1, 2, 3]
+
+
+async def test_closing_refuses_further_calls() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        (caller,) = await line_up(tasks, call(0))
+        await settle()
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        assert batcher.statistics().state == "draining"
+        with pytest.raises(shoal.BatcherClosed):
+            await call(1)
+        with pytest.raises(shoal.BatcherClosed):
+            await call.map([1, 2])
+        held.gate.set()
+    assert caller.outcome == 0
+    assert not batcher.is_alive
+    with pytest.raises(shoal.BatcherClosed, match="closed"):
+        await call(1)
+
+
+async def test_after_the_grace_everybody_fails_and_the_handler_is_cancelled() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=2, graceful_shutdown_timeout_s=5)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        callers = await line_up(tasks, *map(call, range(5)))
+        await settle()
+        started = anyio.current_time()
+        counts = await batcher.aclose()
+        assert anyio.current_time() - started == pytest.approx(5)
+    errors = [caller.outcome for caller in callers]
+    assert [type(error) for error in errors] == [shoal.BatcherClosed] * 5
+    assert len(set(map(id, errors))) == 5
+    assert len(held.cancelled) == 1
+    assert counts == shoal.ClosingCounts(finished=0, failed=5, cancelled=0)
+
+
+async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="shoal")
+    held = Held()
+    batcher = shoal.Batcher(
+        held, max_batch_size=1, max_concurrent_batches=2, graceful_shutdown_timeout_s=5
+    )
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        held.gate.set()
+        await call(0)
+        held.gate = anyio.Event()
+        callers = await line_up(tasks, *map(call, range(1, 5)))
+        await settle()
+
+        async def one_leaves_and_one_is_answered() -> None:
+            await anyio.sleep(1)
+            callers[0].leave()
+            await settle()
+            held.gate.set()
+
+        tasks.start_soon(one_leaves_and_one_is_answered)
+        counts = await batcher.aclose()
+        assert await batcher.aclose() == counts
+    assert counts == shoal.ClosingCounts(finished=3, failed=0, cancelled=1)
+    assert [str(counts) in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+async def test_the_counts_of_a_forced_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="shoal")
+    batcher = shoal.Batcher(Held(), graceful_shutdown_timeout_s=5, max_concurrent_batches=2)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        await line_up(tasks, call(1))
+        await settle()
+        await batcher.aclose()
+    assert ["closed with" in record.getMessage() for record in caplog.records].count(True) == 1
+
+
+async def test_leaving_the_block_waits_for_callers_outside_it() -> None:
+    held = Held()
+    async with anyio.create_task_group() as tasks:
+        async with shoal.Batcher(held) as call:
+            (caller,) = await line_up(tasks, call(0))
+            await settle()
+            assert caller.outcome == PENDING
+            held.gate.set()
+        await settle()
+        assert caller.outcome == 0
+
+
+async def test_a_grace_of_0_ends_at_once() -> None:
+    async with anyio.create_task_group() as tasks:
+        async with shoal.Batcher(Held(), graceful_shutdown_timeout_s=0) as call:
+            (caller,) = await line_up(tasks, call(0))
+            await settle()
+            started = anyio.current_time()
+        assert anyio.current_time() == started
+    assert isinstance(caller.outcome, shoal.BatcherClosed)
+
+
+async def test_cancelling_the_runner_fails_everybody_at_once() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1)
+    async with anyio.create_task_group() as callers_tasks, anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        callers = await line_up(callers_tasks, *map(call, range(3)))
+        await settle()
+        tasks.cancel_scope.cancel()
+    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 3
+    assert held.cancelled == [[0]]
+    assert batcher.statistics().state == "closed"
+
+
+async def test_callers_that_clean_up_while_the_block_is_cancelled_still_get_answers() -> None:
+    answers: list[int] = []
+    with anyio.CancelScope() as scope:
+        async with shoal.Batcher(Recorder()) as call:
+            try:
+                scope.cancel()
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    answers.append(await call(7))
+    assert answers == [7]
+
+
+async def test_an_error_in_the_block_comes_out_and_the_batcher_is_closed() -> None:
+    batcher = shoal.Batcher(Recorder())
+    with pytest.raises((LookupError, ExceptionGroup)) as caught:  # noqa: PT012
+        async with batcher as call:
+            await call(1)
+            raise LookupError
+    assert type(caught.value) is LookupError
+    assert batcher.statistics().state == "closed"
+
+
+async def test_closing_twice_is_closing_once_and_both_wait() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        await line_up(tasks, call(0))
+        await settle()
+        closers = await line_up(tasks, batcher.aclose(), batcher.aclose())
+        await settle()
+        assert [closer.outcome for closer in closers] == [PENDING, PENDING]
+        held.gate.set()
+    assert closers[0].outcome == closers[1].outcome == shoal.ClosingCounts(1, 0, 0)
+
+
+async def test_closing_goes_on_when_its_caller_is_cancelled() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        (caller,) = await line_up(tasks, call(0))
+        await settle()
+        (closer,) = await line_up(tasks, batcher.aclose())
+        await settle()
+        closer.leave()
+        await settle()
+        assert batcher.statistics().state == "draining"
+        held.gate.set()
+    assert closer.outcome == LEFT
+    assert caller.outcome == 0
+    assert batcher.statistics().state == "closed"
+
+
+async def test_a_batcher_that_was_never_opened_can_be_closed() -> None:
+    batcher = shoal.Batcher(Recorder())
+    assert await batcher.aclose() == shoal.ClosingCounts(0, 0, 0)
+    with pytest.raises(shoal.BatcherClosed):
+        await batcher.call(1)
+
+
+async def test_streams_end_by_closing_as_well() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, max_batch_size=1, graceful_shutdown_timeout_s=5)
+        async with anyio.create_task_group() as tasks:
+            call = await tasks.start(batcher.run)
+            readers = await read_all(tasks, call("running"), call("queued"))
+            steps.step(1)
+            await settle()
+            await batcher.aclose()
+        assert steps.closed
+    assert [reader.items for reader in readers] == [[1], []]
+    assert [type(reader.outcome) for reader in readers] == [shoal.BatcherClosed] * 2
+
+
+async def test_leaving_open_batchers_drains_each_function() -> None:
+    @shoal.batch(batch_wait_timeout_s=None)
+    async def held_open(items: list[int]) -> list[int]:
+        return items
+
+    async with anyio.create_task_group() as tasks, shoal.open_batchers(held_open):
+        callers = await line_up(tasks, held_open(1), held_open(2))
+        await settle()
+    assert [caller.outcome for caller in callers] == [1, 2]
+
+
+@pytest.mark.real_time
+async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it() -> None:
+    gate, started = threading.Event(), threading.Event()
+    ended: list[int] = []
+
+    def handler(items: list[int]) -> list[int]:
+        started.set()
+        assert gate.wait(10)
+        ended.append(1)
+        return items
+
+    batcher = shoal.Batcher(handler, graceful_shutdown_timeout_s=0)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        (caller,) = await line_up(tasks, call(0))
+        assert await anyio.to_thread.run_sync(started.wait, 10)
+        (closer,) = await line_up(tasks, batcher.aclose())
+        while caller.outcome is PENDING:
+            await anyio.lowlevel.checkpoint()
+        assert isinstance(caller.outcome, shoal.BatcherClosed)
+        assert closer.outcome == PENDING
+        gate.set()
+    assert ended == [1]
+    assert isinstance(closer.outcome, shoal.ClosingCounts)

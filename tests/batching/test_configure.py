@@ -1,0 +1,231 @@
+"""Live changes: together, checked as a whole, from the next batch on."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, Recorder, line_up, outcome, read_all, settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_options_change_together_from_the_next_batch_on() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(2)))
+        await settle()
+        batcher.configure(max_batch_size=3, batch_wait_timeout_s=10)
+        assert held.batches == [[0, 1]]
+        await line_up(tasks, *map(call, range(2, 6)))
+        held.gate.set()
+    assert held.batches == [[0, 1], [2, 3, 4], [5]]
+    assert (batcher.options.max_batch_size, batcher.options.batch_wait_timeout_s) == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"max_batch_size": 5, "batch_wait_timeout_s": -1}, ValueError),
+        ({"max_batch_size": 5, "overload": "drop"}, ValueError),
+        ({"max_batch_size": 5, "handler_timeout_s": "1"}, TypeError),
+        ({"max_batch_size": 5, "unknown": 1}, TypeError),
+    ],
+)
+async def test_a_wrong_change_changes_nothing(changes: Any, error: type[Exception]) -> None:
+    batcher = shoal.Batcher(Recorder(), max_batch_size=2)
+    before = batcher.options
+    async with batcher as call:
+        with pytest.raises(error):
+            batcher.configure(**changes)
+        assert batcher.options is before
+        assert await call(1) == 1
+
+
+async def test_a_smaller_size_sends_at_once_what_is_full_by_it() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(4)))
+        batcher.set_max_batch_size(2)
+        await settle()
+        assert handler.batches == [[0, 1], [2, 3]]
+
+
+async def test_a_shorter_wait_counts_from_the_arrival() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        arrived = anyio.current_time()
+        await line_up(tasks, call(0))
+        await anyio.sleep(5)
+        batcher.set_batch_wait_timeout_s(8)
+    assert handler.started_at[0] - arrived == pytest.approx(8)
+
+
+async def test_a_longer_wait_holds_for_the_batch_that_is_forming() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=10)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        arrived = anyio.current_time()
+        await line_up(tasks, call(0))
+        await anyio.sleep(5)
+        batcher.configure(batch_wait_timeout_s=20)
+    assert handler.started_at[0] - arrived == pytest.approx(20)
+
+
+async def test_more_slots_start_at_once() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(4)))
+        await settle()
+        batcher.configure(max_concurrent_batches=3)
+        await settle()
+        assert held.batches == [[0], [1], [2]]
+        held.gate.set()
+
+
+async def test_slots_that_are_too_many_end_after_their_batch() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(3)))
+        await settle()
+        batcher.configure(max_concurrent_batches=1)
+        await settle()
+        assert batcher.statistics().batches_running == 3
+        held.gate.set()
+        await settle()
+        held.gate = anyio.Event()
+        await line_up(tasks, *map(call, range(3, 6)))
+        await settle()
+        assert batcher.statistics().batches_running == 1
+        held.gate.set()
+    assert [len(batch) for batch in held.batches] == [1] * 6
+
+
+@pytest.mark.parametrize("numbers", [(3, 1, 3), (1, 5, 1), (4, 2, 1, 2)])
+async def test_idle_slots_follow_every_change(numbers: tuple[int, ...]) -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1)
+    async with batcher as call:
+        for number in numbers:
+            batcher.configure(max_concurrent_batches=number)
+            await settle()
+            async with anyio.create_task_group() as tasks:
+                await line_up(tasks, *map(call, range(6)))
+                await settle()
+                assert batcher.statistics().batches_running == number
+                assert batcher.statistics().queued == 6 - number
+                tasks.cancel_scope.cancel()
+
+
+async def test_a_running_batch_keeps_the_options_it_was_cut_under() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, handler_timeout_s=10)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (caller,) = await line_up(tasks, call(0))
+        await settle()
+        batcher.configure(handler_timeout_s=None)
+        await anyio.sleep(11)
+        assert isinstance(caller.outcome, shoal.HandlerTimeout)
+        (caller,) = await line_up(tasks, call(1))
+        await anyio.sleep(100)
+        held.gate.set()
+    assert caller.outcome == 1
+
+
+async def test_the_request_time_out_can_change_while_running() -> None:
+    batcher = shoal.Batcher(Held())
+    async with batcher as call:
+        batcher.configure(request_timeout_s=5)
+        assert isinstance(await outcome(call(1)), shoal.DeadlineExceeded)
+        batcher.configure(request_timeout_s=None)
+        with anyio.move_on_after(50) as scope:
+            await call(1)
+        assert scope.cancelled_caught
+
+
+async def test_a_batcher_can_be_configured_before_it_is_opened() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler)
+    batcher.configure(max_batch_size=2)
+    async with batcher as call:
+        await call.map(range(4))
+    assert handler.batches == [[0, 1], [2, 3]]
+
+
+async def test_a_batcher_can_be_configured_while_and_after_it_closes() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        (caller,) = await line_up(tasks, call(1))
+        await settle()
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        batcher.configure(max_concurrent_batches=3)
+        held.gate.set()
+    assert caller.outcome == 1
+    batcher.configure(max_batch_size=3)
+    assert batcher.options.max_batch_size == 3
+
+
+async def test_a_decorated_function_is_configured_while_it_is_open() -> None:
+    @shoal.batch(max_batch_size=2)
+    async def sizes(items: list[int]) -> list[int]:
+        return [len(items)] * len(items)
+
+    with pytest.raises(shoal.NotOpen):
+        sizes.set_max_batch_size(3)
+    async with shoal.open_batchers(sizes):
+        sizes.set_max_batch_size(3)
+        sizes.set_batch_wait_timeout_s(1.5)
+        assert sizes.batcher.options.max_batch_size == 3
+        assert sizes.batcher.options.batch_wait_timeout_s == 1.5
+        assert await sizes.map(range(3)) == [3, 3, 3]
+    async with shoal.open_batchers(sizes):
+        assert await sizes.map(range(2)) == [2, 2]
+
+
+async def test_stream_options_change_for_later_streams() -> None:
+    async def handler(items: list[int]) -> Any:
+        for number in range(10):
+            made.append(number)
+            yield [number] * len(items)
+
+    made: list[int] = []
+    batcher = shoal.Batcher(handler, stream_buffer=1)
+    async with batcher as call:
+        batcher.configure(stream_buffer=4)
+        async with call(0):
+            await settle()
+            assert len(made) == 4
+        async with anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, call(0))
+    assert reader.items == list(range(10))
+
+
+async def test_a_line_too_small_for_full_batches_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def warnings() -> int:
+        found = [r for r in caplog.records if r.levelno >= logging.WARNING]
+        caplog.clear()
+        return len(found)
+
+    batcher = shoal.Batcher(
+        Recorder(), max_batch_size=5, max_concurrent_batches=2, max_queued_requests=10
+    )
+    async with batcher:
+        assert warnings() == 0
+        batcher.set_max_batch_size(6)
+        assert warnings() == 1
+        batcher.configure(max_batch_size=5)
+        assert warnings() == 0

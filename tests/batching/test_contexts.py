@@ -1,0 +1,100 @@
+"""Contexts: the handler runs in the batcher's, and each request keeps its caller's."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import outcomes, read_all, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytestmark = pytest.mark.anyio
+
+user: ContextVar[str] = ContextVar("user", default="nobody")
+
+
+async def coroutine(items: list[Any]) -> list[Any]:
+    return [(user.get(), r.context[user]) for r in shoal.current_batch().requests]
+
+
+def plain(items: list[Any]) -> list[Any]:
+    return [(user.get(), r.context[user]) for r in shoal.current_batch().requests]
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("handler", [coroutine, plain])
+async def test_each_request_keeps_its_callers_context(handler: Any) -> None:
+    async def caller(name: str) -> Any:
+        user.set(name)
+        return await call(1)
+
+    user.set("owner")
+    async with shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None) as call:
+        user.set("main")
+        got = await outcomes(*map(caller, "abc"))
+        assert user.get() == "main"
+    assert got == [("owner", "a"), ("owner", "b"), ("owner", "c")]
+
+
+async def test_a_stream_keeps_its_callers_context() -> None:
+    async def handler(items: list[Any]) -> AsyncIterator[list[Any]]:
+        yield [(user.get(), r.context[user]) for r in shoal.current_batch().requests]
+
+    user.set("owner")
+    async with shoal.Batcher(handler) as call:
+        user.set("reader")
+        assert [item async for item in call(1)] == [("owner", "reader")]
+
+
+async def test_a_map_keeps_its_callers_context() -> None:
+    user.set("owner")
+    async with shoal.Batcher(coroutine) as call:
+        user.set("mapper")
+        assert await call.map([1, 2]) == [("owner", "mapper")] * 2
+
+
+async def test_what_a_caller_changes_after_the_call_does_not_show() -> None:
+    contexts: list[Any] = []
+    gate = anyio.Event()
+
+    async def handler(items: list[int]) -> list[int]:
+        await gate.wait()
+        contexts.extend(request.context for request in shoal.current_batch().requests)
+        return items
+
+    async with shoal.Batcher(handler) as call:
+        user.set("before")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(call, 1)
+            await settle()
+            user.set("after")
+            gate.set()
+    assert [context[user] for context in contexts] == ["before"]
+
+
+async def test_the_steps_of_a_generator_share_one_context() -> None:
+    async def handler(items: list[int]) -> AsyncIterator[list[Any]]:
+        user.set("set in the first step")
+        yield [user.get()] * len(items)
+        yield [user.get()] * len(items)
+
+    async with shoal.Batcher(handler) as call:
+        assert [item async for item in call(1)] == ["set in the first step"] * 2
+
+
+@pytest.mark.real_time
+async def test_the_steps_of_a_generator_in_threads_share_one_context() -> None:
+    def handler(items: list[int]) -> Iterator[list[Any]]:
+        user.set("set in the first step")
+        yield [user.get()] * len(items)
+        yield [user.get()] * len(items)
+
+    async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
+        (reader,) = await read_all(tasks, call(1))
+    assert reader.items == ["set in the first step"] * 2

@@ -1,0 +1,241 @@
+"""Failures: each caller catches the handler's own exception type, with an exception of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from typing import Any, Self
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, Recorder, line_up, outcome, outcomes, outcomes_in_order, settle
+
+pytestmark = pytest.mark.anyio
+
+
+def raising(make: Any) -> Any:
+    async def handler(items: list[Any]) -> list[Any]:
+        raise make()
+
+    return handler
+
+
+class Coded(Exception):
+    """Takes other arguments than the message that it passes on."""
+
+    def __init__(self, code: int, *, where: str) -> None:
+        super().__init__(f"{code} at {where}")
+        self.code = code
+        self.where = where
+
+
+class Slotted(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        super().__init__("slotted")
+        self.code = code
+
+
+class Uncopyable(Exception):
+    def __new__(cls, token: object = None) -> Self:
+        if token is not Uncopyable:
+            raise TypeError("made by the factory only")
+        return super().__new__(cls)
+
+    def __init__(self, token: object) -> None:
+        super().__init__("uncopyable")
+
+
+async def test_each_caller_catches_the_handlers_type_with_an_object_of_its_own() -> None:
+    original = ZeroDivisionError("by zero")
+    async with shoal.Batcher(raising(lambda: original)) as call:
+        errors = await outcomes(*map(call, range(3)))
+    assert [type(error) for error in errors] == [ZeroDivisionError] * 3
+    assert [error.args for error in errors] == [("by zero",)] * 3
+    assert all(error.__cause__ is original for error in errors)
+    assert len({id(error) for error in [*errors, original]}) == 4
+
+
+async def test_tracebacks_do_not_pile_up() -> None:
+    original = ValueError("always the same object")
+
+    async def handler(items: list[int]) -> list[int]:
+        raise original.with_traceback(None)
+
+    depths = []
+    async with shoal.Batcher(handler) as call:
+        for _ in range(3):
+            error = await outcome(call(1))
+            depths.append(len(traceback.extract_tb(error.__traceback__)))
+    assert len(set(depths)) == 1
+
+
+@pytest.mark.parametrize(
+    ("make", "fields"),
+    [
+        (lambda: Coded(7, where="here"), {"code": 7, "where": "here", "args": ("7 at here",)}),
+        (lambda: Slotted(3), {"code": 3, "args": ("slotted",)}),
+        (lambda: FileNotFoundError(2, "gone", "file"), {"errno": 2, "filename": "file"}),
+        (lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), {"object": b"\xff", "end": 1}),
+        (lambda: KeyError("key"), {"args": ("key",)}),
+        (lambda: ExceptionGroup("two", [ValueError(1), KeyError(2)]), {"message": "two"}),
+    ],
+)
+async def test_a_copy_has_the_fields_of_the_original(make: Any, fields: dict[str, Any]) -> None:
+    original = make()
+    async with shoal.Batcher(raising(lambda: original)) as call:
+        first, second = await outcomes(call(1), call(2))
+    for error in (first, second):
+        assert type(error) is type(original)
+        assert str(error) == str(original)
+        assert {name: getattr(error, name) for name in fields} == fields
+    assert first is not second
+
+
+async def test_a_copy_has_the_notes_of_the_original_in_a_list_of_its_own() -> None:
+    original = ValueError("noted")
+    original.add_note("from the handler")
+    async with shoal.Batcher(raising(lambda: original)) as call:
+        first, second = await outcomes(call(1), call(2))
+    first.add_note("mine")
+    assert second.__notes__ == original.__notes__ == ["from the handler"]
+
+
+async def test_an_exception_that_can_not_be_copied_is_the_cause_of_one_of_ours() -> None:
+    original = Uncopyable(Uncopyable)
+    async with shoal.Batcher(raising(lambda: original)) as call:
+        errors = await outcomes(call(1), call(2))
+    for error in errors:
+        assert type(error) is shoal.HandlerFailed
+        assert error.__cause__ is original
+        assert "Uncopyable" in str(error)
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("make", [lambda: ValueError("bad"), StopIteration])
+async def test_what_a_plain_function_raises_reaches_its_callers(make: Any) -> None:
+    def handler(items: list[int]) -> list[int]:
+        raise make()
+
+    async with shoal.Batcher(handler) as call:
+        errors = await outcomes(call(1), call(2))
+        assert all(isinstance(error, (ValueError, RuntimeError)) for error in errors)
+        assert errors[0] is not errors[1]
+        assert isinstance(await outcome(call(3)), (ValueError, RuntimeError))
+
+
+async def test_the_batcher_goes_on_after_a_failure() -> None:
+    async with shoal.Batcher(Recorder(lambda item: 1 // item)) as call:
+        assert isinstance(await outcome(call(0)), ZeroDivisionError)
+        assert await call(1) == 1
+
+
+async def test_without_isolation_a_poison_item_fails_its_whole_batch() -> None:
+    async with shoal.Batcher(Recorder(lambda item: 1 // item)) as call:
+        assert all(
+            isinstance(got, ZeroDivisionError) for got in await outcomes(*map(call, range(4)))
+        )
+
+
+@pytest.mark.parametrize("poison", [{0}, {5}, {0, 7}, {1, 2, 3}, set(range(8))])
+async def test_with_isolation_poison_items_fail_alone(poison: set[int]) -> None:
+    def answer(item: int) -> int:
+        if item in poison:
+            raise ValueError(item)
+        return item
+
+    handler = Recorder(answer)
+    batcher = shoal.Batcher(handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=8)
+    async with batcher as call:
+        got = await outcomes_in_order(*map(call, range(8)))
+    for item in range(8):
+        if item in poison:
+            assert isinstance(got[item], ValueError)
+            assert got[item].args == (item,)
+        else:
+            assert got[item] == item
+    assert handler.batches[:2] == [[0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2, 3]]
+    statistics = batcher.statistics()
+    assert (statistics.failed, statistics.finished) == (len(poison), 8 - len(poison))
+
+
+async def test_a_batch_that_was_isolated_is_over_when_its_parts_are() -> None:
+    batcher = shoal.Batcher(
+        Recorder(lambda item: 1 // item), isolate_errors=True, max_queued_requests=0
+    )
+    async with batcher as call:
+        await outcomes(call(0), call(1), call(2))
+        statistics = batcher.statistics()
+        assert (statistics.running, statistics.batches_running) == (0, 0)
+        assert statistics.run_s.total == 1
+        assert await call(1) == 1
+
+
+async def test_a_caller_that_left_is_not_run_again_when_its_batch_is_isolated() -> None:
+    held = Held(lambda item: 1 // item)
+    batcher = shoal.Batcher(held, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=4)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(4)))
+        await settle()
+        callers[1].leave()
+        await settle()
+        held.gate.set()
+    assert held.batches == [[0, 1, 2, 3], [0], [2, 3]]
+    assert callers[2].outcome == callers[3].outcome == 0
+
+
+async def test_a_failure_that_nobody_waits_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def handler(items: list[int]) -> list[int]:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise ValueError("in the clean-up")
+
+    async with shoal.Batcher(handler) as call:
+        with anyio.move_on_after(1):
+            await call(1)
+        await settle()
+    assert [
+        r.exc_info[0] for r in caplog.records if r.levelno == logging.WARNING and r.exc_info
+    ] == [ValueError]
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_handler_that_awaits_a_cancelled_asyncio_task_fails_its_batch_alone() -> None:
+    async def handler(items: list[str]) -> list[str]:
+        if items == ["stray"]:
+            task = asyncio.ensure_future(asyncio.sleep(1))
+            task.cancel()
+            await task
+        return items
+
+    batcher = shoal.Batcher(handler)
+    async with batcher as call:
+        assert isinstance(await outcome(call("stray")), Exception)
+        assert batcher.is_alive
+        assert await call("next") == "next"
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (shoal.NotOpen, RuntimeError),
+        (shoal.BatcherClosed, ConnectionError),
+        (shoal.Overloaded, RuntimeError),
+        (shoal.WrongBatchSize, ValueError),
+        (shoal.WrongResultType, TypeError),
+        (shoal.HandlerTimeout, TimeoutError),
+        (shoal.DeadlineExceeded, TimeoutError),
+        (shoal.SlowReader, TimeoutError),
+        (shoal.HandlerFailed, RuntimeError),
+    ],
+)
+def test_our_errors_derive_from_ours_and_from_the_builtin_that_fits(
+    error: type[Exception], builtin: type[Exception]
+) -> None:
+    assert issubclass(error, shoal.ShoalError)
+    assert issubclass(error, builtin)

@@ -1,0 +1,277 @@
+"""Forming, through the batcher: full or waited long enough, and only for a slot that is free."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+import shoal
+from batching.scenes import Held, Recorder, line_up, outcomes, outcomes_in_order, settle
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_full_batch_leaves_at_once() -> None:
+    handler = Recorder()
+    async with shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=100) as call:
+        started = anyio.current_time()
+        assert await outcomes_in_order(*map(call, range(6))) == list(range(6))
+        assert anyio.current_time() == started
+    assert handler.batches == [[0, 1, 2], [3, 4, 5]]
+
+
+async def test_no_batch_is_larger_than_the_maximum_and_none_is_empty() -> None:
+    handler = Recorder()
+    async with shoal.Batcher(handler, max_batch_size=4) as call:
+        await outcomes(*map(call, range(42)))
+    assert max(map(len, handler.batches)) == 4
+    assert min(map(len, handler.batches)) >= 1
+    assert sorted(chain(*handler.batches)) == list(range(42))
+
+
+async def test_the_wait_is_counted_from_the_arrival_of_the_oldest() -> None:
+    handler = Recorder()
+    async with (
+        shoal.Batcher(handler, batch_wait_timeout_s=10) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        started = anyio.current_time()
+        for item in range(3):
+            await line_up(tasks, call(item))
+            await anyio.sleep(4)
+        assert handler.batches == [[0, 1, 2]]
+    assert handler.started_at[0] - started == pytest.approx(10)
+
+
+async def test_when_the_oldest_leaves_the_wait_is_that_of_the_next() -> None:
+    handler = Recorder()
+    async with (
+        shoal.Batcher(handler, batch_wait_timeout_s=10) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        (oldest,) = await line_up(tasks, call(0))
+        await anyio.sleep(4)
+        arrived = anyio.current_time()
+        await line_up(tasks, call(1))
+        oldest.leave()
+    assert handler.batches == [[1]]
+    assert handler.started_at[0] - arrived == pytest.approx(10)
+
+
+async def test_a_batch_is_cut_only_for_a_free_slot_so_requests_pile_up_into_a_large_one() -> None:
+    held = Held()
+    async with (
+        shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=100) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, call(0))
+        await anyio.sleep(2)
+        for item in range(1, 6):
+            await line_up(tasks, call(item))
+            await anyio.sleep(3)
+        assert held.batches == [[0]]
+        held.gate.set()
+    assert held.batches == [[0], [1, 2, 3, 4, 5]]
+
+
+async def test_who_waited_long_enough_behind_a_busy_slot_does_not_wait_again() -> None:
+    held = Held()
+    async with (
+        shoal.Batcher(held, batch_wait_timeout_s=10) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, call(0))
+        await anyio.sleep(10)
+        await line_up(tasks, call(1))
+        await anyio.sleep(10)
+        freed = anyio.current_time()
+        held.gate.set()
+    assert held.started_at[1] == freed
+
+
+async def test_who_has_not_waited_long_enough_behind_a_busy_slot_waits_for_the_rest() -> None:
+    held = Held()
+    async with (
+        shoal.Batcher(held, batch_wait_timeout_s=10) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, call(0))
+        await anyio.sleep(10)
+        arrived = anyio.current_time()
+        await line_up(tasks, call(1))
+        await anyio.sleep(3)
+        held.gate.set()
+    assert held.started_at[1] - arrived == pytest.approx(10)
+
+
+async def test_a_wait_of_0_takes_what_is_there_after_one_pass_of_the_scheduler() -> None:
+    handler = Recorder()
+    async with shoal.Batcher(handler, batch_wait_timeout_s=0) as call:
+        started = anyio.current_time()
+        await outcomes(*map(call, range(7)))
+        assert anyio.current_time() == started
+    assert [sorted(batch) for batch in handler.batches] == [list(range(7))]
+
+
+async def test_callers_that_come_again_at_once_travel_together() -> None:
+    handler = Recorder()
+
+    async def caller(call: Any) -> None:
+        for _ in range(5):
+            await call(0)
+
+    async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
+        for _ in range(4):
+            tasks.start_soon(caller, call)
+    assert [len(batch) for batch in handler.batches] == [4] * 5
+
+
+async def test_a_wait_of_none_waits_until_the_batch_is_full() -> None:
+    handler = Recorder()
+    async with (
+        shoal.Batcher(handler, batch_wait_timeout_s=None, max_batch_size=3) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, call(0), call(1))
+        await anyio.sleep(80_000)
+        assert handler.batches == []
+        await line_up(tasks, call(2))
+        await settle()
+        assert handler.batches == [[0, 1, 2]]
+
+
+async def test_the_order_of_arrival_holds() -> None:
+    held = Held()
+    async with (
+        shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=1) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, *map(call, range(10)))
+        callers[4].leave()
+        await settle()
+        held.gate.set()
+    assert held.batches == [[0, 1, 2], [3, 5, 6], [7, 8, 9]]
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+async def test_so_many_batches_run_at_once(slots: int) -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_concurrent_batches=slots, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(5)))
+        await settle()
+        assert held.batches == [[item] for item in range(slots)]
+        assert batcher.statistics().batches_running == slots
+        held.gate.set()
+    assert held.batches == [[item] for item in range(5)]
+
+
+async def test_a_flush_sends_what_is_in_line_now() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0), call(1))
+        batcher.flush()
+        await settle()
+        assert handler.batches == [[0, 1]]
+        await line_up(tasks, call(2))
+        await anyio.sleep(1000)
+        assert handler.batches == [[0, 1]]
+        batcher.flush()
+    assert handler.batches == [[0, 1], [2]]
+
+
+async def test_a_flush_of_nothing_is_not_kept_for_later() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=10)
+    async with batcher as call:
+        batcher.flush()
+        await settle()
+        started = anyio.current_time()
+        await call(0)
+    assert handler.started_at[0] - started == pytest.approx(10)
+
+
+async def test_a_flush_covers_more_than_one_batch() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(5)))
+        batcher.flush()
+        held.gate.set()
+        await settle()
+        assert held.batches == [[0, 1], [2, 3], [4]]
+
+
+async def test_a_flush_behind_a_busy_slot_takes_effect_when_it_is_free() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(3)))
+        batcher.flush()
+        await settle()
+        assert held.batches == [[0, 1]]
+        held.gate.set()
+        await settle()
+        assert held.batches == [[0, 1], [2]]
+
+
+async def test_a_flush_whose_requests_all_left_does_not_send_a_later_one() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=None, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(3)))
+        await settle()
+        batcher.flush()
+        callers[2].leave()
+        await settle()
+        await line_up(tasks, call(3))
+        held.gate.set()
+        await settle()
+        assert held.batches == [[0, 1]]
+        batcher.flush()
+
+
+async def test_draining_takes_what_is_there_but_still_takes_calls() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0), call(1))
+        batcher.drain()
+        await settle()
+        assert handler.batches == [[0, 1]]
+        assert await call(2) == 2
+        assert batcher.is_alive
+
+
+async def test_flush_and_drain_of_a_batcher_that_is_not_open_do_nothing() -> None:
+    batcher = shoal.Batcher(Recorder())
+    batcher.flush()
+    batcher.drain()
+
+
+class _CountSteps(trio.abc.Instrument):
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.steps += "shoal" in task.name
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"], indirect=True)
+@pytest.mark.parametrize("wait", [0, 1, None])
+async def test_an_idle_batcher_is_never_woken(wait: float | None) -> None:
+    async with shoal.Batcher(
+        Recorder(), batch_wait_timeout_s=wait, max_batch_size=1, max_concurrent_batches=3
+    ) as call:
+        await call(0)
+        await settle()
+        counter = _CountSteps()
+        trio.lowlevel.add_instrument(counter)
+        await anyio.sleep(80_000)
+        trio.lowlevel.remove_instrument(counter)
+    assert counter.steps == 0

@@ -1,0 +1,204 @@
+"""Who waits costs nothing: wake-ups are counted, by what runs of Shoal's own code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import trio
+from virtual_time import VirtualTimeLoop, settle, virtual
+
+import shoal
+from shoal.core.forming import Former
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+HOME = str(Path(shoal.__file__).parent)
+HOUR_S = 3600.0
+
+
+class Activity:
+    """What Shoal's code did: how often any of it ran, and how often a slot looked at the line.
+
+    A slot that is woken looks at the line; after a batch it looks once more and goes to sleep.
+    """
+
+    def __init__(self) -> None:
+        self.anything = 0
+        self.looks = 0
+
+    def note(self, frame: FrameType, event: str, _argument: object) -> None:
+        if frame.f_code.co_filename.startswith(HOME):
+            self.anything += 1
+            self.looks += event == "call" and frame.f_code is Former.decide.__code__
+
+
+@contextmanager
+def watched() -> Iterator[Activity]:
+    activity = Activity()
+    sys.setprofile(activity.note)
+    try:
+        yield activity
+    finally:
+        sys.setprofile(None)
+
+
+async def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+async def echo_steps(items: list[Any]) -> Any:
+    yield items
+
+
+async def run_for_an_hour(items: list[Any]) -> list[Any]:
+    await anyio.sleep(HOUR_S)
+    return items
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("handler", [echo, echo_steps])
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("wait_s", [0.0, 10.0, None])
+async def test_an_idle_batcher_does_nothing(handler: Any, slots: int, wait_s: float | None) -> None:
+    async with shoal.Batcher(handler, max_concurrent_batches=slots, batch_wait_timeout_s=wait_s):
+        await settle()
+        with watched() as activity:
+            await anyio.sleep(HOUR_S)
+        assert activity.anything == 0
+
+
+@pytest.mark.anyio
+async def test_a_batcher_that_has_worked_is_idle_again() -> None:
+    async with shoal.Batcher(echo, max_batch_size=4, batch_wait_timeout_s=1.0) as call:
+        with watched() as activity:
+            await call.map(range(10))
+        assert activity.looks > 0
+        await settle()
+        with watched() as activity:
+            await anyio.sleep(HOUR_S)
+        assert activity.anything == 0
+
+
+@pytest.mark.anyio
+async def test_a_running_batch_wakes_nobody() -> None:
+    async with (
+        anyio.create_task_group() as tasks,
+        shoal.Batcher(run_for_an_hour, graceful_shutdown_timeout_s=HOUR_S) as call,
+    ):
+        tasks.start_soon(call, 1)
+        await settle()
+        with watched() as activity:
+            await anyio.sleep(HOUR_S / 2)
+        assert activity.anything == 0
+
+
+@pytest.mark.anyio
+async def test_who_comes_behind_a_busy_slot_wakes_nobody() -> None:
+    async with (
+        anyio.create_task_group() as tasks,
+        shoal.Batcher(
+            run_for_an_hour,
+            max_batch_size=4,
+            batch_wait_timeout_s=1.0,
+            graceful_shutdown_timeout_s=9 * HOUR_S,
+        ) as call,
+    ):
+        tasks.start_soon(call.map, range(4))
+        await settle()
+        with watched() as activity:
+            for item in range(10):
+                tasks.start_soon(call, item)
+                await anyio.sleep(5.0)
+        assert activity.anything > 0
+        assert activity.looks == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("wait_s", [60.0, None])
+async def test_filling_a_batch_wakes_the_slot_for_the_first_and_the_last(
+    wait_s: float | None,
+) -> None:
+    async with (
+        anyio.create_task_group() as tasks,
+        shoal.Batcher(echo, max_batch_size=8, batch_wait_timeout_s=wait_s) as call,
+    ):
+        await settle()
+        with watched() as activity:
+            for item in range(7):
+                tasks.start_soon(call, item)
+                await anyio.sleep(1.0)
+                assert activity.looks == 1
+            await call(7)
+            await settle()
+        assert activity.looks == 3
+
+
+@pytest.mark.anyio
+async def test_a_window_that_ends_wakes_the_slot_once() -> None:
+    async with (
+        anyio.create_task_group() as tasks,
+        shoal.Batcher(echo, max_batch_size=8, batch_wait_timeout_s=60.0) as call,
+    ):
+        await settle()
+        with watched() as activity:
+            for item in range(4):
+                tasks.start_soon(call, item)
+                await anyio.sleep(1.0)
+            await anyio.sleep(50.0)
+            assert activity.looks == 1
+            await anyio.sleep(10.0)
+        assert activity.looks == 3
+
+
+class SlotSteps(trio.abc.Instrument):
+    """Counts what trio runs beside the test itself."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._own = trio.lowlevel.current_task()
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.steps += task is not self._own
+
+
+def test_trio_runs_no_task_of_an_idle_batcher() -> None:
+    async def main() -> None:
+        async with shoal.Batcher(echo, max_concurrent_batches=3) as call:
+            await call(1)
+            await settle()
+            counter = SlotSteps()
+            trio.lowlevel.add_instrument(counter)
+            await trio.sleep(HOUR_S)
+            assert counter.steps == 0
+            await call(1)
+            assert counter.steps > 0
+
+    anyio.run(main, backend="trio", backend_options=virtual("trio"))
+
+
+def test_an_idle_batcher_costs_the_asyncio_loop_no_turn() -> None:
+    turns: list[int] = []
+
+    async def main(batchers: int) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(batchers):
+                await tasks.start(shoal.Batcher(echo, batch_wait_timeout_s=1.0).run)
+            await settle()
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualTimeLoop)
+            before = loop.turns
+            await anyio.sleep(HOUR_S)
+            turns.append(loop.turns - before)
+            tasks.cancel_scope.cancel()
+
+    for batchers in (0, 5):
+        anyio.run(main, batchers, backend="asyncio", backend_options=virtual("asyncio"))
+    assert turns[0] == turns[1]

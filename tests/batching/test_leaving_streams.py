@@ -1,0 +1,240 @@
+"""Readers that leave: the others go on, and when nobody is left the generator is closed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, PENDING, Steps, read_all, settle
+
+pytestmark = pytest.mark.anyio
+
+
+def pair_of(steps: Steps, **options: Any) -> Any:
+    return shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2, **options)
+
+
+async def test_a_reader_that_leaves_frees_its_slot_and_the_other_goes_on() -> None:
+    with Steps() as steps:
+        batcher = pair_of(steps)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            first, second = await read_all(tasks, call("a"), call("b"))
+            steps.step(1, 2)
+            await settle()
+            first.leave()
+            await settle()
+            assert [request.cancelled for request in steps.requests] == [True, False]
+            assert batcher.statistics().running == 1
+            steps.step("dropped", 3)
+            steps.end()
+        statistics = batcher.statistics()
+    assert (first.items, first.outcome) == ([1], LEFT)
+    assert (second.items, second.outcome) == ([2, 3], "end")
+    assert (statistics.finished, statistics.cancelled, statistics.failed) == (1, 1, 0)
+
+
+async def test_when_the_last_reader_leaves_the_generator_is_closed() -> None:
+    with Steps() as steps:
+        async with pair_of(steps) as call, anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call("a"), call("b"))
+            steps.step(1, 2)
+            await settle()
+            readers[0].leave()
+            await settle()
+            assert not steps.closed
+            readers[1].leave()
+            await settle()
+            assert steps.closed
+            assert [request.cancelled for request in steps.requests] == [True, True]
+
+
+async def test_when_some_ended_and_the_rest_left_the_generator_is_closed() -> None:
+    with Steps() as steps:
+        async with pair_of(steps) as call, anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call("a"), call("b"))
+            steps.step(shoal.END, 2)
+            await settle()
+            assert not steps.closed
+            readers[1].leave()
+            await settle()
+            assert steps.closed
+
+
+async def test_when_every_stream_has_ended_the_generator_is_closed() -> None:
+    with Steps() as steps:
+        async with pair_of(steps) as call, anyio.create_task_group() as tasks:
+            await read_all(tasks, call("a"), call("b"))
+            steps.step(shoal.END, 2)
+            steps.step("x", shoal.END)
+            await settle()
+            assert steps.closed
+
+
+async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nobody() -> None:
+    with Steps() as steps:
+        async with (
+            pair_of(steps, cancel_abandoned=False) as call,
+            anyio.create_task_group() as tasks,
+        ):
+            readers = await read_all(tasks, call("a"), call("b"))
+            await settle()
+            for reader in readers:
+                reader.leave()
+            await settle()
+            assert not steps.closed
+            steps.step(1, 2)
+            steps.step(1, 2)
+            await settle()
+            assert steps.made == 2
+            steps.end()
+    assert steps.closed
+
+
+async def test_a_reader_that_leaves_the_line_is_never_seen_by_the_handler() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=1)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            first, second = await read_all(tasks, call("a"), call("b"))
+            first.leave()
+            await settle()
+            assert batcher.statistics().queued == 1
+            steps.step(1)
+            steps.end()
+    assert steps.batches == [["b"]]
+    assert second.items == [1]
+
+
+async def test_a_reader_may_leave_in_the_same_tick_as_an_item_arrives() -> None:
+    for leave_first in (True, False):
+        with Steps() as steps:
+            batcher = pair_of(steps)
+            async with batcher as call, anyio.create_task_group() as tasks:
+                first, second = await read_all(tasks, call("a"), call("b"))
+                await settle()
+                if leave_first:
+                    first.leave()
+                steps.step(1, 2)
+                if not leave_first:
+                    first.leave()
+                await settle()
+                assert second.items == [2]
+                assert first.outcome == LEFT
+                steps.step(3, 4)
+                steps.end()
+            statistics = batcher.statistics()
+        assert second.items == [2, 4]
+        assert (statistics.finished, statistics.cancelled, statistics.running) == (1, 1, 0)
+
+
+async def test_a_reader_may_leave_in_the_same_tick_as_its_stream_ends() -> None:
+    for leave_first in (True, False):
+        with Steps() as steps:
+            batcher = pair_of(steps)
+            async with batcher as call, anyio.create_task_group() as tasks:
+                first, second = await read_all(tasks, call("a"), call("b"))
+                await settle()
+                if leave_first:
+                    first.leave()
+                steps.step(shoal.END, 2)
+                if not leave_first:
+                    first.leave()
+                await settle()
+                assert first.outcome in (LEFT, "end")
+                assert second.outcome == PENDING
+                steps.end()
+            statistics = batcher.statistics()
+        assert second.items == [2]
+        assert statistics.finished + statistics.cancelled == 2
+        assert statistics.running == 0
+
+
+async def test_two_readers_may_leave_in_one_tick() -> None:
+    with Steps() as steps:
+        batcher = pair_of(steps)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call("a"), call("b"))
+            steps.step(1, 2)
+            await settle()
+            for reader in readers:
+                reader.leave()
+            await settle()
+            assert steps.closed
+            assert batcher.statistics().batches_running == 0
+    assert batcher.statistics().cancelled == 2
+
+
+async def test_a_cancelled_wait_for_an_item_loses_nothing() -> None:
+    for cancel_first in (True, False):
+        with Steps() as steps:
+            async with (
+                shoal.Batcher(steps.handler) as call,
+                call("a") as stream,
+                anyio.create_task_group() as tasks,
+            ):
+                got: list[Any] = []
+                scope = anyio.CancelScope()
+
+                async def read_one() -> None:
+                    with scope:  # noqa: B023 - awaited within this turn of the loop
+                        got.append(await anext(stream))  # noqa: B023
+
+                tasks.start_soon(read_one)
+                await settle()
+                if cancel_first:
+                    scope.cancel()
+                steps.step(1)
+                if not cancel_first:
+                    scope.cancel()
+                await settle()
+                steps.step(2)
+                steps.end()
+                rest = [item async for item in stream]
+        assert got + rest == [1, 2]
+
+
+async def test_a_reader_that_breaks_out_of_its_loop_leaves_with_the_block() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler)
+        async with batcher as call:
+            steps.step(1)
+            async with call("a") as stream:
+                async for item in stream:
+                    assert item == 1
+                    break
+            await settle()
+            assert steps.closed
+            assert batcher.statistics().cancelled == 1
+
+
+async def test_an_error_in_the_readers_block_leaves_the_stream() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler)
+        async with batcher as call:
+            with pytest.raises(LookupError):  # noqa: PT012
+                async with call("a"):
+                    await settle()
+                    raise LookupError
+            await settle()
+            assert steps.closed
+
+
+async def test_leaving_while_the_handler_is_held_by_this_reader_lets_it_go_on() -> None:
+    with Steps() as steps:
+        async with (
+            pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None) as call,
+            anyio.create_task_group() as tasks,
+        ):
+            slow = call("slow")
+            await slow.__aenter__()
+            (fast,) = await read_all(tasks, call("fast"))
+            for number in range(3):
+                steps.step(number, number)
+            await settle()
+            assert fast.items == [0]
+            await slow.aclose()
+            await settle()
+            assert fast.items == [0, 1, 2]
+            steps.end()

@@ -1,0 +1,144 @@
+"""Decorated functions: opening them, what they keep of the handler, calls while none is open."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import outcomes
+
+pytestmark = pytest.mark.anyio
+
+
+@shoal.batch
+async def increment(numbers: list[int]) -> list[int]:
+    """Adds one."""
+    return [number + 1 for number in numbers]
+
+
+@shoal.batch(max_batch_size=2)
+async def sizes(numbers: list[int]) -> list[int]:
+    return [len(numbers)] * len(numbers)
+
+
+async def test_the_decorator_works_bare_and_with_options() -> None:
+    async with shoal.open_batchers(increment, sizes):
+        assert await outcomes(increment(1), increment(2)) == [2, 3]
+        assert await outcomes(*map(sizes, range(4))) == [2, 2, 2, 2]
+
+
+async def test_a_call_while_nothing_is_open_shows_the_line_that_opens_it() -> None:
+    with pytest.raises(shoal.NotOpen, match=r"async with shoal.open_batchers\(increment\):"):
+        await increment(1)
+    async with shoal.open_batchers(increment):
+        await increment(1)
+    with pytest.raises(shoal.NotOpen):
+        await increment(1)
+    with pytest.raises(shoal.NotOpen):
+        increment.batcher  # noqa: B018
+
+
+async def test_a_function_can_be_opened_again_after_it_was_closed() -> None:
+    for _ in range(3):
+        async with shoal.open_batchers(increment):
+            assert await increment(1) == 2
+
+
+async def test_a_function_is_open_once_in_an_event_loop() -> None:
+    async with shoal.open_batchers(increment):
+        with pytest.raises(RuntimeError, match="open in this event loop already"):
+            async with shoal.open_batchers(increment):
+                pass
+        assert await increment(1) == 2
+
+
+async def test_if_one_function_can_not_be_opened_none_is() -> None:
+    with pytest.raises(RuntimeError, match="already"):
+        async with shoal.open_batchers(sizes, increment, increment):
+            pass
+    with pytest.raises(shoal.NotOpen):
+        await sizes(1)
+
+
+async def test_only_decorated_functions_can_be_opened() -> None:
+    async def plain(numbers: list[int]) -> list[int]:
+        return numbers
+
+    with pytest.raises(TypeError, match=r"shoal.Batcher\(handler\)"):
+        async with shoal.open_batchers(plain):
+            pass
+
+
+async def test_name_doc_and_signature_are_kept_for_one_item() -> None:
+    assert increment.__name__ == "increment"
+    assert increment.__doc__ == "Adds one."
+    signature = inspect.signature(increment)
+    assert list(signature.parameters) == ["numbers"]
+    assert signature.parameters["numbers"].annotation is int
+    assert signature.return_annotation is int
+
+
+async def test_signature_shows_on_the_decorated_function() -> None:
+    def one(left: int, right: int = 5) -> int: ...  # type: ignore[empty-body]
+
+    @shoal.batch(signature=one)
+    async def handler(left: list[Any], right: list[Any]) -> list[Any]:
+        return left
+
+    assert inspect.signature(handler).parameters["right"].default == 5
+
+
+async def test_a_signature_with_other_parameters_is_refused_where_it_is_written() -> None:
+    def other(wrong: int) -> int: ...  # type: ignore[empty-body]
+
+    with pytest.raises(TypeError, match="must have the handler's parameters"):
+
+        @shoal.batch(signature=other)
+        async def handler(left: list[Any], right: list[Any]) -> list[Any]:
+            return left
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"max_batch_size": 0}, ValueError),
+        ({"max_batch_size": "4"}, TypeError),
+        ({"batch_wait_timeout_s": -1}, ValueError),
+        ({"max_concurrent_batches": 0}, ValueError),
+        ({"max_queued_requests": -1}, ValueError),
+        ({"overload": "drop"}, ValueError),
+        ({"stream_buffer": 0}, ValueError),
+        ({"isolate_errors": 1}, TypeError),
+        ({"handler_timeout_s": "1"}, TypeError),
+        ({"batch_size": 4}, TypeError),
+    ],
+)
+async def test_a_wrong_option_is_refused_where_it_is_written(
+    options: dict[str, Any], error: type[Exception]
+) -> None:
+    name = next(iter(options))
+    with pytest.raises(error, match=name):
+        shoal.batch(**options)(lambda items: items)
+    with pytest.raises(error, match=name):
+        shoal.Batcher(lambda items: items, **options)
+
+
+async def test_calls_between_batched_functions_work_as_they_close_in_reverse() -> None:
+    @shoal.batch
+    async def outer(numbers: list[int]) -> list[int]:
+        return await increment.map(numbers)
+
+    async with anyio.create_task_group() as tasks, shoal.open_batchers(increment, outer):
+        results: list[int] = []
+
+        async def caller() -> None:
+            results.append(await outer(1))
+
+        tasks.start_soon(caller)
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+    assert results == [2]

@@ -1,0 +1,140 @@
+"""Results: one for each request, in order, in anything sized and indexable."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shoal
+from batching.scenes import outcome, outcomes, outcomes_in_order
+
+pytestmark = pytest.mark.anyio
+
+
+class Computed:
+    """Sized and indexable, and no more: it does not say where it ends."""
+
+    def __init__(self, items: list[int]) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> int:
+        if index >= len(self._items):
+            raise AssertionError(f"asked for {index} of {len(self._items)}")
+        return self._items[index]
+
+
+def returning(make: Any) -> Any:
+    async def handler(items: list[Any]) -> Any:
+        return make(items)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    "make", [list, tuple, deque, np.array, lambda items: range(len(items)), Computed]
+)
+async def test_anything_sized_and_indexable_holds_results(make: Any) -> None:
+    async with shoal.Batcher(returning(make), batch_wait_timeout_s=1) as call:
+        assert await outcomes_in_order(call(0), call(1), call(2)) == [0, 1, 2]
+
+
+async def test_rows_of_an_array_are_results() -> None:
+    async with shoal.Batcher(returning(lambda items: np.outer(items, [1, 10]))) as call:
+        got = await outcomes(call(1), call(2))
+    assert [list(row) for row in got] == [[1, 10], [2, 20]]
+
+
+@pytest.mark.parametrize("value", [None, 0, False, "", [], {}, ValueError])
+async def test_any_value_is_a_result_even_an_exception_class(value: Any) -> None:
+    async with shoal.Batcher(returning(lambda items: [value] * len(items))) as call:
+        assert await call(1) is value
+
+
+@pytest.mark.parametrize("got", [0, 1, 2, 4, 9])
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+async def test_a_wrong_length_fails_every_caller_and_names_both_numbers(
+    got: int, kind: Any
+) -> None:
+    async with shoal.Batcher(returning(lambda _: kind([0] * got)), max_batch_size=3) as call:
+        errors = await outcomes(call(1), call(2), call(3))
+    assert len(set(map(id, errors))) == 3
+    for error in errors:
+        assert type(error) is shoal.WrongBatchSize
+        assert isinstance(error, ValueError)
+        assert (error.expected, error.got) == (3, got)
+        assert f"3 items and gave back {got} results" in str(error)
+
+
+@pytest.mark.parametrize(
+    "results", [None, 3, "ab", b"ab", {1: 2, 3: 4}, {1, 2}, object(), iter([1, 2]), np.array(1)]
+)
+async def test_what_is_not_one_result_for_each_is_a_type_error_of_every_caller(
+    results: Any,
+) -> None:
+    async with shoal.Batcher(returning(lambda _: results)) as call:
+        for error in await outcomes(call(1), call(2)):
+            assert type(error) is shoal.WrongResultType
+            assert isinstance(error, TypeError)
+            assert type(results).__name__ in str(error)
+            assert "2 items" in str(error)
+
+
+async def test_the_batcher_goes_on_after_wrong_results() -> None:
+    answers = iter([None, [], ["right"]])
+    async with shoal.Batcher(returning(lambda _: next(answers))) as call:
+        assert isinstance(await outcome(call(1)), shoal.WrongResultType)
+        assert isinstance(await outcome(call(1)), shoal.WrongBatchSize)
+        assert await call(1) == "right"
+
+
+@pytest.mark.real_time
+async def test_a_plain_function_that_returns_an_awaitable_is_told_to_be_async() -> None:
+    async def later() -> list[int]:
+        return [1]
+
+    async with shoal.Batcher(lambda items: later()) as call:
+        with pytest.raises(shoal.WrongResultType, match="make it an async function"):
+            await call(1)
+
+
+async def test_an_exception_in_a_slot_fails_that_caller_alone() -> None:
+    def make(items: list[int]) -> list[Any]:
+        return [ValueError(item) if item % 2 else item for item in items]
+
+    async with shoal.Batcher(returning(make)) as call:
+        got = await outcomes(*map(call, range(4)))
+    assert got[0] == 0
+    assert got[2] == 2
+    assert [type(error) for error in got[1::2]] == [ValueError, ValueError]
+    assert [error.args for error in got[1::2]] == [(1,), (3,)]
+
+
+@pytest.mark.parametrize("kind", [tuple, lambda values: np.array(values, dtype=object)])
+async def test_an_exception_in_a_slot_of_another_container_fails_its_caller(kind: Any) -> None:
+    handler = returning(lambda _: kind([KeyError("a"), 2]))
+    async with shoal.Batcher(handler, batch_wait_timeout_s=1) as call:
+        got = await outcomes_in_order(call(1), call(2))
+    assert isinstance(got[0], KeyError)
+    assert got[1] == 2
+
+
+async def test_one_exception_in_two_slots_is_not_shared() -> None:
+    shared = ValueError("both")
+    async with shoal.Batcher(returning(lambda items: [shared] * len(items))) as call:
+        first, second = await outcomes(call(1), call(2))
+    assert first is not second
+    assert [first.args, second.args] == [("both",), ("both",)]
+
+
+async def test_one_exception_in_the_slots_of_two_batches_is_not_shared() -> None:
+    shared = ValueError("again")
+    async with shoal.Batcher(returning(lambda items: [shared] * len(items))) as call:
+        first = await outcome(call(1))
+        second = await outcome(call(1))
+    assert first is not second

@@ -1,0 +1,299 @@
+"""Streams: each step has one slot for each request, and each reader sees its own slots only."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, PENDING, Steps, read_all, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+async def count(items: list[int]) -> AsyncIterator[list[Any]]:
+    """Gives to each item as many numbers as it says."""
+    for number in range(max(items, default=0)):
+        yield [number if number < item else shoal.END for item in items]
+
+
+def count_in_thread(items: list[int]) -> Iterator[list[Any]]:
+    for number in range(max(items)):
+        yield [number if number < item else shoal.END for item in items]
+
+
+class Counting:
+    def method(self, items: list[int]) -> AsyncIterator[list[Any]]:
+        raise NotImplementedError
+
+    async def __call__(self, items: list[int]) -> AsyncIterator[list[Any]]:
+        async for step in count(items):
+            yield step
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("handler", [count, count_in_thread, Counting()])
+async def test_each_reader_gets_its_own_items_in_order(handler: Any) -> None:
+    async with shoal.Batcher(handler) as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, *map(call, (0, 1, 3, 5)))
+    assert [reader.items for reader in readers] == [[], [0], [0, 1, 2], [0, 1, 2, 3, 4]]
+    assert [reader.outcome for reader in readers] == ["end"] * 4
+
+
+async def test_calls_of_a_generator_handler_share_a_batch() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
+            async with anyio.create_task_group() as tasks:
+                readers = await read_all(tasks, call("a"), call("b"))
+                steps.step(1, 2)
+                steps.step(3, 4)
+                steps.end()
+    assert steps.batches == [["a", "b"]]
+    assert [reader.items for reader in readers] == [[1, 3], [2, 4]]
+
+
+async def test_items_arrive_as_they_are_made() -> None:
+    with Steps() as steps:
+        async with (
+            shoal.Batcher(steps.handler) as call,
+            call("a") as stream,
+        ):
+            for number in range(3):
+                steps.step(number)
+                assert await anext(stream) == number
+                assert steps.made == number + 1
+            steps.end()
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+
+@pytest.mark.parametrize("mark", [shoal.END, StopIteration, StopAsyncIteration])
+async def test_an_end_mark_ends_that_stream_alone(mark: Any) -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
+            async with anyio.create_task_group() as tasks:
+                first, second = await read_all(tasks, call("a"), call("b"))
+                steps.step(1, 2)
+                steps.step(mark, 3)
+                steps.step("dropped", 4)
+                await settle()
+                assert (first.items, first.outcome) == ([1], "end")
+                assert (second.items, second.outcome) == ([2, 3, 4], PENDING)
+                steps.end()
+    assert second.outcome == "end"
+
+
+class Lookalike:
+    """Equal to everything."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+
+async def test_end_marks_are_compared_by_identity() -> None:
+    lookalike = Lookalike()
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, call("a"))
+            steps.step(lookalike)
+            steps.step("END")
+            steps.end()
+    assert reader.items[0] is lookalike
+    assert reader.items[1] == "END"
+
+
+@pytest.mark.parametrize("value", [None, 0, "", [], {"unhashable": []}])
+async def test_any_value_is_an_item(value: Any) -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, call("a"))
+            steps.step(value)
+            steps.end()
+    assert reader.items == [value]
+
+
+async def test_skip_gives_nothing_in_this_step() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
+            async with anyio.create_task_group() as tasks:
+                first, second = await read_all(tasks, call("a"), call("b"))
+                steps.step(shoal.SKIP, 1)
+                steps.step(2, shoal.SKIP)
+                steps.end()
+    assert [first.items, second.items] == [[2], [1]]
+
+
+async def test_an_exception_in_a_slot_fails_that_stream_alone_after_its_items() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
+            async with anyio.create_task_group() as tasks:
+                first, second = await read_all(tasks, call("a"), call("b"))
+                steps.step(1, 2)
+                steps.step(KeyError("mine"), 3)
+                steps.step("dropped", 4)
+                steps.end()
+    assert first.items == [1]
+    assert isinstance(first.outcome, KeyError)
+    assert (second.items, second.outcome) == ([2, 3, 4], "end")
+
+
+async def test_one_exception_in_two_slots_is_not_shared() -> None:
+    shared = ValueError("both")
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
+            async with anyio.create_task_group() as tasks:
+                first, second = await read_all(tasks, call("a"), call("b"))
+                steps.step(shared, shared)
+                steps.end()
+    assert isinstance(first.outcome, ValueError)
+    assert isinstance(second.outcome, ValueError)
+    assert first.outcome is not second.outcome
+
+
+async def test_when_the_generator_raises_the_open_streams_fail_after_the_items_they_have() -> None:
+    original = OSError(5, "broken")
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=3) as call:  # noqa: SIM117
+            async with anyio.create_task_group() as tasks:
+                ended, *failed = await read_all(tasks, call("a"), call("b"), call("c"))
+                steps.step(shoal.END, 1, 2)
+                steps.step(0, 3, 4)
+                steps.fail(original)
+    assert (ended.items, ended.outcome) == ([], "end")
+    assert [reader.items for reader in failed] == [[1, 3], [2, 4]]
+    errors = [reader.outcome for reader in failed]
+    assert [type(error) for error in errors] == [OSError, OSError]
+    assert errors[0] is not errors[1]
+    assert all(error.__cause__ is original for error in errors)
+
+
+@pytest.mark.parametrize("slots", [(), (1,), (1, 2, 3)])
+async def test_a_step_of_a_wrong_length_fails_the_open_streams_with_both_numbers(
+    slots: tuple[int, ...],
+) -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler, batch_wait_timeout_s=1, max_batch_size=2) as call:  # noqa: SIM117
+            async with anyio.create_task_group() as tasks:
+                readers = await read_all(tasks, call("a"), call("b"))
+                steps.step(1, 2)
+                steps.step(*slots)
+    assert steps.closed
+    for reader in readers:
+        assert type(reader.outcome) is shoal.WrongBatchSize
+        assert (reader.outcome.expected, reader.outcome.got) == (2, len(slots))
+    assert [reader.items for reader in readers] == [[1], [2]]
+
+
+async def test_an_error_is_raised_once_and_then_the_stream_is_at_its_end() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler) as call, call("a") as stream:
+            steps.fail(ValueError("once"))
+            with pytest.raises(ValueError, match="once"):
+                await anext(stream)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+
+async def test_items_that_were_not_read_in_time_come_before_the_error() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler) as call, call("a") as stream:
+            steps.step(1)
+            steps.step(2)
+            steps.fail(ValueError("after"))
+            await settle()
+            assert steps.closed
+            assert [await anext(stream), await anext(stream)] == [1, 2]
+            with pytest.raises(ValueError, match="after"):
+                await anext(stream)
+
+
+async def test_a_bad_call_is_a_type_error_before_there_is_a_stream() -> None:
+    async with shoal.Batcher(count) as call:
+        with pytest.raises(TypeError):
+            call()
+        with pytest.raises(TypeError):
+            call(1, 2)
+
+
+async def test_the_request_is_made_on_entering() -> None:
+    batcher = shoal.Batcher(count, batch_wait_timeout_s=None)
+    async with batcher as call:
+        stream = call(1)
+        assert stream.request is None
+        assert batcher.statistics().queued == 0
+        async with stream:
+            assert stream.request.item == 1
+            assert batcher.statistics().queued == 1
+
+
+async def test_a_stream_can_be_iterated_without_entering_it() -> None:
+    async with shoal.Batcher(count) as call:
+        assert [item async for item in call(3)] == [0, 1, 2]
+
+
+async def test_an_unclosed_stream_warns() -> None:
+    async with shoal.Batcher(count, batch_wait_timeout_s=None) as call:
+        stream = call(3)
+        await stream.__aenter__()
+        with pytest.warns(ResourceWarning, match="async with f"):  # noqa: PT031
+            del stream
+            gc.collect()
+
+
+async def test_a_stream_that_was_closed_before_it_was_read_makes_no_call() -> None:
+    batcher = shoal.Batcher(count)
+    async with batcher as call:
+        stream = call(3)
+        await stream.aclose()
+        assert [item async for item in stream] == []
+        await settle()
+    assert batcher.statistics().finished == 0
+
+
+async def test_closing_twice_is_closing_once() -> None:
+    batcher = shoal.Batcher(count, batch_wait_timeout_s=None)
+    async with batcher as call, call(3) as stream:
+        await stream.aclose()
+        await stream.aclose()
+        assert [item async for item in stream] == []
+    assert batcher.statistics().cancelled == 1
+
+
+async def test_two_tasks_can_not_read_one_stream() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, call("a"))
+            await settle()
+            with pytest.raises(RuntimeError, match="another task"):
+                await anext(reader.stream)
+            steps.step(1)
+            steps.end()
+    assert reader.items == [1]
+
+
+async def test_reading_is_a_checkpoint_even_when_items_are_there() -> None:
+    async with shoal.Batcher(count) as call, call(3) as stream:
+        assert await anext(stream) == 0
+        await settle()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await anext(stream)
+        assert scope.cancelled_caught
+        assert [item async for item in stream] == [1, 2]
+
+
+async def test_a_reader_that_leaves_is_said_to_have_left() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, call("a"))
+            await settle()
+            reader.leave()
+    assert reader.outcome == LEFT

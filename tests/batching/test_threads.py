@@ -1,0 +1,242 @@
+"""Callers in threads: worker threads of an event loop, and programs that have none."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, Recorder, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
+
+
+@shoal.batch(max_batch_size=4)
+async def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+@shoal.batch
+async def count(items: list[int]) -> AsyncIterator[list[Any]]:
+    for number in range(max(items)):
+        yield [number if number < item else shoal.END for item in items]
+
+
+@shoal.batch
+async def names(items: list[int], suffix: list[str] = "!") -> list[str]:  # type: ignore[assignment]
+    return [f"{item}{end}" for item, end in zip(items, suffix, strict=True)]
+
+
+async def test_a_worker_thread_calls_through_from_thread() -> None:
+    async with shoal.open_batchers(double, names):
+        assert await anyio.to_thread.run_sync(double.from_thread, 21) == 42
+        assert await anyio.to_thread.run_sync(names.from_thread, 1, "?") == "1?"
+        assert await anyio.to_thread.run_sync(lambda: names.from_thread(1, suffix=".")) == "1."
+
+
+async def test_calls_of_many_worker_threads_share_a_batch() -> None:
+    handler = Recorder()
+    got: list[int] = []
+
+    async def in_thread(call: Any, item: int) -> None:
+        got.append(await anyio.to_thread.run_sync(call.from_thread, item))
+
+    async with (
+        shoal.Batcher(handler, max_batch_size=8, batch_wait_timeout_s=None) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        for item in range(8):
+            tasks.start_soon(in_thread, call, item)
+    assert sorted(got) == list(range(8))
+    assert [sorted(batch) for batch in handler.batches] == [list(range(8))]
+
+
+async def test_an_error_reaches_the_worker_thread() -> None:
+    async with shoal.Batcher(Recorder(lambda item: 1 // item)) as call:
+        with pytest.raises(ZeroDivisionError):
+            await anyio.to_thread.run_sync(call.from_thread, 0)
+        with pytest.raises(TypeError):
+            await anyio.to_thread.run_sync(call.from_thread)
+
+
+async def test_a_worker_thread_reads_a_stream() -> None:
+    def read() -> list[int]:
+        with count.from_thread(3) as stream:
+            return list(stream)
+
+    async with shoal.open_batchers(count):
+        assert await anyio.to_thread.run_sync(read) == [0, 1, 2]
+
+
+async def test_a_worker_thread_that_leaves_a_stream_frees_its_slot() -> None:
+    def read_one() -> int:
+        with count.from_thread(1000) as stream:
+            return next(stream)
+
+    async with shoal.open_batchers(count):
+        assert await anyio.to_thread.run_sync(read_one) == 0
+        await settle()
+        assert count.batcher.statistics().running == 0
+        assert count.batcher.statistics().cancelled == 1
+
+
+async def test_a_thread_stream_must_be_entered() -> None:
+    async with shoal.open_batchers(count):
+        with pytest.raises(RuntimeError, match="enter the stream first"):
+            await anyio.to_thread.run_sync(lambda: next(count.from_thread(1)))
+
+
+async def test_from_thread_is_not_for_the_event_loop_itself() -> None:
+    async with shoal.open_batchers(double):
+        with pytest.raises(shoal.NotOpen, match=r"shoal.blocking\(f\)"):
+            double.from_thread(1)
+
+
+async def test_a_plain_handler_may_call_another_batched_function() -> None:
+    def outer(items: list[int]) -> list[int]:
+        return [double.from_thread(item) for item in items]
+
+    async with shoal.open_batchers(double), shoal.Batcher(outer) as call:
+        assert await call(4) == 8
+
+
+async def test_a_thread_has_no_batcher_of_the_loop_that_started_it() -> None:
+    def call_as_in_a_loop() -> None:
+        double(1)
+
+    async with shoal.open_batchers(double):
+        with pytest.raises(shoal.NotOpen):
+            await anyio.to_thread.run_sync(call_as_in_a_loop)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.threads: set[int] = set()
+
+    @shoal.batch
+    async def predict(self, items: list[int]) -> list[int]:
+        self.threads.add(threading.get_ident())
+        return [-item for item in items]
+
+
+@pytest.mark.parametrize("other", ["trio", "asyncio"])
+async def test_two_event_loops_in_two_threads_are_independent(other: str) -> None:
+    model = Model()
+
+    async def elsewhere() -> None:
+        with pytest.raises(shoal.NotOpen):
+            await double(1)
+        async with shoal.open_batchers(double, model.predict):
+            assert await double.map(range(5)) == [0, 2, 4, 6, 8]
+            assert await model.predict(1) == -1
+            double.set_max_batch_size(1)
+            assert double.batcher.statistics().finished == 5
+        with pytest.raises(shoal.NotOpen):
+            await double(1)
+
+    async with shoal.open_batchers(double, model.predict):
+        await double(1)
+        await anyio.to_thread.run_sync(lambda: anyio.run(elsewhere, backend=other))
+        assert await double(2) == 4
+        assert await model.predict(2) == -2
+        assert double.batcher.options.max_batch_size == 4
+        assert double.batcher.statistics().finished == 2
+    assert len(model.threads) == 2
+
+
+@BACKENDS
+def test_a_program_without_a_loop_calls_through_blocking(backend: str) -> None:
+    with shoal.blocking(double, backend=backend) as call:
+        assert call(21) == 42
+        assert call(items=4) == 8
+        with pytest.raises(TypeError):
+            call()
+
+
+@BACKENDS
+def test_calls_of_many_threads_share_a_batch(backend: str) -> None:
+    batches: list[int] = []
+
+    @shoal.batch(max_batch_size=8, batch_wait_timeout_s=None)
+    async def handler(items: list[int]) -> list[int]:
+        batches.append(len(items))
+        return [2 * item for item in items]
+
+    with shoal.blocking(handler, backend=backend) as call, ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(call, range(16))) == [2 * item for item in range(16)]
+    assert batches == [8, 8]
+
+
+@BACKENDS
+def test_blocking_gives_streams_for_plain_code(backend: str) -> None:
+    with shoal.blocking(count, backend=backend) as call:
+        with call(3) as stream:
+            assert list(stream) == [0, 1, 2]
+        with call(3) as stream:
+            assert next(stream) == 0
+
+
+@BACKENDS
+def test_blocking_raises_what_the_handler_raises(backend: str) -> None:
+    @shoal.batch
+    async def handler(items: list[int]) -> list[float]:
+        return [1 / item for item in items]
+
+    with shoal.blocking(handler, backend=backend) as call:
+        with pytest.raises(ZeroDivisionError):
+            call(0)
+        assert call(2) == 0.5
+
+
+@BACKENDS
+def test_blocking_serves_a_method(backend: str) -> None:
+    with shoal.blocking(Model().predict, backend=backend) as call:
+        assert call(1) == -1
+
+
+@BACKENDS
+def test_after_the_block_a_blocking_call_says_that_it_is_closed(backend: str) -> None:
+    with shoal.blocking(double, backend=backend) as call:
+        pass
+    with pytest.raises(shoal.BatcherClosed):
+        call(1)
+
+
+@BACKENDS
+def test_leaving_the_block_answers_the_calls_under_way(backend: str) -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    @shoal.batch
+    def handler(items: list[int]) -> list[int]:
+        started.set()
+        assert gate.wait(10)
+        return items
+
+    with ThreadPoolExecutor(1) as threads:
+        with shoal.blocking(handler, backend=backend) as call:
+            future = threads.submit(call, 5)
+            assert started.wait(10)
+            gate.set()
+        assert future.result(10) == 5
+
+
+async def test_a_cancelled_host_drops_the_request_of_its_thread() -> None:
+    held = Held()
+    async with shoal.Batcher(held) as call:
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(anyio.to_thread.run_sync, call.from_thread, 1)
+                while not held.batches:
+                    await anyio.lowlevel.checkpoint()
+                scope.cancel()
+        await settle()
+    assert held.cancelled == [[1]]

@@ -1,0 +1,249 @@
+"""Time: the caller's cancel scope, deadlines of a call, and the time that a handler may take."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, Held, Recorder, Steps, line_up, outcome, read_all, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_time_out_is_the_callers_cancel_scope() -> None:
+    held = Held()
+    async with shoal.Batcher(held) as call:
+        with anyio.move_on_after(5) as scope:
+            await call(1)
+        assert scope.cancelled_caught
+        with pytest.raises(TimeoutError):
+            with anyio.fail_after(5):
+                await call(2)
+    assert held.cancelled == [[1], [2]]
+
+
+@pytest.mark.parametrize("way", ["request_timeout_s", "deadline_s"])
+async def test_a_deadline_ends_a_call_in_a_handler(way: str) -> None:
+    held = Held()
+    options: Any = {"request_timeout_s": 5} if way == "request_timeout_s" else {}
+    batcher = shoal.Batcher(held, **options)
+    async with batcher as call:
+        bound = call.options(deadline_s=5) if way == "deadline_s" else call
+        started = anyio.current_time()
+        with pytest.raises(shoal.DeadlineExceeded):
+            await bound(1)
+        assert anyio.current_time() - started == pytest.approx(5)
+        await settle()
+        assert held.cancelled == [[1]]
+    statistics = batcher.statistics()
+    assert (statistics.expired, statistics.cancelled, statistics.failed) == (1, 0, 0)
+
+
+async def test_a_deadline_ends_a_call_in_line_and_the_handler_never_sees_it() -> None:
+    held = Held()
+    async with (
+        shoal.Batcher(held, max_batch_size=1) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        (first,) = await line_up(tasks, call(0))
+        await settle()
+        (second,) = await line_up(tasks, call.options(deadline_s=5)(1))
+        await anyio.sleep(6)
+        assert isinstance(second.outcome, shoal.DeadlineExceeded)
+        held.gate.set()
+    assert first.outcome == 0
+    assert held.batches == [[0]]
+
+
+@pytest.mark.parametrize(("deadline_s", "ends"), [(3, 3), (9, 5)])
+async def test_the_shorter_of_both_limits_wins(deadline_s: float, ends: float) -> None:
+    async with shoal.Batcher(Held(), request_timeout_s=5) as call:
+        started = anyio.current_time()
+        with pytest.raises(shoal.DeadlineExceeded):
+            await call.options(deadline_s=deadline_s)(1)
+        assert anyio.current_time() - started == pytest.approx(ends)
+
+
+async def test_a_deadline_of_0_never_reaches_the_handler() -> None:
+    handler = Recorder()
+    async with shoal.Batcher(handler) as call:
+        with pytest.raises(shoal.DeadlineExceeded):
+            await call.options(deadline_s=0)(1)
+        await settle()
+    assert handler.batches == []
+
+
+async def test_a_call_that_is_answered_in_time_is_not_expired() -> None:
+    batcher = shoal.Batcher(Recorder(), request_timeout_s=5)
+    async with batcher as call:
+        assert await call.options(deadline_s=1)(1) == 1
+        await anyio.sleep(10)
+    assert batcher.statistics().expired == 0
+
+
+async def test_an_answer_in_the_tick_of_the_deadline_is_counted_once() -> None:
+    async def handler(items: list[int]) -> list[int]:
+        await anyio.sleep(5)
+        return items
+
+    batcher = shoal.Batcher(handler)
+    async with batcher as call:
+        for _ in range(20):  # either may come first
+            got = await outcome(call.options(deadline_s=5)(1))
+            assert got == 1 or isinstance(got, shoal.DeadlineExceeded)
+        statistics = batcher.statistics()
+    assert statistics.cancelled == 0
+    assert statistics.finished + statistics.expired == 20
+
+
+async def test_the_callers_own_cancel_scope_is_not_taken_for_the_deadline() -> None:
+    async with shoal.Batcher(Held()) as call:
+        with anyio.move_on_after(1) as scope:
+            await call.options(deadline_s=5)(1)
+        assert scope.cancelled_caught
+
+
+async def test_the_handler_sees_the_deadline() -> None:
+    async def handler(items: list[int]) -> list[Any]:
+        return [request.deadline for request in shoal.current_batch().requests]
+
+    async with shoal.Batcher(handler) as call:
+        assert await call.options(deadline_s=5)(1) == pytest.approx(anyio.current_time() + 5)
+        assert await call(1) is None
+
+
+async def test_a_deadline_ends_a_stream_that_waits() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, call.options(deadline_s=5)("a"))
+            steps.step(1)
+            await anyio.sleep(6)
+            assert reader.items == [1]
+            assert isinstance(reader.outcome, shoal.DeadlineExceeded)
+            assert steps.closed
+        assert batcher.statistics().expired == 1
+
+
+async def test_a_deadline_ends_a_stream_whose_items_keep_coming() -> None:
+    async def handler(items: list[int]) -> AsyncIterator[list[int]]:
+        for number in range(100):
+            yield [number] * len(items)
+
+    async with shoal.Batcher(handler) as call, call.options(deadline_s=5)("a") as stream:
+        got = []
+        with pytest.raises(shoal.DeadlineExceeded):  # noqa: PT012
+            while True:
+                got.append(await anext(stream))
+                await anyio.sleep(1)
+        assert len(got) < 30
+
+
+async def test_a_deadline_ends_a_stream_in_line_that_nobody_reads() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, max_batch_size=1)
+        async with batcher as call, call("a"):
+            await settle()
+            async with call.options(deadline_s=5)("b"):
+                await anyio.sleep(6)
+                assert batcher.statistics().queued == 0
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_handler_that_takes_too_long_is_cancelled_and_fails_its_batch(
+    streams: bool,
+) -> None:
+    held = Held()
+
+    async def generator(items: list[Any]) -> AsyncIterator[list[Any]]:
+        yield [0] * len(items)
+        await held(items)
+
+    handler: Any = generator if streams else held
+    batcher: Any = shoal.Batcher(
+        handler, handler_timeout_s=5, max_batch_size=2, batch_wait_timeout_s=1
+    )
+    async with batcher as call:
+        async with anyio.create_task_group() as tasks:
+            started = anyio.current_time()
+            if streams:
+                ended = await read_all(tasks, call(0), call(1))
+            else:
+                ended = await line_up(tasks, call(0), call(1))
+        assert anyio.current_time() - started == pytest.approx(5)
+        errors = [one.outcome for one in ended]
+        assert [type(error) for error in errors] == [shoal.HandlerTimeout] * 2
+        assert errors[0] is not errors[1]
+        assert "5" in str(errors[0])
+        assert held.cancelled == [[0, 1]]
+        assert batcher.statistics().batches_running == 0
+    assert batcher.statistics().failed == 2
+
+
+async def test_the_slot_of_a_handler_that_took_too_long_serves_on() -> None:
+    held = Held()
+    async with shoal.Batcher(held, handler_timeout_s=5) as call:
+        for number in range(3):
+            assert isinstance(await outcome(call(number)), shoal.HandlerTimeout)
+        held.gate.set()
+        assert await call(5) == 5
+
+
+async def test_a_handler_that_ends_in_time_is_left_alone() -> None:
+    async def handler(items: list[float]) -> list[float]:
+        await anyio.sleep(items[0])
+        return items
+
+    async with shoal.Batcher(handler, handler_timeout_s=5) as call:
+        for seconds in (4, 4, 4):
+            assert await call(seconds) == seconds
+        await anyio.sleep(10)
+        assert await call(1) == 1
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("isolate_errors", [False, True])
+async def test_a_thread_that_takes_too_long_fails_its_callers_at_once_but_keeps_its_slot(
+    isolate_errors: bool,
+) -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def handler(items: list[int]) -> list[int]:
+        started.set()
+        assert gate.wait(10)
+        return items
+
+    batcher = shoal.Batcher(handler, handler_timeout_s=0.01, isolate_errors=isolate_errors)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        got = await outcome(call(0))
+        assert isinstance(got, shoal.HandlerTimeout)
+        (late,) = await line_up(tasks, call(1))
+        await settle()
+        statistics = batcher.statistics()
+        assert (statistics.batches_running, statistics.queued) == (1, 1)
+        batcher.configure(handler_timeout_s=None)
+        gate.set()
+    assert late.outcome == 1
+    assert (batcher.statistics().failed, batcher.statistics().finished) == (1, 1)
+
+
+async def test_leaving_and_the_time_out_of_the_handler_may_come_in_one_tick() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, handler_timeout_s=5, max_batch_size=2, batch_wait_timeout_s=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(0), call(1))
+        await settle()
+        await anyio.sleep(5)
+        callers[0].leave()
+        await settle()
+        assert callers[0].outcome == LEFT or isinstance(callers[0].outcome, shoal.HandlerTimeout)
+        assert isinstance(callers[1].outcome, shoal.HandlerTimeout)
+    statistics = batcher.statistics()
+    assert statistics.failed + statistics.cancelled == 2

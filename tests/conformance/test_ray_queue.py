@@ -1,0 +1,289 @@
+"""What Ray Serve's tests of its batching decorator assert (group RU), on functions and on methods.
+
+M is `max_batch_size`, W is `batch_wait_timeout_s`, C is `max_concurrent_batches`.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    line_up,
+    outcomes,
+    outcomes_in_order,
+    read_all,
+    settle,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+KINDS = pytest.mark.parametrize("kind", ["function", "method"])
+
+
+@asynccontextmanager
+async def serving(kind: str, handler: Any, **options: Any) -> AsyncIterator[Any]:
+    """Opens a handler, which is written as a method, as a function or as a method."""
+    decorated: Any
+    if kind == "function":
+        decorated = shoal.batch(**options)(handler.__get__(object()))
+    else:
+        decorated = type("Owner", (), {"call": shoal.batch(**options)(handler)})().call
+    async with shoal.open_batchers(decorated):
+        yield decorated
+
+
+async def echo(self: object, items: list[Any]) -> list[Any]:
+    if "raise" in items:
+        raise ZeroDivisionError
+    return items
+
+
+@KINDS
+@pytest.mark.parametrize("options", [None, {}, {"max_batch_size": 2}])
+async def test_ru1_the_decorator_is_accepted_bare_and_with_options(
+    kind: str, options: dict[str, Any] | None
+) -> None:
+    if options is not None:
+        async with serving(kind, echo, **options) as call:
+            assert await call("hi") == "hi"
+        return
+    decorated = shoal.batch(echo.__get__(object())) if kind == "function" else None
+    bare = decorated or type("Owner", (), {"call": shoal.batch(echo)})().call
+    async with shoal.open_batchers(bare):
+        assert await bare("hi") == "hi"
+
+
+@pytest.mark.parametrize("given", [3, "handler", object(), [echo]])
+async def test_ru2_what_can_not_be_called_is_refused_with_the_right_line(given: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        shoal.batch(given)
+    assert repr(given) in str(caught.value)
+    assert "@shoal.batch\n" in str(caught.value)
+    with pytest.raises(TypeError):
+        shoal.batch(max_batch_size=3)(given)
+
+
+async def test_ru2_plain_functions_are_accepted_though_ray_refuses_them() -> None:
+    assert shoal.Batcher(lambda items: items).threaded
+
+
+async def test_ru3_the_size_is_checked() -> None:
+    with pytest.raises(ValueError, match="0"):
+        shoal.batch(max_batch_size=0)(echo)
+    with pytest.raises(TypeError, match=r"1\.1"):
+        shoal.batch(max_batch_size=1.1)(echo)  # type: ignore[call-overload]
+    accepted = shoal.Batcher(lambda items: items, max_batch_size=1.0)  # type: ignore[call-overload]
+    assert accepted.options.max_batch_size == 1
+    assert type(accepted.options.max_batch_size) is int
+
+
+async def test_ru4_the_wait_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"-0\.1"):
+        shoal.batch(batch_wait_timeout_s=-0.1)(echo)
+    with pytest.raises(TypeError, match="'a'"):
+        shoal.batch(batch_wait_timeout_s="a")(echo)  # type: ignore[call-overload]
+    shoal.batch(batch_wait_timeout_s=0)(echo)
+    shoal.batch(batch_wait_timeout_s=0.0)(echo)
+
+
+@pytest.mark.parametrize("number", [0, 1.5])
+async def test_ru5_the_number_of_slots_is_checked(number: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=str(number)):
+        shoal.batch(max_concurrent_batches=number)(echo)
+
+
+@KINDS
+async def test_ru6_a_batch_of_one_does_not_wait(kind: str) -> None:
+    async with serving(kind, echo, max_batch_size=1, batch_wait_timeout_s=1000) as call:
+        started = anyio.current_time()
+        assert await call("hi") == "hi"
+        with pytest.raises(ZeroDivisionError):
+            await call("raise")
+        assert anyio.current_time() == started
+
+
+async def test_ru8_the_timer_starts_with_the_first_item_of_each_batch() -> None:
+    async with serving("function", echo, max_batch_size=10, batch_wait_timeout_s=0.25) as call:
+        for _ in range(2):
+            async with anyio.create_task_group() as tasks:
+                callers = await line_up(tasks, *map(call, range(9)))
+                await anyio.sleep(0.05)
+                assert [caller.outcome for caller in callers] == [PENDING] * 9
+                tenth = anyio.current_time()
+                callers += await line_up(tasks, call(9))
+            assert [caller.outcome for caller in callers] == list(range(10))
+            assert {caller.ended_at for caller in callers} == {tenth}
+            await anyio.sleep(0.25)
+
+
+async def test_ru9_no_wake_up_is_lost_when_the_line_exceeds_a_batch() -> None:
+    async with serving("function", echo, max_batch_size=2, batch_wait_timeout_s=10_000) as call:
+        started = anyio.current_time()
+        assert await outcomes(*map(call, range(10))) == list(range(10))
+        assert anyio.current_time() == started
+
+
+@KINDS
+async def test_ru10_a_batch_waits_until_it_is_full(kind: str) -> None:
+    async with serving(kind, echo, max_batch_size=3, batch_wait_timeout_s=1000) as call:
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, call("hi1"), call("hi2"))
+            await anyio.sleep(0.1)
+            assert [caller.outcome for caller in callers] == [PENDING] * 2
+            callers += await line_up(tasks, call("hi3"))
+        assert [caller.outcome for caller in callers] == ["hi1", "hi2", "hi3"]
+
+
+@KINDS
+async def test_ru11_a_handler_that_raises_fails_its_whole_batch(kind: str) -> None:
+    async with serving(kind, echo, max_batch_size=3, batch_wait_timeout_s=1000) as call:
+        got = await outcomes(call("hi1"), call("raise"), call("hi3"))
+    assert [type(one) for one in got] == [ZeroDivisionError] * 3
+
+
+@KINDS
+@pytest.mark.parametrize("mode", ["positional", "keyword", "mixed", "out_of_order"])
+async def test_ru12_two_parameters_come_in_any_mode(kind: str, mode: str) -> None:
+    async def pairs(self: object, left: list[str], right: list[str]) -> list[tuple[str, str]]:
+        return list(zip(left, right, strict=True))
+
+    async with serving(kind, pairs, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        modes = {
+            "positional": lambda a, b: call(a, b),
+            "keyword": lambda a, b: call(left=a, right=b),
+            "mixed": lambda a, b: call(a, right=b),
+            "out_of_order": lambda a, b: call(right=b, left=a),
+        }
+        make = modes[mode]
+        got = await outcomes_in_order(make("hi1", "hi2"), make("hi3", "hi4"))
+    assert got == [("hi1", "hi2"), ("hi3", "hi4")]
+
+
+@KINDS
+async def test_ru13_cancelled_calls_cancel_the_handler_once_the_last_has_left(kind: str) -> None:
+    gates, passed = [anyio.Event()], [0]
+
+    async def handler(self: object, items: list[Any]) -> list[Any]:
+        await gates[-1].wait()
+        passed[0] += 1
+        return items
+
+    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:  # noqa: SIM117
+        async with anyio.create_task_group() as tasks:
+            first, second = await line_up(tasks, call(1), call(2))
+            await settle()
+            first.leave()
+            await settle()
+            assert (first.outcome, second.outcome) == (LEFT, PENDING)
+            second.leave()
+            await settle()
+            assert second.outcome == LEFT
+            assert passed == [0]
+            gates[-1].set()
+            assert await outcomes(call(3), call(4)) == [3, 4]
+    assert passed == [1]
+
+
+@KINDS
+async def test_ru13_cancelled_streams_close_the_generator_once_the_last_has_left(kind: str) -> None:
+    gate, passed = anyio.Event(), [0]
+
+    async def handler(self: object, items: list[Any]) -> Any:
+        await gate.wait()
+        passed[0] += 1
+        yield items
+
+    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        async with anyio.create_task_group() as tasks:
+            first, second = await read_all(tasks, call(1), call(2))
+            await settle()
+            first.leave()
+            await settle()
+            assert (first.outcome, second.outcome) == (LEFT, PENDING)
+            second.leave()
+            await settle()
+            assert passed == [0]
+            gate.set()
+            again = await read_all(tasks, call(3), call(4))
+        assert [reader.items for reader in again] == [[3], [4]]
+    assert passed == [1]
+
+
+@KINDS
+async def test_ru14_cancelling_after_an_error_leaves_the_next_batch_alone(kind: str) -> None:
+    async def handler(self: object, items: list[Any]) -> list[Any]:
+        if "raise" in items:
+            raise ValueError
+        return items
+
+    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, call("raise"), call("raise"))
+            await settle()
+            for caller in callers:
+                caller.leave()
+        assert [type(caller.outcome) for caller in callers] == [ValueError] * 2
+        assert await outcomes(call(1), call(2)) == [1, 2]
+
+
+@KINDS
+async def test_ru14_leaving_a_stream_after_an_error_leaves_the_next_batch_alone(kind: str) -> None:
+    async def handler(self: object, items: list[Any]) -> Any:
+        if "raise" in items:
+            raise ValueError
+        yield items
+
+    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        async with anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call("raise"), call("raise"))
+            await settle()
+            for reader in readers:
+                reader.leave()
+        assert [type(reader.outcome) for reader in readers] == [ValueError] * 2
+        async with anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call(1), call(2))
+        assert [reader.items for reader in readers] == [[1], [2]]
+
+
+@KINDS
+async def test_ru15_the_setters_change_the_next_batch(kind: str) -> None:
+    async with serving(kind, echo, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        assert await outcomes(call(1), call(2)) == [1, 2]
+        call.set_max_batch_size(3)
+        call.set_batch_wait_timeout_s(15_000)
+        options = call.batcher.options
+        assert (options.max_batch_size, options.batch_wait_timeout_s) == (3, 15_000)
+        started = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, call(1), call(2))
+            await settle()
+            assert [caller.outcome for caller in callers] == [PENDING] * 2
+            assert await call(3) == 3
+        assert anyio.current_time() == started
+
+
+async def test_ru25_a_line_too_small_for_full_batches_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    options = {"max_batch_size": 4, "max_concurrent_batches": 2, "max_queued_requests": 7}
+    async with serving("function", echo, **options) as call:
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        caplog.clear()
+        call.set_max_batch_size(5)
+        assert [record.levelno for record in caplog.records] == [logging.WARNING]
+        caplog.clear()
+        call.set_max_batch_size(3)
+        assert caplog.records == []
+    async with serving("function", echo, **{**options, "max_queued_requests": 8}):
+        assert caplog.records == []

@@ -1,0 +1,111 @@
+"""What Ray Serve's tests of its batching decorator assert of generators (group RU)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from test_ray_queue import KINDS, serving
+
+import shoal
+from batching.scenes import Steps, read_all, settle
+
+pytestmark = pytest.mark.anyio
+
+
+@KINDS
+@pytest.mark.parametrize("count", [0, 2, 5])
+@pytest.mark.parametrize("mode", ["positional", "keyword", "mixed", "out_of_order"])
+async def test_ru17_each_stream_gets_exactly_its_own_items(
+    kind: str, count: int, mode: str
+) -> None:
+    async def handler(self: object, left: list[str], right: list[str]) -> Any:
+        for number in range(count):
+            yield [(a, b, number) for a, b in zip(left, right, strict=True)]
+
+    async with serving(kind, handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        modes = {
+            "positional": lambda a, b: call(a, b),
+            "keyword": lambda a, b: call(left=a, right=b),
+            "mixed": lambda a, b: call(a, right=b),
+            "out_of_order": lambda a, b: call(right=b, left=a),
+        }
+        make = modes[mode]
+        async with anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, make("hi1", "hi2"), make("hi3", "hi4"))
+    assert [reader.items for reader in readers] == [
+        [("hi1", "hi2", number) for number in range(count)],
+        [("hi3", "hi4", number) for number in range(count)],
+    ]
+    assert [reader.outcome for reader in readers] == ["end", "end"]
+
+
+async def read_with_errors(stream: Any) -> list[Any]:
+    got: list[Any] = []
+    async with stream:
+        while True:
+            try:
+                got.append(await anext(stream))
+            except StopAsyncIteration:
+                return [*got, "end"]
+            except Exception as error:
+                got.append(error)
+
+
+async def all_with_errors(*streams: Any) -> list[list[Any]]:
+    read: list[list[Any]] = [[] for _ in streams]
+
+    async def reader(index: int) -> None:
+        read[index] = await read_with_errors(streams[index])
+
+    async with anyio.create_task_group() as tasks:
+        for index in range(len(streams)):
+            tasks.start_soon(reader, index)
+    return read
+
+
+async def test_ru18_an_error_comes_after_the_items_and_before_the_end() -> None:
+    async def handler(self: object, items: list[Any]) -> Any:
+        for number in range(5):
+            if number == 2:
+                raise RuntimeError("Testing error")
+            yield [number] * len(items)
+
+    async with serving("function", handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        for got in await all_with_errors(call("a"), call("b")):
+            assert got[:2] == [0, 1]
+            assert isinstance(got[2], RuntimeError)
+            assert str(got[2]) == "Testing error"
+            assert got[3:] == ["end"]
+
+
+async def test_ru19_a_step_of_a_wrong_length_is_such_an_error() -> None:
+    async def handler(self: object, items: list[Any]) -> Any:
+        for number in range(5):
+            yield [number] * (len(items) + (number == 2))
+
+    async with serving("function", handler, max_batch_size=2, batch_wait_timeout_s=1000) as call:
+        for got in await all_with_errors(call("a"), call("b")):
+            assert got[:2] == [0, 1]
+            assert isinstance(got[2], shoal.WrongBatchSize)
+            assert got[3:] == ["end"]
+
+
+async def test_ru21_the_setters_can_be_used_while_a_batch_streams() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, max_batch_size=2, batch_wait_timeout_s=1000)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call("a"), call("b"))
+            steps.step(0, 0)
+            steps.step(1, 1)
+            await settle()
+            batcher.set_max_batch_size(3)
+            steps.step(2, 2)
+            steps.end()
+            readers += await read_all(tasks, call("c"), call("d"), call("e"))
+            for number in range(3):
+                steps.step(number, number, number)
+            steps.end()
+    assert [reader.items for reader in readers] == [[0, 1, 2]] * 5
+    assert steps.batches == [["a", "b"], ["c", "d", "e"]]

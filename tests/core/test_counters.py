@@ -1,0 +1,91 @@
+"""Histograms and snapshots."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from bisect import bisect_left
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.batch import Batch, CutReason
+from shoal.core.counters import (
+    SIZE_BOUNDS,
+    TIME_BOUNDS_S,
+    BatcherStatistics,
+    ClosingCounts,
+    Counters,
+    Histogram,
+    HistogramSnapshot,
+)
+
+
+def test_an_observation_at_a_bound_is_counted_below_it() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5, math.inf):
+        histogram.observe(value)
+    assert histogram.snapshot() == HistogramSnapshot((1.0, 2.0), (2, 2, 2), 6, math.inf)
+
+
+def test_a_new_histogram_is_empty() -> None:
+    assert Histogram((1.0,)).snapshot() == HistogramSnapshot((1.0,), (0, 0), 0, 0.0)
+
+
+@given(st.lists(st.integers(0, 2000)))
+def test_a_histogram_counts_each_observation_once(values: list[int]) -> None:
+    histogram = Histogram(SIZE_BOUNDS)
+    for value in values:
+        histogram.observe(value)
+    snapshot = histogram.snapshot()
+    assert snapshot.total == sum(snapshot.counts) == len(values)
+    assert snapshot.sum == sum(values)
+    assert len(snapshot.counts) == len(SIZE_BOUNDS) + 1
+    for bucket, count in enumerate(snapshot.counts):
+        assert count == sum(bisect_left(SIZE_BOUNDS, value) == bucket for value in values)
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    histogram = Histogram((1.0,))
+    before = histogram.snapshot()
+    histogram.observe(0.5)
+    assert before.total == 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        before.total = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("bounds", [SIZE_BOUNDS, TIME_BOUNDS_S])
+def test_the_bounds_rise(bounds: tuple[float, ...]) -> None:
+    assert list(bounds) == sorted(set(bounds))
+
+
+def test_a_batcher_starts_to_count_at_nothing_and_knows_every_reason() -> None:
+    counters = Counters()
+    assert counters.batches == dict.fromkeys(CutReason, 0)
+    ended = (counters.finished, counters.failed, counters.cancelled, counters.expired)
+    assert (*ended, counters.rejected) == (0, 0, 0, 0, 0)
+    assert counters.batch_size.snapshot().bounds == SIZE_BOUNDS
+    assert counters.wait_s.snapshot().bounds == counters.run_s.snapshot().bounds == TIME_BOUNDS_S
+
+
+def test_two_batchers_count_apart() -> None:
+    one, other = Counters(), Counters()
+    one.batches[CutReason.FULL] += 1
+    one.batch_size.observe(1)
+    assert other.batches[CutReason.FULL] == other.batch_size.snapshot().total == 0
+
+
+def test_what_is_given_to_users_is_frozen() -> None:
+    for kind in (BatcherStatistics, ClosingCounts, HistogramSnapshot):
+        assert kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+def test_a_batch_knows_its_size_and_shows_itself() -> None:
+    batch = Batch(7, CutReason.TIMER, [])
+    assert (batch.id, batch.size, batch.active) == (7, 0, 0)
+    assert repr(batch) == "<Batch 7 size=0 cut=timer>"
+
+
+def test_a_reason_is_its_name() -> None:
+    assert [str(reason) for reason in CutReason] == ["full", "timer", "flush", "drain"]

@@ -1,0 +1,83 @@
+"""A request's life: the table of its states, and what a handler may read."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from shoal.core.request import TRANSITIONS, CallOptions, Request, State
+
+ENDS = {State.FINISHED, State.FAILED, State.CANCELLED}
+
+
+def test_the_table_names_every_state_and_the_birth() -> None:
+    assert set(TRANSITIONS) == {None, *State}
+
+
+def test_the_ends_are_final_and_nothing_else_is() -> None:
+    assert {state for state in State if not TRANSITIONS[state]} == ENDS
+
+
+def test_every_state_can_be_reached_and_leads_to_an_end() -> None:
+    reached: set[State] = set()
+    to_do = deque[State | None]([None])
+    while to_do:
+        new = TRANSITIONS[to_do.popleft()] - reached
+        reached |= new
+        to_do += new
+    assert reached == set(State)
+
+
+def test_a_life_never_goes_back() -> None:
+    order = [State.PARKED, State.QUEUED, State.RUNNING]
+    for earlier, later in zip(order, order[1:], strict=False):
+        assert later in TRANSITIONS[earlier]
+        assert earlier not in TRANSITIONS[later]
+    assert None not in set().union(*TRANSITIONS.values())
+
+
+def test_only_a_handler_finishes_a_request() -> None:
+    assert [state for state in State if State.FINISHED in TRANSITIONS[state]] == [State.RUNNING]
+
+
+def test_whoever_waits_can_leave_and_can_be_failed() -> None:
+    for state in (State.PARKED, State.QUEUED, State.RUNNING):
+        assert {State.CANCELLED, State.FAILED} <= TRANSITIONS[state]
+
+
+def request(options: CallOptions | None = None, state: State = State.QUEUED) -> Request:
+    made = Request()
+    made.item = "an item"
+    made.options = options
+    made.state = state
+    return made
+
+
+def test_a_call_without_options_has_no_deadline_and_no_metadata() -> None:
+    assert request().deadline is None
+    assert request().metadata == {}
+
+
+def test_a_request_shows_the_options_of_its_call() -> None:
+    shown = request(CallOptions(12.5, {"user": 7}))
+    assert shown.deadline == 12.5
+    assert shown.metadata == {"user": 7}
+    assert request(CallOptions(None, None)).metadata == {}
+
+
+@pytest.mark.parametrize("state", State)
+def test_a_request_is_cancelled_when_nobody_waits_for_more(state: State) -> None:
+    assert request(state=state).cancelled == (state in {State.CANCELLED, State.FAILED})
+
+
+def test_its_text_shows_the_state_and_the_start_of_the_item() -> None:
+    assert repr(request()) == "<Request queued item='an item'>"
+    long = request()
+    long.item = "x" * 1000
+    assert len(repr(long)) < 100
+
+
+def test_it_takes_nothing_but_its_fields() -> None:
+    with pytest.raises(AttributeError):
+        request().priority = 1  # type: ignore[attr-defined]

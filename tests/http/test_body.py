@@ -1,0 +1,87 @@
+"""A body is bounded in bytes and in pieces, while it is read."""
+
+import pytest
+from asgi_driver import Call, ask, calling
+from virtual_time import settle
+
+import shoal
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def app():
+    app = shoal.App(max_body_bytes=10_000)
+
+    @app.endpoint("/length")
+    async def length(bodies: list[bytes]) -> list[int]:
+        return [len(body) for body in bodies]
+
+    return app
+
+
+async def test_a_body_of_just_the_limit_is_read(app):
+    async with app.lifespan():
+        assert (await ask(app, "/length", body=b"x" * 10_000)).json() == 10_000
+
+
+async def test_pieces_are_joined(app):
+    call = Call(app, "/length", whole=False, body=b"12")
+    call.give(b"", more=True)
+    call.give(b"345", more=True)
+    call.give(b"", more=False)
+    async with app.lifespan():
+        await call.run()
+    assert call.answer.json() == 5
+
+
+async def test_a_large_content_length_is_refused_before_anything_is_read(app):
+    call = Call(app, "/length", whole=False, headers=[("content-length", "10001")])
+    async with app.lifespan():
+        await call.run()
+    assert call.answer.status == 413
+    assert not call.is_listening
+
+
+@pytest.mark.parametrize("length", ["-1", "rubbish", "²", "9" * 5000])
+async def test_a_strange_content_length_does_no_harm(app, length):
+    async with app.lifespan():
+        answer = await ask(app, "/length", body=b"12", headers=[("content-length", length)])
+    assert answer.status in (200, 413)
+
+
+async def test_a_body_that_grows_too_large_is_refused_while_it_is_read(app):
+    call = Call(app, "/length", whole=False, body=b"x" * 10_000)
+    async with app.lifespan(), calling(call):
+        await settle()
+        assert call.sent == []
+        call.give(b"x", more=True)
+        await call.returned.wait()
+    assert call.answer.status == 413
+    assert call.answer.json()["type"] == "urn:shoal:problem:body-too-large"
+
+
+async def test_a_body_byte_by_byte_is_refused(app):
+    call = Call(app, "/length", whole=False)
+    for _ in range(1100):
+        call.give(b"x", more=True)
+    async with app.lifespan():
+        await call.run()
+    assert call.answer.status == 413
+    assert call.answer.json()["type"] == "urn:shoal:problem:body-too-fragmented"
+
+
+async def test_a_large_body_in_packets_is_read():
+    app = shoal.App()
+
+    @app.endpoint("/length")
+    async def length(bodies: list[bytes]) -> list[int]:
+        return [len(body) for body in bodies]
+
+    call = Call(app, "/length", whole=False)
+    for _ in range(4000):
+        call.give(b"x" * 1400, more=True)
+    call.give(b"", more=False)
+    async with app.lifespan():
+        await call.run()
+    assert call.answer.json() == 4000 * 1400

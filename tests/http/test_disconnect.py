@@ -1,0 +1,173 @@
+"""A client that leaves takes its request with it, and nobody else's."""
+
+import anyio
+import pytest
+from asgi_driver import Call, calling
+from virtual_time import settle
+
+import shoal
+
+pytestmark = pytest.mark.anyio
+
+
+class Held:
+    """An async handler that notes its batches and waits until it is let go."""
+
+    def __init__(self):
+        self.batches = []
+        self.go = anyio.Event()
+        self.cancelled = 0
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        try:
+            await self.go.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled += 1
+            raise
+        return items
+
+
+@pytest.fixture
+def held():
+    return Held()
+
+
+@pytest.fixture
+def app(held):
+    app = shoal.App()
+    app.endpoint("/held", name="held", max_batch_size=2)(held)
+    return app
+
+
+def statistics(app):
+    return dict(app._statistics())["held"]
+
+
+async def test_a_client_that_leaves_the_line_never_reaches_the_handler(app, held):
+    first, queued, last = (Call(app, "/held", item=item) for item in (1, 2, 3))
+    async with app.lifespan(), calling(first) as tasks:
+        await settle()
+        tasks.start_soon(queued.run)
+        tasks.start_soon(last.run)
+        await settle()
+        assert statistics(app).queued == 2
+        queued.leave()
+        await queued.returned.wait()
+        assert statistics(app).queued == 1
+        held.go.set()
+        await last.returned.wait()
+    assert held.batches == [[1], [3]]
+    assert queued.sent == []
+    assert (first.answer.json(), last.answer.json()) == (1, 3)
+    assert statistics(app).cancelled == 1
+
+
+async def test_a_client_that_leaves_the_handler_loses_its_result_and_its_mate_does_not(app, held):
+    app.endpoint("/pair", name="pair", max_batch_size=2, batch_wait_timeout_s=None)(held)
+    leaver, mate = (Call(app, "/pair", item=item) for item in (1, 2))
+    async with app.lifespan(), calling(leaver, mate):
+        await settle()
+        leaver.leave()
+        await leaver.returned.wait()
+        assert leaver.sent == []
+        held.go.set()
+        await mate.returned.wait()
+    assert sorted(held.batches[0]) == [1, 2]
+    assert mate.answer.json() == 2
+    assert held.cancelled == 0
+
+
+async def test_when_the_last_client_leaves_the_handler_is_cancelled(app, held):
+    call = Call(app, "/held", item=1)
+    async with app.lifespan(), calling(call):
+        await settle()
+        assert held.batches == [[1]]
+        call.leave()
+        await call.returned.wait()
+        await settle()
+        assert held.cancelled == 1
+        assert statistics(app).running == 0
+
+
+async def test_a_client_that_leaves_in_the_same_tick_as_its_result_harms_nobody(app, held):
+    call = Call(app, "/held", item=1)
+    async with app.lifespan(), calling(call):
+        await settle()
+        held.go.set()
+        call.leave()
+        await call.returned.wait()
+        assert statistics(app).finished + statistics(app).cancelled == 1
+        after = Call(app, "/held", item=2)
+        await after.run()
+        assert after.answer.json() == 2
+
+
+async def test_a_client_that_is_gone_before_its_call_is_made_is_not_answered(app, held):
+    call = Call(app, "/held", item=1)
+    call.leave()
+    async with app.lifespan(), calling(call):
+        await call.returned.wait()
+        assert call.sent == []
+        held.go.set()
+        await settle()
+    assert statistics(app).finished == 0
+
+
+async def test_a_client_that_leaves_before_its_body_is_whole_is_not_answered(app, held):
+    call = Call(app, "/held", body=b"1", whole=False)
+    async with app.lifespan(), calling(call):
+        await settle()
+        call.leave()
+        await call.returned.wait()
+    assert call.sent == []
+    assert held.batches == []
+
+
+async def test_what_else_the_client_sends_does_not_end_its_call(app, held):
+    call = Call(app, "/held", item=1)
+    async with app.lifespan(), calling(call):
+        await settle()
+        call.give(b"", more=False)
+        await settle()
+        held.go.set()
+        await call.returned.wait()
+    assert call.answer.json() == 1
+
+
+async def test_a_cancelled_request_drops_its_call(app, held):
+    call = Call(app, "/held", item=1)
+    async with app.lifespan():
+        async with calling(call):
+            await settle()
+        await settle()
+        assert statistics(app).cancelled == 1
+    assert held.cancelled == 1
+
+
+@pytest.mark.parametrize("in_line", [False, True])
+async def test_a_call_that_is_late_is_answered_with_504(held, in_line):
+    app = shoal.App()
+    app.endpoint("/held", name="held", request_timeout_s=5, max_batch_size=1)(held)
+    before, late = (Call(app, "/held", item=item) for item in (1, 2))
+    async with app.lifespan(), calling(*([before] if in_line else [])) as tasks:
+        await settle()
+        before.leave()
+        started = anyio.current_time()
+        tasks.start_soon(late.run)
+        await late.returned.wait()
+        assert anyio.current_time() - started == pytest.approx(5)
+    assert late.status == 504
+    assert statistics(app).expired == 1
+
+
+async def test_a_client_that_does_not_take_its_answer_is_given_up_in_time(held):
+    app = shoal.App(send_timeout_s=3)
+    app.endpoint("/held", name="held")(held)
+    held.go.set()
+    call = Call(app, "/held", item=1, reads=False)
+    async with app.lifespan():
+        started = anyio.current_time()
+        await call.run()
+        assert anyio.current_time() - started == pytest.approx(3)
+    assert call.sent == []

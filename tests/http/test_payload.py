@@ -1,0 +1,235 @@
+"""From bodies to items by annotation, and from results to JSON."""
+
+import dataclasses
+import datetime
+import decimal
+import inspect
+import json
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+from asgi_driver import Call
+from pydantic import AfterValidator, BaseModel, Field
+from starlette.requests import Request
+
+import shoal
+from shoal.http.asgi import Exchange
+from shoal.http.payload import encoded, reader_for
+from shoal.http.problem import Refused
+
+
+class Comment(BaseModel):
+    author: str
+    score: Annotated[float, Field(ge=0)] = 0.5
+
+
+def exchange(*headers):
+    call = Call(None, "/", headers=headers)
+    return Exchange(
+        call.scope, call._receive, call._send, send_timeout_s=1, fallback_id="made-up"
+    )
+
+
+def read(handler, body, *headers):
+    if not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+    return reader_for(shoal.Batcher(handler).signature).item(exchange(*headers), body)
+
+
+def problem(handler, body, *headers):
+    with pytest.raises(Refused) as refused:
+        read(handler, body, *headers)
+    return refused.value.problem
+
+
+def anything(items): ...
+def numbers(items: list[int]): ...
+def comments(items: list[Comment]): ...
+def raw(items: list[bytes]): ...
+def requests(items: list[Request]): ...
+def several(text: list[str], count: list[int] = 3, *, json=None): ...  # noqa: RUF013
+def positional(text: list[str], count: list[int], /): ...
+
+
+@pytest.mark.parametrize("body", [1, "x", None, [1, {"a": [None]}], {"b": 2.5}])
+def test_without_an_annotation_any_json_is_an_item(body):
+    assert read(anything, body) == body
+
+
+def test_an_annotation_that_names_no_element_takes_any_json():
+    def arrays(batch: np.ndarray): ...
+
+    assert read(arrays, [1, 2]) == [1, 2]
+
+
+def test_the_item_is_checked_and_made():
+    assert read(numbers, 5) == 5
+    assert read(comments, {"author": "cod"}) == Comment(author="cod", score=0.5)
+
+
+def test_a_bytes_item_is_the_body_of_whatever_type():
+    assert read(raw, b"\xff\x00", ("content-type", "image/png")) == b"\xff\x00"
+    assert read(raw, b"") == b""
+
+
+@pytest.mark.anyio
+async def test_a_request_item_is_the_request_with_its_body():
+    item = read(requests, b"body", ("content-type", "text/plain"), ("x-mine", "yes"))
+    assert isinstance(item, Request)
+    assert item.headers["x-mine"] == "yes"
+    assert await item.body() == b"body"
+    assert not await item.is_disconnected()
+
+
+def test_several_parameters_come_from_an_object():
+    assert read(several, {"text": "a", "count": 1, "json": [2]}) == ("a", 1, [2])
+    assert read(several, {"text": "a"}) == ("a", 3, None)
+    assert read(positional, {"count": 1, "text": "a"}) == ("a", 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "loc"),
+    [
+        ({"text": "a", "counts": 1}, ["counts"]),
+        ({"count": 1}, ["text"]),
+        ({"text": "a", "count": "many"}, ["count"]),
+        (["a", 1], []),
+    ],
+)
+def test_a_wrong_object_is_told_where_it_is_wrong(body, loc):
+    found = problem(several, body)
+    assert found.status == 422
+    assert [list(error["loc"]) for error in found.more["errors"]] == [loc]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"'a'", b'"\xff"', b"1 2", b"[" * 300 + b"]" * 300])
+@pytest.mark.parametrize("handler", [anything, numbers, comments, several])
+def test_what_is_not_json_is_a_400(handler, body):
+    found = problem(handler, body)
+    assert (found.status, found.kind) == (400, "invalid-json")
+
+
+def test_a_wrong_item_is_a_422_that_says_where_and_nothing_else():
+    found = problem(comments, {"author": 1, "score": -1})
+    assert (found.status, found.kind) == (422, "invalid-item")
+    assert [error["loc"] for error in found.more["errors"]] == [("author",), ("score",)]
+    assert set(found.more["errors"][0]) == {"loc", "msg", "type"}
+    assert found.detail.startswith("author: ")
+    json.loads(encoded(found.members("id")))
+
+
+def test_json_inside_json_that_is_wrong_is_a_422():
+    from pydantic import Json
+
+    def nested(items: list[Json[int]]): ...
+    def deeper(items: list[dict[str, Json[int]]]): ...
+
+    assert problem(deeper, {"a": "{"}).status == 422
+
+
+def test_a_million_mistakes_are_counted_and_not_listed():
+    def rows(items: list[list[int]]): ...
+
+    found = problem(rows, ["x"] * 1000)
+    assert found.detail == "It is wrong in 1000 places."
+    assert "errors" not in found.more
+
+
+def test_a_validator_that_refuses_is_a_422():
+    def refuse(value):
+        raise ValueError("not today")
+
+    def refusing(items: list[Annotated[int, AfterValidator(refuse)]]): ...
+
+    found = problem(refusing, 1)
+    assert "not today" in found.detail
+    json.loads(encoded(found.members("id")))
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    ["application/json", "application/JSON; charset=utf-8", "application/vnd.x+json"],
+)
+def test_json_media_types_are_taken(media_type):
+    assert read(numbers, 1, ("content-type", media_type)) == 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ("content-type", "application/x-www-form-urlencoded"),
+        ("content-type", "text/plain"),
+        ("content-type", "multipart/form-data; boundary=application/json"),
+        ("content-type", ""),
+        ("content-encoding", "gzip"),
+    ],
+)
+def test_other_media_types_are_a_415(header):
+    assert problem(numbers, 1, header).status == 415
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        lambda: (lambda items: None, list[np.random.Generator]),
+        lambda: (lambda items: None, list["Nowhere"]),  # noqa: F821
+    ],
+)
+def test_an_annotation_that_pydantic_does_not_know_is_refused(handler):
+    _, annotation = handler()
+    signature = inspect.Signature(
+        [
+            inspect.Parameter(
+                "items",
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                annotation=annotation.__args__[0],
+            )
+        ]
+    )
+    with pytest.raises(TypeError, match="can't be checked against"):
+        reader_for(signature)
+
+
+@pytest.mark.parametrize("annotation", [bytes, Request])
+def test_what_takes_the_whole_body_must_be_alone(annotation):
+    def handler(a, b): ...
+
+    handler.__annotations__ = {"a": list[annotation]}
+    with pytest.raises(TypeError, match="only parameter"):
+        reader_for(shoal.Batcher(handler).signature)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    y: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "json_text"),
+    [
+        (None, "null"),
+        ({"a": (1, 2.5, True)}, '{"a":[1,2.5,true]}'),
+        ({1: "int keys"}, '{"1":"int keys"}'),
+        (float("nan"), "null"),
+        (np.array([[1, 2], [3, 4]]), "[[1,2],[3,4]]"),
+        (np.array([[1, 2], [3, 4]]).T, "[[1,3],[2,4]]"),
+        (np.array(["a", "b"]), '["a","b"]'),
+        (np.float32(0.5), "0.5"),
+        ({"scores": np.arange(3)}, '{"scores":[0,1,2]}'),
+        (Comment(author="cod"), '{"author":"cod","score":0.5}'),
+        ([Point(1, Comment(author="a"))], '[{"x":1,"y":{"author":"a","score":0.5}}]'),
+        (datetime.date(2026, 1, 2), '"2026-01-02"'),
+        (decimal.Decimal("1.5"), '"1.5"'),
+        ({3}, "[3]"),
+    ],
+)
+def test_results_are_written_as_json(value, json_text):
+    assert encoded(value) == json_text.encode()
+
+
+@pytest.mark.parametrize("value", [object(), "\ud800", {"a": object()}, [lambda: None]])
+def test_what_cannot_be_written_is_a_type_error(value):
+    with pytest.raises(TypeError):
+        encoded(value)

@@ -1,0 +1,421 @@
+"""What rude clients do, each on a real socket; most of these ended Hypercorn's own trio server."""
+
+from __future__ import annotations
+
+import logging
+import random
+import socket
+
+import h2.events
+import h2.settings
+import pytest
+import trio
+from echo_app import EchoApp
+from live_server import HANG_S, Http2Client, live, read_all, read_until, request, upgrade
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from trio.testing import wait_all_tasks_blocked
+
+from shoal.http.hardening import time_to_send_s
+
+pytestmark = pytest.mark.trio
+
+OWN_END = "an error ended the connection from"
+
+
+def errors(caplog):
+    return [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def open_http2(server):
+    client = Http2Client(await server.connect())
+    await client.flush()
+    return client
+
+
+# H1: an error in one connection ends that connection, is logged once, and nothing else.
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(upgrade("Sec-WebSocket-Protocol: \xff"), id="a subprotocol that is not ASCII"),
+        pytest.param(
+            request("/", headers=["Connection: \x85Upgrade", "Upgrade: websocket"]),
+            id="white space that only latin-1 knows",
+        ),
+    ],
+)
+async def test_a_malformed_upgrade_ends_its_connection_alone(sent, caplog):
+    async with live(EchoApp()) as server:
+        await server.talk(sent)
+        assert await server.answers()
+    assert len(errors(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [(b"GET", b"/\xff"), (b"G\xffT", b"/"), (b"CONNECT", None)],
+    ids=["path", "method", "no path"],
+)
+async def test_a_malformed_http2_request_ends_its_connection_alone(method, path, caplog):
+    async with live(EchoApp()) as server:
+        client = await open_http2(server)
+        pseudo = [(b":method", method), (b":path", path), (b":authority", b"shoal.test")]
+        headers = [(name, value) for name, value in pseudo if value is not None]
+        if path is not None:
+            headers.append((b":scheme", b"http"))
+        client.connection.send_headers(1, headers, end_stream=True)
+        await client.flush()
+        await read_all(client.stream)
+        await client.stream.aclose()
+        assert await server.answers()
+    (error,) = errors(caplog)
+    assert error.getMessage().startswith(OWN_END)
+
+
+async def test_a_byte_after_the_upgrade_is_refused_before_the_application_can_accept(caplog):
+    app = EchoApp()
+    async with live(app) as server:
+        assert (await server.talk(upgrade() + b"x")).startswith(b"HTTP/1.1 400")
+        await app.left.wait()
+        assert await server.answers()
+    assert errors(caplog) == []
+
+
+async def test_a_flood_of_priorities_ends_its_connection_alone(caplog):
+    async with live(EchoApp()) as server:
+        client = await open_http2(server)
+        for number in range(1500):
+            client.connection.prioritize(2 * number + 1, weight=5)
+        await client.flush()
+        await read_all(client.stream)
+        await client.stream.aclose()
+        assert await server.answers()
+    assert len(errors(caplog)) == 1
+
+
+async def test_random_damage_never_ends_the_server(caplog):
+    client = Http2Client(None)
+    start = client.connection.data_to_send()
+    client.ask(b"/somewhere", method=b"POST", end=False)
+    client.connection.send_data(1, b"abc", end_stream=True)
+    good = [
+        upgrade("Sec-WebSocket-Protocol: chat, superchat"),
+        request("/", method="POST", body=b"body", headers=["Expect: 100-continue"]),
+        request("/", method="POST", headers=["Transfer-Encoding: chunked"])
+        + b"1\r\na\r\n0\r\n\r\n",
+        start + client.connection.data_to_send(),
+    ]
+    rng = random.Random(20)
+    async with live(EchoApp()) as server:
+        for _ in range(200):
+            damaged = bytearray(rng.choice(good))
+            # The HTTP/2 preface is spared: without it, nothing behind it is ever looked at.
+            first = len(start) if damaged.startswith(b"PRI") else 0
+            for _ in range(rng.randint(1, 3)):
+                damaged[rng.randrange(first, len(damaged))] = rng.choice(
+                    [rng.randrange(256), rng.randrange(128, 256)]
+                )
+            with server.connect_now(bytes(damaged)) as rude:
+                rude.shutdown(socket.SHUT_WR)
+                await wait_all_tasks_blocked()
+        assert await server.answers()
+    assert {error.getMessage()[: len(OWN_END)] for error in errors(caplog)} == {OWN_END}
+
+
+async def test_an_error_of_the_application_is_answered_and_logged_once(caplog):
+    async with live(EchoApp()) as server:
+        answer = await server.talk(request("/fail"))
+        assert answer.startswith(b"HTTP/1.1 500")
+        assert await server.answers()
+    (error,) = errors(caplog)
+    assert error.getMessage() == "the application failed on b'/fail'"
+
+
+async def test_an_upload_to_an_application_that_fails_is_one_error(caplog):
+    chunked = request("/fail", method="POST", headers=["Transfer-Encoding: chunked"])
+    async with live(EchoApp()) as server:
+        answer = await server.talk(chunked + b"1\r\na\r\n" * 50)
+        assert answer.startswith(b"HTTP/1.1 500")
+    assert len(errors(caplog)) == 1
+
+
+async def test_a_keyboard_interrupt_passes():
+    with pytest.RaisesGroup(KeyboardInterrupt, flatten_subgroups=True):
+        async with live(EchoApp()) as server:
+            await server.talk(request("/interrupt"))
+
+
+# H1 on HTTP/2: what is legal there must not cost the connection's other streams anything.
+
+
+async def test_a_body_that_goes_on_after_its_early_answer_is_stopped_and_the_rest_goes_on(caplog):
+    async with live(EchoApp()) as server:
+        client = await open_http2(server)
+        refused = client.ask(b"/early", method=b"POST", end=False)
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, refused)
+        await wait_all_tasks_blocked()
+        client.connection.send_data(refused, bytes(1000))
+        await client.flush()
+        reset = await client.wait_for(h2.events.StreamReset, refused)
+        assert reset.error_code == 0
+        other = client.ask(b"/")
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, other)
+        await client.stream.aclose()
+    assert errors(caplog) == []
+
+
+async def test_streams_that_are_reset_at_once_leave_a_bounded_number_of_calls(caplog):
+    app = EchoApp()
+    async with live(app) as server:
+        client = await open_http2(server)
+        for _ in range(500):
+            client.connection.reset_stream(client.ask(b"/hold"))
+        await client.flush()
+        await read_all(client.stream)
+        await client.stream.aclose()
+        await wait_all_tasks_blocked()
+        assert app.running == 0
+        assert await server.answers()
+    (error,) = errors(caplog)
+    assert "200 calls" in str(error.exc_info[1].exceptions[0])
+
+
+# H2: a streamed answer must give its connection back.
+
+
+async def test_starlettes_streamed_answers_leak_no_connection():
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await StreamingResponse(iter(["a", "b"]))(scope, receive, send)
+
+    async with live(app, max_connections=1) as server:
+        for _ in range(100):
+            assert (await server.talk(request("/", close=True))).endswith(b"0\r\n\r\n")
+
+
+async def test_a_connection_serves_the_next_request_after_a_streamed_answer():
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await StreamingResponse(iter(["a", "b"]))(scope, receive, send)
+
+    async with live(app) as server, await server.connect() as client:
+        for _ in range(10):
+            await client.send_all(request("/"))
+            await read_until(client, b"0\r\n\r\n")
+
+
+async def test_starlettes_is_disconnected_tells_the_truth():
+    seen = []
+    left = trio.Event()
+
+    async def app(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        asked = Request(scope, receive)
+        await asked.body()
+        seen.append(await asked.is_disconnected())
+        await client.aclose()
+        await wait_all_tasks_blocked()
+        seen.append(await asked.is_disconnected())
+        left.set()
+
+    async with live(app) as server:
+        client = await server.connect()
+        await client.send_all(request("/"))
+        await left.wait()
+    assert seen == [False, True]
+
+
+# H3: a client that stops reading is given a deadline, and then nothing.
+
+
+async def test_a_client_that_does_not_read_is_closed_by_force():
+    app = EchoApp()
+    async with live(app, send_timeout_s=0.05) as server, await server.connect() as client:
+        await client.send_all(request("/flood"))
+        await app.left.wait()
+        assert (await read_all(client)).endswith(b"<reset>")
+        assert await server.answers()
+
+
+async def test_a_request_behind_an_answer_that_is_not_read_does_not_keep_the_connection():
+    app = EchoApp()
+    async with live(app, send_timeout_s=0.05, max_connections=1) as server:
+        async with await server.connect() as client:
+            await client.send_all(request("/flood") * 2)
+            await app.left.wait()
+            assert (await read_all(client)).endswith(b"<reset>")
+        assert await server.answers()
+
+
+async def test_a_client_that_does_not_read_does_not_hold_up_the_shutdown():
+    app = EchoApp()
+    patient = live(app, send_timeout_s=HANG_S * 2, graceful_timeout_s=0.05)
+    async with patient as server, await server.connect() as client:
+        await client.send_all(request("/flood"))
+        await app.entered.wait()
+        await wait_all_tasks_blocked(0.05)
+        server.stop.set()
+        await app.left.wait()
+    assert server.drained.cut == 1
+
+
+async def test_a_send_that_its_application_gives_up_is_sent_whole():
+    gave_up = trio.Event()
+    body = bytes(2**23)
+
+    async def app(scope, receive, send):
+        if scope["type"] != "http":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(give_up, nursery.cancel_scope)
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b"and more"})
+
+    async def give_up(scope):
+        await wait_all_tasks_blocked(0.05)
+        scope.cancel()
+        gave_up.set()
+
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(request("/", close=True))
+        await gave_up.wait()
+        answer = await read_all(client)
+    assert answer.endswith(body + b"\r\n8\r\nand more\r\n0\r\n\r\n")
+
+
+async def test_an_endless_stream_to_nobody_can_be_ended():
+    app = EchoApp()
+    async with live(app, graceful_timeout_s=0.05) as server:
+        client = await server.connect()
+        await client.send_all(request("/unread"))
+        await app.entered.wait()
+        await client.aclose()
+        for _ in range(100):  # turns: the application never blocks
+            await trio.lowlevel.checkpoint()
+        assert app.running == 1
+        server.stop.set()
+    assert server.drained.cut == 1
+
+
+async def test_a_client_may_take_the_deadline_once_for_each_256_kib():
+    assert time_to_send_s(1, 10.0) == 10.0
+    assert time_to_send_s(2**20, 10.0) == 50.0
+
+
+# A queue that nobody reads must not hold up who says goodbye (found beside H3 and H4).
+
+
+async def test_an_upload_that_is_refused_unread_is_answered_and_forgotten():
+    app = EchoApp()
+    async with live(app, max_connections=1) as server, await server.connect() as client:
+        chunked = ["Transfer-Encoding: chunked"]
+        await client.send_all(request("/early", method="POST", headers=chunked))
+        for _ in range(50):
+            await client.send_all(b"1\r\na\r\n")
+        assert (await read_all(client)).startswith(b"HTTP/1.1 413")
+        await client.aclose()
+        await app.left.wait()
+        assert await server.answers()
+
+
+async def test_an_upload_that_is_answered_unread_is_not_an_error(caplog):
+    app = EchoApp()
+    async with live(app) as server, await server.connect() as client:
+        chunked = ["Transfer-Encoding: chunked"]
+        await client.send_all(request("/hold", method="POST", headers=chunked) + b"1\r\na\r\n" * 50)
+        await app.entered.wait()
+        await wait_all_tasks_blocked()
+        app.release.set()
+        assert (await read_all(client)).endswith(b"held")
+    assert errors(caplog) == []
+
+
+async def test_a_client_that_leaves_with_a_full_queue_is_noticed():
+    app = EchoApp()
+    async with live(app, max_connections=1) as server:
+        client = await server.connect()
+        chunked = ["Transfer-Encoding: chunked"]
+        await client.send_all(
+            request("/unread", method="POST", headers=chunked) + b"1\r\na\r\n" * 50
+        )
+        await app.entered.wait()
+        await client.aclose()
+        app.release.set()
+        await app.left.wait()
+        assert await server.answers()
+
+
+async def test_the_goodbye_is_said_as_often_as_it_is_asked_for():
+    app = EchoApp()
+    async with live(app) as server:
+        client = await server.connect()
+        await client.send_all(request("/disconnect"))
+        await app.entered.wait()
+        await client.aclose()
+        await app.left.wait()
+    assert app.goodbyes == ["http.disconnect"] * 3
+
+
+# H6: flow control holds a stream without holding the socket.
+
+
+async def ask_without_window(server, path):
+    client = Http2Client(await server.connect())
+    client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    stream_id = client.ask(path)
+    await client.flush()
+    return client, stream_id
+
+
+async def test_a_client_that_leaves_a_closed_window_behind_is_forgotten():
+    app = EchoApp()
+    async with live(app, send_timeout_s=HANG_S * 2) as server:
+        client, _ = await ask_without_window(server, b"/pour")
+        await app.entered.wait()
+        await wait_all_tasks_blocked(0.05)
+        await client.stream.aclose()
+        await app.left.wait()
+
+
+async def test_a_stream_whose_window_stays_closed_is_reset_and_the_rest_goes_on():
+    app = EchoApp()
+    async with live(app, send_timeout_s=0.05) as server:
+        client, stalled = await ask_without_window(server, b"/flood")
+        reset = await client.wait_for(h2.events.StreamReset, stalled)
+        assert reset.error_code == 8  # CANCEL
+        await app.left.wait()
+        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 2**16})
+        other = client.ask(b"/")
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, other)
+        await client.stream.aclose()
+
+
+# What else a WebSocket can do.
+
+
+async def test_a_refused_handshake_ends_the_connection():
+    async with live(EchoApp(), keep_alive_timeout_s=HANG_S * 2) as server:
+        answer = await server.talk(upgrade("Sec-WebSocket-Version: 12"))
+        assert answer.startswith(b"HTTP/1.1 400")
+
+
+async def test_websocket_compression_is_not_negotiated():
+    async with live(EchoApp()) as server, await server.connect() as client:
+        await client.send_all(upgrade("Sec-WebSocket-Extensions: permessage-deflate"))
+        answer = await read_until(client, b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 101")
+        assert b"extensions" not in answer.lower()
+
+
+async def test_an_upgrade_to_http2_is_left_alone():
+    offer = ["Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABk"]
+    async with live(EchoApp()) as server, await server.connect() as client:
+        await client.send_all(request("/", headers=offer))
+        assert (await read_until(client, b"hello")).startswith(b"HTTP/1.1 200")

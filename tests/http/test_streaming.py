@@ -1,0 +1,303 @@
+"""Streams over HTTP: their two forms, what begins and ends them, and who is let go."""
+
+import json
+from collections import deque
+
+import anyio
+import pytest
+from asgi_driver import Call, ask, calling
+from virtual_time import settle
+
+import shoal
+from shoal.http.streaming import JSON_LINES, SERVER_SENT_EVENTS, form_for
+
+LINES = ("accept", "application/x-ndjson")
+
+anyio_test = pytest.mark.anyio
+
+
+class Steps:
+    """A generator handler whose steps are let through one by one."""
+
+    def __init__(self):
+        self._steps = deque()
+        self._stepped = anyio.Event()
+        self.batches = []
+        self.requests = []
+        self.closed = False
+
+    async def __call__(self, items: list[int]):
+        self.batches.append(items)
+        self.requests = shoal.current_batch().requests
+        try:
+            while (step := await self._next()) is not shoal.END:
+                if isinstance(step, Exception):
+                    raise step
+                yield [step] * len(items)
+        finally:
+            self.closed = True
+
+    def step(self, value):
+        self._steps.append(value)
+        self._stepped.set()
+
+    def end(self):
+        self.step(shoal.END)
+
+    async def _next(self):
+        while not self._steps:
+            self._stepped = anyio.Event()
+            await self._stepped.wait()
+        return self._steps.popleft()
+
+
+@pytest.fixture
+def steps():
+    return Steps()
+
+
+def serving(handler, *, name="steps", options=None, **settings):
+    app = shoal.App(**settings)
+    app.endpoint("/steps", name=name, **(options or {}))(handler)
+    return app
+
+
+@anyio_test
+async def test_server_sent_events_are_sent_as_they_are_produced(steps):
+    app, call = serving(steps), Call(None, "/steps", item=1)
+    call._app = app
+    async with app.lifespan(), calling(call):
+        await settle()
+        assert call.sent == []
+        steps.step("a")
+        await settle()
+        assert call.body == b'data: "a"\n\n'
+        steps.step({"b": [1]})
+        await settle()
+        assert call.body == b'data: "a"\n\ndata: {"b":[1]}\n\n'
+        assert not call.is_complete
+        steps.end()
+        await call.returned.wait()
+    assert call.body.endswith(b"\n\nevent: end\ndata: {}\n\n")
+    assert call.status == 200
+    assert call.headers["content-type"] == "text/event-stream"
+    assert call.headers["cache-control"] == "no-store"
+    assert call.headers["x-accel-buffering"] == "no"
+    assert call.headers["x-request-id"]
+
+
+@anyio_test
+async def test_json_lines_name_what_each_line_is(steps):
+    app = serving(steps)
+    for step in ({"end": True}, None):
+        steps.step(step)
+    steps.end()
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1, headers=[LINES])
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.body == b'{"item":{"end":true}}\n{"item":null}\n{"end":true}\n'
+
+
+@anyio_test
+async def test_a_stream_without_items_has_its_end(steps):
+    app = serving(steps)
+    steps.end()
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1)
+    assert (answer.status, answer.body) == (200, b"event: end\ndata: {}\n\n")
+
+
+@anyio_test
+async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
+    app = serving(steps)
+    steps.step(ValueError("secret"))
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1)
+    assert answer.status == 500
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+@anyio_test
+async def test_a_full_line_is_told_by_status(steps):
+    app = serving(steps, options={"max_queued_requests": 0, "max_batch_size": 1})
+    first, second = (Call(app, "/steps", item=item) for item in (1, 2))
+    async with app.lifespan(), calling(first) as tasks:
+        await settle()
+        tasks.start_soon(second.run)
+        await second.returned.wait()
+        assert second.status == 503
+        steps.end()
+        await first.returned.wait()
+
+
+@anyio_test
+@pytest.mark.parametrize(
+    ("accept", "before", "after"),
+    [("text/event-stream", b"event: error\ndata: ", b"\n\n"), (LINES[1], b'{"error":', b"}\n")],
+)
+async def test_an_error_in_mid_stream_is_the_last_event(steps, accept, before, after):
+    app = serving(steps)
+    steps.step(1)
+    steps.step(ValueError("secret"))
+    async with app.lifespan():
+        answer = await ask(app, "/steps", 1, headers=[("accept", accept)])
+    assert answer.status == 200
+    _, found, problem = answer.body.partition(before)
+    assert found
+    problem = json.loads(problem.removesuffix(after))
+    assert problem["status"] == 500
+    assert problem["instance"] == answer.headers["x-request-id"]
+    assert b"secret" not in answer.body
+
+
+@anyio_test
+async def test_an_item_that_cannot_be_written_ends_its_stream_alone():
+    async def mixed(items: list[int]):
+        yield [1, 1]
+        yield [object() if item == 1 else "fine" for item in items]
+        yield [2, 2]
+
+    app = serving(mixed, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
+    bad, good = Call(app, "/steps", item=1), Call(app, "/steps", item=2)
+    async with app.lifespan(), calling(bad, good):
+        await bad.returned.wait()
+        await good.returned.wait()
+    assert b"event: error" in bad.body
+    assert b'data: "fine"' in good.body
+    assert good.body.endswith(b"event: end\ndata: {}\n\n")
+
+
+@anyio_test
+@pytest.mark.parametrize(
+    ("headers", "heartbeat", "end"),
+    [([], b":\n\n", b"event: end\ndata: {}\n\n"), ([LINES], b"\n", b'{"end":true}\n')],
+)
+async def test_silence_is_broken_by_heartbeats(steps, headers, heartbeat, end):
+    app = serving(steps, heartbeat_s=4)
+    call = Call(app, "/steps", item=1, headers=headers)
+    async with app.lifespan(), calling(call):
+        await call.until(lambda call: call.body == heartbeat)
+        assert anyio.current_time() == pytest.approx(4)
+        assert call.status == 200
+        await call.until(lambda call: call.body == heartbeat * 2)
+        assert anyio.current_time() == pytest.approx(8)
+        steps.end()
+        await call.returned.wait()
+    assert call.body == heartbeat * 2 + end
+
+
+@anyio_test
+async def test_an_error_after_a_heartbeat_is_an_event(steps):
+    app = serving(steps, heartbeat_s=4)
+    call = Call(app, "/steps", item=1)
+    async with app.lifespan(), calling(call):
+        await call.until_sent(b":\n\n")
+        steps.step(ValueError())
+        await call.returned.wait()
+    assert b"event: error" in call.body
+
+
+@anyio_test
+async def test_a_client_that_leaves_in_mid_stream_frees_its_slot(steps):
+    app = serving(steps, options={"max_batch_size": 2, "batch_wait_timeout_s": 1})
+    leaver, mate = (Call(app, "/steps", item=item) for item in (1, 2))
+    async with app.lifespan(), calling(leaver, mate):
+        steps.step("a")
+        await leaver.until_sent(b"a")
+        leaver.leave()
+        await leaver.returned.wait()
+        await settle()
+        assert sorted(request.cancelled for request in steps.requests) == [False, True]
+        assert not steps.closed
+        steps.step("b")
+        steps.end()
+        await mate.returned.wait()
+    assert not leaver.is_complete
+    assert b"b" not in leaver.body
+    assert mate.body == b'data: "a"\n\ndata: "b"\n\nevent: end\ndata: {}\n\n'
+
+
+@anyio_test
+async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
+    app = serving(steps)
+    call = Call(app, "/steps", item=1)
+    async with app.lifespan(), calling(call):
+        steps.step("a")
+        await call.until_sent(b"a")
+        call.leave()
+        await call.returned.wait()
+        await settle()
+        assert steps.closed
+
+
+@anyio_test
+async def test_a_client_that_leaves_the_line_never_reaches_the_generator(steps):
+    app = serving(steps, options={"max_batch_size": 1})
+    first, second = (Call(app, "/steps", item=item) for item in (1, 2))
+    async with app.lifespan(), calling(first) as tasks:
+        await settle()
+        tasks.start_soon(second.run)
+        await settle()
+        second.leave()
+        await second.returned.wait()
+        steps.end()
+        await first.returned.wait()
+    assert steps.batches == [[1]]
+    assert second.sent == []
+
+
+@anyio_test
+async def test_a_client_that_does_not_read_is_given_up_in_time(steps):
+    app = serving(steps, send_timeout_s=3)
+    call = Call(app, "/steps", item=1, reads=False)
+    async with app.lifespan(), calling(call):
+        steps.step("a")
+        await settle()
+        assert not steps.closed
+        await call.returned.wait()
+        assert anyio.current_time() == pytest.approx(3)
+        await settle()
+        assert steps.closed
+    assert call.sent == []
+
+
+@anyio_test
+async def test_a_connection_that_is_lost_in_a_send_frees_the_slot(steps):
+    app = serving(steps)
+    call = Call(None, "/steps", item=1)
+
+    async def send(message):
+        raise OSError("gone")
+
+    async def run(scope, receive, _send):
+        await app(scope, receive, send)
+
+    call._app = run
+    async with app.lifespan(), calling(call):
+        steps.step("a")
+        await call.returned.wait()
+        await settle()
+        assert steps.closed
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        ("", SERVER_SENT_EVENTS),
+        ("*/*", SERVER_SENT_EVENTS),
+        ("text/event-stream", SERVER_SENT_EVENTS),
+        ("application/json", SERVER_SENT_EVENTS),
+        ("application/*", SERVER_SENT_EVENTS),
+        ("application/x-ndjson", JSON_LINES),
+        ("Application/X-NDJSON; q=0.5", JSON_LINES),
+        ("application/ndjson", JSON_LINES),
+        ("application/x-ndjson, */*", JSON_LINES),
+        ("text/event-stream, application/x-ndjson", JSON_LINES),
+        ("text/event-stream;q=0.9, application/x-ndjson;q=0.8", SERVER_SENT_EVENTS),
+        ("application/x-ndjson;q=0", SERVER_SENT_EVENTS),
+        ("application/x-ndjson;q=rubbish", SERVER_SENT_EVENTS),
+        (";;,,q=", SERVER_SENT_EVENTS),
+    ],
+)
+def test_json_lines_are_for_who_asks_for_them(accept, form):
+    assert form_for(accept.encode()) is form

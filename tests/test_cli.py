@@ -1,0 +1,339 @@
+"""The ``shoal`` command as a process of its own, with real signals."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from shoal.cli import main
+
+HANG_S = 20
+
+APPLICATION = '''
+import time
+
+import trio
+
+
+class Application:
+    """Answers /, holds /hold until the drain begins, and never gives /stuck's thread back."""
+
+    def __init__(self):
+        self.draining = trio.Event()
+
+    def begin_drain(self):
+        self.draining.set()
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] == "lifespan":
+            while (await receive())["type"] == "lifespan.startup":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
+        if scope["path"] == "/hold":
+            await self.draining.wait()
+        elif scope["path"] == "/stuck":
+            await trio.to_thread.run_sync(time.sleep, 3600)
+        elif scope["path"] == "/forever":
+            await trio.sleep_forever()
+        await send({"type": "http.response.body", "body": b"ended"})
+
+
+app = Application()
+number = 3
+
+
+def wsgi(environ, start_response):
+    pass
+
+
+async def does_not_start(scope, receive, send):
+    await receive()
+    raise LookupError("no weights in the file")
+'''
+
+SLOW_IMPORT = """
+import sys
+import time
+
+print("begun", file=sys.stderr, flush=True)
+time.sleep(3600)
+"""
+
+SLOW_START = """
+import sys
+
+import trio
+
+
+async def app(scope, receive, send):
+    print("begun", file=sys.stderr, flush=True)
+    await trio.sleep_forever()
+"""
+
+
+@pytest.fixture
+def directory(tmp_path):
+    (tmp_path / "served.py").write_text(APPLICATION)
+    (tmp_path / "broken.py").write_text("def load():\n    raise LookupError('bad day')\n\nload()\n")
+    (tmp_path / "slow_import.py").write_text(SLOW_IMPORT)
+    (tmp_path / "slow_start.py").write_text(SLOW_START)
+    (tmp_path / "needy.py").write_text("import a_module_that_nobody_has\n")
+    return tmp_path
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "shoal", *arguments]
+
+
+def run(directory, *arguments):
+    return subprocess.run(
+        command(*arguments), cwd=directory, capture_output=True, text=True, timeout=HANG_S
+    )
+
+
+class Served:
+    """A running ``shoal serve``: its port, and its standard error line by line."""
+
+    def __init__(self, process):
+        self.process = process
+        self.first_line = process.stderr.readline()
+        found = re.fullmatch(r"Shoal serving (\S+) on http://127\.0\.0\.1:(\d+)\n", self.first_line)
+        assert found, self.first_line + process.stderr.read()
+        self.port = int(found[2])
+
+    def ask(self, path):
+        """Send a request; it is under way when this returns."""
+        client = socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: shoal.test\r\n\r\n".encode())
+        received = b""
+        while b"begun" not in received:
+            received += client.recv(2**16)
+        return client
+
+    def signal(self, signum):
+        self.process.send_signal(signum)
+
+    def end(self):
+        """Wait for its end; gives the exit code and what it said."""
+        _, said = self.process.communicate(timeout=HANG_S)
+        return self.process.returncode, said
+
+
+@contextmanager
+def serving(directory, *options, application="served:app"):
+    process = subprocess.Popen(
+        command("serve", application, "--port", "0", *options),
+        cwd=directory,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    hang = threading.Timer(HANG_S, process.kill)
+    hang.start()
+    try:
+        yield Served(process)
+    finally:
+        hang.cancel()
+        process.kill()
+        process.communicate()
+
+
+# Serving, and the two ways to end it.
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_server_with_0(directory, signum):
+    with serving(directory) as served:
+        served.signal(signum)
+        code, said = served.end()
+    assert code == 0
+    assert re.fullmatch(r"Shoal drained in \d\.\d s: 0 finished, 0 cut off\n", said)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_what_is_under_way_finish(directory, signum):
+    with serving(directory) as served:
+        clients = [served.ask("/hold") for _ in range(5)]
+        served.signal(signum)
+        for client in clients:
+            with client, client.makefile("rb") as rest:
+                assert b"ended" in rest.read()
+        code, said = served.end()
+    assert code == 0
+    assert "5 finished, 0 cut off" in said
+
+
+def test_the_drain_ends_after_the_graceful_timeout(directory):
+    with serving(directory, "--graceful-timeout", "0.1") as served, served.ask("/forever"):
+        served.signal(signal.SIGTERM)
+        code, said = served.end()
+    assert code == 0
+    assert "0 finished, 1 cut off" in said
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_second_signal_ends_at_once(directory, signum, code):
+    with serving(directory) as served, served.ask("/forever"):
+        served.signal(signum)
+        wait_until_refused(served.port)
+        served.signal(signum)
+        assert served.end() == (code, "")
+
+
+def wait_until_refused(port):
+    """The first signal has arrived when the server no longer listens."""
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=HANG_S).close()
+        except ConnectionRefusedError:
+            return
+
+
+def test_a_thread_that_cannot_be_interrupted_is_left_by_force(directory):
+    with serving(directory, "--graceful-timeout", "0") as served, served.ask("/stuck"):
+        served.signal(signal.SIGTERM)
+        code, said = served.end()
+    assert code == 1
+    assert said == (
+        "Shoal ended by force: still busy 3 s after the signal, with a thread that can't be"
+        " interrupted or a blocked event loop\n"
+    )
+
+
+def test_the_options_are_taken(directory):
+    options = ["--host", "127.0.0.1", "--send-timeout", "2.5", "--max-connections", "1"]
+    with serving(directory, *options, "--log-level", "debug") as served:
+        served.ask("/").close()
+        served.signal(signal.SIGTERM)
+        code, said = served.end()
+    assert code == 0
+    assert "all 1 places for connections are taken" in said
+
+
+@pytest.mark.parametrize("application", ["slow_import:app", "slow_start:app"])
+def test_ctrl_c_before_the_server_listens_ends_without_a_traceback(directory, application):
+    process = subprocess.Popen(
+        command("serve", application, "--port", "0"),
+        cwd=directory,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=HANG_S)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
+# Mistakes of the user's: one line, no traceback.
+
+
+@pytest.mark.parametrize(
+    ("application", "line"),
+    [
+        ("served", "'served' is not MODULE:ATTRIBUTE; write it like my_module:app"),
+        ("served.py:app:x", "'served.py:app:x' is not MODULE:ATTRIBUTE"),
+        ("../served:app", "'../served:app' is not MODULE:ATTRIBUTE"),
+        ("absent:app", "no module 'absent' in "),
+        ("served.inner:app", "no module 'served.inner' in "),
+        ("served:absent", "served has no attribute 'absent'"),
+        ("served:app.absent", "served has no attribute 'app.absent'"),
+        ("served:number", "served:number is not an ASGI application: int objects can't be called"),
+        ("served:Application", "it is the class Application; an instance of it is wanted"),
+        ("served:wsgi", "it does not take (scope, receive, send)"),
+    ],
+)
+def test_a_wrong_application_is_told_in_one_line(directory, application, line):
+    ended = run(directory, "serve", application)
+    assert ended.returncode == 2
+    assert line in ended.stderr
+    assert ended.stderr.startswith("shoal: ")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--port", "65536"],
+        ["--port", "http"],
+        ["--graceful-timeout", "-1"],
+        ["--graceful-timeout", "nan"],
+        ["--graceful-timeout", "inf"],
+        ["--send-timeout", "0"],
+        ["--max-connections", "0"],
+        ["--log-level", "loud"],
+        ["--gracef", "1"],
+    ],
+)
+def test_a_wrong_option_is_told(options, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "served:app", *options])
+    assert ended.value.code == 2
+    assert "usage: shoal " in capsys.readouterr().err
+
+
+def test_an_address_in_use_is_told_in_one_line(directory):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = run(directory, "serve", "served:app", "--port", str(port))
+    assert ended.returncode == 1
+    assert ended.stderr == f"shoal: can't listen at 127.0.0.1 port {port}: Address already in use\n"
+
+
+def test_no_command_shows_how_to_give_one(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+# Failures of the application's: its traceback, then one line.
+
+
+@pytest.mark.parametrize(
+    ("module", "error"), [("broken", "LookupError: bad day"), ("needy", "a_module_that_nobody_has")]
+)
+def test_a_module_that_fails_to_import_shows_its_traceback(directory, module, error):
+    ended = run(directory, "serve", f"{module}:app")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Traceback (most recent call last):")
+    assert error in ended.stderr
+    assert ended.stderr.endswith(f"shoal: importing {module}:app failed, see above\n")
+
+
+def test_an_application_that_does_not_start_shows_its_traceback(directory):
+    ended = run(directory, "serve", "served:does_not_start", "--port", "0")
+    assert ended.returncode == 1
+    assert "in does_not_start" in ended.stderr
+    last_line = ended.stderr.splitlines()[-1]
+    assert last_line == (
+        "shoal: the application did not start: LookupError: no weights in the file"
+    )
+
+
+# Help.
+
+
+def test_help_shows_an_example(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--help"])
+    assert ended.value.code == 0
+    assert "shoal serve my_module:app" in capsys.readouterr().out
+
+
+def test_the_version_is_told(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"shoal \d+\.\d+.*\n", capsys.readouterr().out)
