@@ -11,6 +11,7 @@ from anyio.from_thread import start_blocking_portal
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.decorator import open_batchers
 from shoal.batching.threads import ThreadStream
+from shoal.errors import BatcherClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -60,20 +61,35 @@ def _blocking(function: Any, backend: str) -> Generator[Callable[..., Any]]:
         start_blocking_portal(backend) as portal,
         portal.wrap_async_context_manager(open_batchers(function)),
     ):
-        run = partial(_run, portal)
+        run = _PortalRun(portal)
         streams = isinstance(function, StreamCall)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = partial(function, *args, **kwargs)
             return ThreadStream[Any](bound, run) if streams else run(bound)
 
-        yield call
+        try:
+            yield call
+        finally:
+            run.is_closing = True
 
 
-def _run(portal: BlockingPortal, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    future: Future[T] = portal.start_task_soon(function)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
+class _PortalRun:
+    """Runs async functions in the portal's event loop, until it is closed."""
+
+    def __init__(self, portal: BlockingPortal) -> None:
+        self._portal = portal
+        self.is_closing = False
+
+    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
+        try:
+            future: Future[T] = self._portal.start_task_soon(function)
+        except RuntimeError as error:
+            if not self.is_closing:
+                raise
+            raise BatcherClosed("the block of shoal.blocking() has been left") from error
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise

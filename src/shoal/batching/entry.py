@@ -110,9 +110,11 @@ class Entry:
             return []
         requests = self._intake.enter_group(items, options)
         await self._wait(requests[0].cell, requests, options)
-        if return_exceptions:
-            return [r.value if r.error is None else r.error for r in requests]
-        return _outcomes(requests)
+        if not return_exceptions:
+            return _outcomes(requests)
+        results = [r.value if r.error is None else r.error for r in requests]
+        _let_go_of_errors(requests)
+        return results
 
     async def _wait(
         self, cell: Awaitable[None], requests: Sequence[Request], options: CallOptions | None
@@ -121,6 +123,12 @@ class Entry:
         try:
             if options is None or options.deadline is None:
                 await cell
+                return
+            if options.deadline <= requests[0].arrived_at:
+                # asyncio would let a result overtake the cancellation.
+                for request in requests:
+                    self._intake.expire(request)
+                await anyio.lowlevel.checkpoint()
                 return
             with anyio.CancelScope(deadline=options.deadline) as scope:
                 await cell
@@ -133,6 +141,12 @@ class Entry:
                 self._intake.expire(request)
 
 
+def _let_go_of_errors(requests: Sequence[Request]) -> None:
+    """Breaks the cycle from a request by its error and the traceback's frames to the request."""
+    for request in requests:
+        request.error = None
+
+
 def _outcomes(requests: Sequence[Request]) -> list[Any]:
     """Returns the results of requests, or raises the first error."""
     for request in requests:
@@ -140,6 +154,5 @@ def _outcomes(requests: Sequence[Request]) -> list[Any]:
             try:
                 raise request.error
             finally:
-                # The error's traceback holds this frame, so the frame lets go of the error.
-                request.error = None
+                _let_go_of_errors(requests)
     return [request.value for request in requests]

@@ -111,9 +111,7 @@ class Intake:
         Raises:
             Overloaded: The line is full.
             BatcherClosed: The batcher has stopped.
-            DeadlineExceeded: Its deadline is past.
         """
-        self._refuse_late(1, options)
         return self._enter(self._new_request(item, options, self._new_cell()))
 
     def enter_stream(self, item: Any, options: CallOptions | None) -> Request:
@@ -122,13 +120,15 @@ class Intake:
         Raises:
             Overloaded: The line is full.
             BatcherClosed: The batcher has stopped.
-            DeadlineExceeded: Its deadline is past.
         """
-        self._refuse_late(1, options)
         buffer = StreamBuffer(self._parking, self.former.options.stream_buffer)
         request = self._enter(self._new_request(item, options, buffer))
-        if request.deadline is not None:
+        if request.deadline is None:
+            return request
+        if request.deadline > request.arrived_at:
             self.deadlines.add(request, request.deadline)
+        else:
+            self.expire(request)
         return request
 
     def enter_group(self, items: list[Any], options: CallOptions | None) -> list[Request]:
@@ -137,9 +137,7 @@ class Intake:
         Raises:
             Overloaded: The line has no room for all of them; then none is put in.
             BatcherClosed: The batcher has stopped.
-            DeadlineExceeded: Its deadline is past.
         """
-        self._refuse_late(len(items), options)
         former = self.former
         room = int(min(len(items), max(0, former.room - former.live)))
         if room < len(items):
@@ -179,6 +177,8 @@ class Intake:
             self._counters.cancelled += 1
             if self.former.leave(request):
                 self.ring()
+        else:
+            request.error = None  # nobody will raise it, and it holds on to the request
 
     def expire(self, request: Request) -> None:
         """Drops a request that has run out of time, unless it has come to an end already."""
@@ -187,7 +187,7 @@ class Intake:
         if request.state is State.CANCELLED:
             self._counters.cancelled -= 1
             self._counters.expired += 1
-            request.error = self._late()
+            request.error = DeadlineExceeded(f"{self.name} did not answer by the call's deadline")
 
     def close(self) -> None:
         """Lets no further call in; what is in line stays."""
@@ -241,15 +241,6 @@ class Intake:
                 f"{self.name} is overloaded: {self.former.live} requests are waiting, "
                 f"and max_queued_requests={self.former.options.max_queued_requests}"
             )
-
-    def _refuse_late(self, requests: int, options: CallOptions | None) -> None:
-        """Refuses requests whose time is up before they are made."""
-        if options is not None and options.deadline is not None and options.deadline <= self._now():
-            self._counters.expired += requests
-            raise self._late()
-
-    def _late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"{self.name} did not answer by the call's deadline")
 
     def _stopped(self) -> BatcherClosed:
         """Makes the error of one caller that the batcher could not answer."""

@@ -138,7 +138,7 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
     if not (inspect.isroutine(function) or inspect.isclass(function)):
         function = getattr(type(function), "__call__", function)  # noqa: B004 - its hints, not a test
     try:
-        return typing.get_type_hints(function)
+        return typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
         # Annotations name something that is not there at run time. Types are a help here, not a
         # need.

@@ -139,12 +139,14 @@ class Slots:
         self._tell_idle()
         try:
             await self.run.run(batch, scope)
+        except BaseException as error:
+            if batch.active:  # the requests that are left are found by their batch
+                self._on_death(error)
+            raise
         finally:
-            # A batch that a dying slot leaves stays listed: its requests are failed from there.
-            if batch.active == 0:
-                del self.batches[batch]
-                self._counters.run_s.observe(self._parking.now() - started)
-                self._tell_idle()
+            del self.batches[batch]
+            self._counters.run_s.observe(self._parking.now() - started)
+            self._tell_idle()
 
     async def _take_turn(self) -> None:
         """Waits until no other slot is at the line."""

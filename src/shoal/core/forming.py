@@ -62,6 +62,7 @@ class Former:
 
     __slots__ = (
         "_flush",
+        "_flushed",
         "_parked",
         "closed",
         "draining",
@@ -82,6 +83,8 @@ class Former:
         self.parked = 0
         # How many places from the front of the line, leftovers among them, a flush still covers.
         self._flush = 0
+        # How many of them the last `take` took.
+        self._flushed = 0
         self.closed = False
         self.draining = False
         self.idle_slots = 0
@@ -199,6 +202,8 @@ class Former:
     def take(self, size: int) -> list[Request]:
         """Takes up to `size` requests from the front of the line, in order of arrival.
 
+        Parked requests follow when the taker has said, by `reform`, that its slot is not idle now.
+
         Args:
             size: How many at most; `decide` says how many.
 
@@ -212,15 +217,15 @@ class Former:
         else:
             taken = self._take_past_leftovers(size)
         self.live -= len(taken)
-        self._flush = max(0, self._flush - (before - len(self.queue)))
-        if self.parked:
-            self._admit()
+        self._flushed = min(self._flush, before - len(self.queue))
+        self._flush -= self._flushed
         return taken
 
     def put_back(self, requests: list[Request]) -> None:
-        """Undoes a `take`, for requests that are still in the state QUEUED."""
+        """Undoes the last `take`, for those of its requests that are still in the state QUEUED."""
         self.queue.extendleft(reversed(requests))
         self.live += len(requests)
+        self._flush += min(self._flushed, len(requests))
 
     def clear(self) -> Iterator[Request]:
         """Empties the line and yields all that waited in it, parked ones last."""
