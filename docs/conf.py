@@ -5,7 +5,13 @@ import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
+from docutils.nodes import Element, TextElement
+from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.pycode import ModuleAnalyzer
+
+import shoal
 
 HERE = Path(__file__).parent
 
@@ -29,8 +35,9 @@ autodoc_default_options = {"members": True}
 python_use_unqualified_type_names = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_custom_sections = [("Cancellation", "notes_style"), ("Checkpoint", "notes_style")]
 
+# A name in single backticks is a link where it is public, and code where it is not.
+default_role = "py:obj"
 nitpicky = True
 # Names of other packages are left as text: an inventory of theirs would have to be downloaded.
 nitpick_ignore_regex = [
@@ -38,6 +45,12 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(anyio|asyncio|collections|contextlib|contextvars|inspect|os|pathlib|starlette|trio|types|typing)\..+",
     ),
+    # Type variables.
+    (r"py:.*", r"(.+\.)?[A-Z](_co|_contra)?(\.args|\.kwargs)?"),
+    # In an annotation, what is imported for type checkers alone has no module; our pages name one.
+    (r"py:class", r"\w+"),
+    # What calls are made of; not for users to name.
+    (r"py:.*", r"shoal\.batching\.intake\.Intake"),
 ]
 
 
@@ -55,5 +68,46 @@ def write_unreleased_changes(_app: Sphinx) -> None:
     page.write_text(draft.stdout, encoding="utf-8")
 
 
+def resolve_public_name(
+    app: Sphinx, env: BuildEnvironment, node: pending_xref, content: TextElement
+) -> Element | None:
+    """Finds what a docstring calls by its own module's name for it, or by a bare name."""
+    if node.get("refdomain") != "py":
+        return None
+    target = node["reftarget"]
+    python = env.get_domain("py")
+    for name in (target.rpartition(".")[2], ".".join(target.split(".")[-2:])):
+        full_name = f"shoal.{name}"
+        if any(full_name == known for known, *_ in python.get_objects()):
+            return python.resolve_xref(
+                env, node["refdoc"], app.builder, "obj", full_name, node, content
+            )
+    return content if node["reftype"] == "obj" else None
+
+
+def show_one_signature(_app: Sphinx) -> None:
+    """Shows a function as it is implemented; its overloads are for type checkers."""
+    for name in shoal.__all__:
+        module = getattr(getattr(shoal, name), "__module__", None)
+        if module is not None and module.startswith("shoal"):
+            analyzer = ModuleAnalyzer.for_module(module)
+            analyzer.analyze()
+            analyzer.overloads.clear()
+
+
+def keep_colons_in_returns(
+    _app: Sphinx, _what: str, _name: str, _obj: object, _options: object, lines: list[str]
+) -> None:
+    """Says that what comes before a colon in a Returns section is no type."""
+    for place, line in enumerate(lines[:-1]):
+        if line.strip() == "Returns:":
+            following = lines[place + 1]
+            indent = following[: len(following) - len(following.lstrip())]
+            lines[place + 1] = f"{indent}: {following.strip()}"
+
+
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_unreleased_changes)
+    app.connect("builder-inited", show_one_signature)
+    app.connect("autodoc-process-docstring", keep_colons_in_returns, priority=400)
+    app.connect("missing-reference", resolve_public_name)

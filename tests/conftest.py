@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from virtual_time import virtual
 
 
@@ -21,3 +22,13 @@ from virtual_time import virtual
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     real = request.node.get_closest_marker("real_time") is not None
     return request.param, {} if real else virtual(request.param)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the soak tests out unless they are asked for with ``-m``."""
+    if config.option.markexpr:
+        return
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    items[:] = [item for item in items if item not in soak]
+    if soak:
+        config.hook.pytest_deselected(items=soak)

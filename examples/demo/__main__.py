@@ -24,12 +24,16 @@ def main() -> int:
     parser.add_argument("--port", type=int, default=8000, help="0 for a free one (%(default)s)")
     options = parser.parse_args()
     config = ServerConfig(host=options.host, port=options.port, graceful_timeout_s=10)
+    exit_code = 0
     try:
         trio.run(_serve, config)
-    except OSError as error:
-        print(f"can't listen at {config.host} port {config.port}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    except* OSError as errors:
+        reason = errors.exceptions[0]
+        print(f"can't listen at {config.host} port {config.port}: {reason}", file=sys.stderr)
+        exit_code = 1
+    except* KeyboardInterrupt:
+        exit_code = 128 + signal.SIGINT
+    return exit_code
 
 
 async def _serve(config: ServerConfig) -> None:

@@ -167,6 +167,7 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     """Draw how long requests took, and how large the batches were."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     figure, (times, sizes) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     colors = ["#0f7c8a", "#d9843b"]
@@ -181,6 +182,9 @@ def plot(runs: Sequence[Run], path: Path) -> None:
             weights = np.full(len(batch_sizes), 1 / len(batch_sizes))
             sizes.hist(batch_sizes, bins, weights=weights, color=color, alpha=0.8, label=label)
     times.set(xscale="log", xlabel="milliseconds", ylabel="part of the requests answered within")
+    times.xaxis.set_major_formatter("{x:g}")
+    times.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    times.xaxis.set_minor_formatter("")
     times.set_title("Waiting time")
     sizes.set(xlabel="requests in a batch", ylabel="part of the batches")
     sizes.set_title("Batch size")

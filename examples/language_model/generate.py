@@ -8,14 +8,19 @@ inside `CharTransformer.next_scores`; the loop here would stay as it is.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 import shoal
+from examples.language_model.blas import one_blas_thread
 from examples.language_model.layers import Array
 from examples.language_model.model import ALPHABET, BOUNDARY, CharTransformer, encode
+from shoal import Mark
+
+Slot = str | Literal[Mark.END]
+"""What a step holds for one prompt: a character, or that its text is over."""
 
 
 class Prompt(BaseModel):
@@ -70,7 +75,7 @@ def generate(
     model: CharTransformer,
     prompts: Sequence[Prompt],
     has_left: Callable[[int], bool] = lambda _: False,
-) -> Iterator[list[str | shoal.END]]:
+) -> Iterator[list[Slot]]:
     """Write on from the prompts until each is done.
 
     A prompt is done when the model says that its text is over, or after `max_tokens` characters.
@@ -93,7 +98,7 @@ def generate(
         ]
         if not active:
             return
-        slots: list[str | shoal.END] = [shoal.END] * len(writings)
+        slots: list[Slot] = [shoal.END] * len(writings)
         rows = model.next_scores([writings[index].tokens for index in active])
         for index, scores in zip(active, rows, strict=True):
             character = writings[index].take(scores)
@@ -106,9 +111,10 @@ class TextGenerator:
     """The handler: one model, loaded once."""
 
     def __init__(self) -> None:
+        one_blas_thread()
         self._model = CharTransformer.load()
 
-    def __call__(self, prompts: list[Prompt]) -> Iterator[list[str | shoal.END]]:
+    def __call__(self, prompts: list[Prompt]) -> Iterator[list[Slot]]:
         """Stream a character for each prompt, step by step."""
         requests = shoal.current_batch().requests
-        return generate(self._model, prompts, lambda index: requests[index].cancelled)
+        yield from generate(self._model, prompts, lambda index: requests[index].cancelled)

@@ -2,7 +2,7 @@
 
 Run it from the repository's root:
 
-    OPENBLAS_NUM_THREADS=1 python -m examples.language_model.train
+    python -m examples.language_model.train
 
 Everything is numpy: the gradient is written by hand in `layers.py` and checked against finite
 differences by the tests. README.md says what a run took and how far it came.
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from examples.language_model import layers
+from examples.language_model.blas import one_blas_thread
 from examples.language_model.corpus import docstrings, standard_library
 from examples.language_model.layers import Array
 from examples.language_model.model import BOUNDARY, WEIGHTS, CharTransformer, Tokens, encode
@@ -109,18 +110,17 @@ def _crops(stream: Tokens, count: int, length: int, random: np.random.Generator)
 
 
 def _rate(step: int, steps: int, peak: float = 2e-3) -> float:
-    warm_up = min(1.0, (step + 1) / 100)
+    warm_up = min(1.0, (step + 1) / min(100, max(1, steps // 10)))
     return float(peak * warm_up * 0.5 * (1 + np.cos(np.pi * step / steps)))
 
 
-def train(steps: int, seed: int, corpus: Sequence[str]) -> CharTransformer:
-    """Return a trained model, showing progress on standard error."""
+def train(model: CharTransformer, corpus: Sequence[str], *, steps: int, seed: int) -> None:
+    """Train a model in place, showing progress on standard error."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(corpus))
     held_out = max(1, len(corpus) // _HELD_OUT)
     test = _stream([corpus[index] for index in order[:held_out]])
     stream = _stream([corpus[index] for index in order[held_out:]])
-    model = CharTransformer.fresh(seed)
     length = model.window + 1
     probe = _crops(test, 64, length, np.random.default_rng(0))
     print(f"{len(stream):,} characters; loss is in nats a character", file=sys.stderr)
@@ -144,7 +144,6 @@ def train(steps: int, seed: int, corpus: Sequence[str]) -> CharTransformer:
             )
             recent.clear()
     print(f"held-out loss after: {loss_and_gradient(model, probe)[0]:.3f}", file=sys.stderr)
-    return model
 
 
 def main() -> None:
@@ -154,7 +153,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     options = parser.parse_args()
-    model = train(options.steps, options.seed, docstrings(standard_library()))
+    one_blas_thread()
+    model = CharTransformer.fresh(options.seed)
+    train(model, docstrings(standard_library()), steps=options.steps, seed=options.seed)
     model.save(options.out)
     print(f"wrote {options.out}: {options.out.stat().st_size:,} bytes", file=sys.stderr)
 

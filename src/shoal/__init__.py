@@ -16,7 +16,8 @@ from shoal.batching.batcher import Batcher
 from shoal.batching.blocking import blocking
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.current import current_batch
-from shoal.batching.decorator import BatchedFunction, BatchedGenerator, batch, open_batchers
+from shoal.batching.decorated import BatchedFunction, BatchedGenerator
+from shoal.batching.decorator import batch, open_batchers
 from shoal.batching.stream import END, SKIP, Mark, ResultStream
 from shoal.batching.threads import ThreadStream
 from shoal.core.batch import Batch, CutReason

@@ -14,15 +14,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from batching import programs as ops
-from anyio.abc import TaskGroup
-from virtual_time import settle
 
 import shoal
+from batching import programs as ops
 from shoal.core.request import TRANSITIONS, Request, State
+from virtual_time import settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from anyio.abc import TaskGroup
 
     from shoal.core.options import BatchOptions
 
@@ -31,11 +32,11 @@ GRACE_S = 5.0
 BREAKS = ("raise", "short")
 
 
-class InSlot(Exception):  # noqa: N818
+class InSlot(Exception):
     """What a handler puts into the slot of one request."""
 
 
-class Raised(Exception):  # noqa: N818
+class Raised(Exception):
     """What a handler raises."""
 
 
@@ -70,6 +71,10 @@ class Item:
         return [step for step, slot in enumerate(self.script) if slot == kind]
 
     @property
+    def is_late(self) -> bool:
+        return self.due <= self.arrived_at
+
+    @property
     def breaks(self) -> bool:
         return any(slot in BREAKS for slot in self.script)
 
@@ -89,6 +94,7 @@ class World:
         self.last_number = -1
         self.gate: anyio.Event | None = None
         self.closing = False
+        self.turned_away: set[Item] = set()  # for want of room; or of time, if not accepted
         self.unbound = False  # the line may hold more than the bound that was set meanwhile
         self.free_since = self.changed_at = anyio.current_time()
 
@@ -186,9 +192,9 @@ class World:
                     items, return_exceptions=op.return_exceptions
                 )
             except Exception as error:
-                if isinstance(error, (shoal.Overloaded, shoal.BatcherClosed)) and not any(
-                    item.runs for item in items
-                ):
+                late = items[0].is_late and isinstance(error, shoal.DeadlineExceeded)
+                refused = late or isinstance(error, (shoal.Overloaded, shoal.BatcherClosed))
+                if refused and not any(item.runs for item in items):
                     for item in items:
                         self._judge(item, error, shared=True)
                     self.errors.append(error)
@@ -360,6 +366,7 @@ class World:
                 assert item.breaks or not run.options.isolate_errors or self.program.streams
                 self._check_got(item, complete=True)
             case shoal.Overloaded():
+                self.turned_away.add(item)
                 assert run is None
                 assert now == item.arrived_at
                 assert item.options.overload == "reject"
@@ -367,6 +374,8 @@ class World:
             case shoal.BatcherClosed():
                 assert self.closing
             case shoal.DeadlineExceeded():
+                if item.is_late:
+                    self.turned_away.add(item)
                 assert now >= item.due - EPSILON
                 assert self.program.streams or now <= item.due + EPSILON
                 self._check_got(item, complete=False)
@@ -386,9 +395,7 @@ class World:
         """A stream gives its own items, in order, up to where it or its batch came to an end."""
         if not self.program.streams:
             return
-        last = min(
-            [*item.steps_of("slot"), *(run.broke_at for run in item.runs)], default=math.inf
-        )
+        last = min([*item.steps_of("slot"), *(run.broke_at for run in item.runs)], default=math.inf)
         wanted = [(item.number, step) for step in item.steps_of("item") if step < last]
         assert item.got == (wanted if complete else wanted[: len(item.got)])
 
@@ -427,8 +434,12 @@ class World:
         assert statistics.finished == states.count(State.FINISHED)
         assert statistics.failed == states.count(State.FAILED)
         assert min(statistics.cancelled, statistics.expired) >= 0
-        assert statistics.cancelled + statistics.expired == states.count(State.CANCELLED)
-        assert len(states) + statistics.rejected <= len(self.items)
+        left = statistics.cancelled + statistics.expired
+        accepted = {request.item for request in requests}
+        refused = {item for item in self.turned_away if item not in accepted or not item.is_late}
+        assert left + statistics.rejected == states.count(State.CANCELLED) + len(refused)
+        assert len(accepted) == len(requests) <= len(self.items) - len(refused)
+        assert not accepted & refused
         ends = {State.FINISHED, State.FAILED, State.CANCELLED}
         assert ends.issuperset(states), "an accepted request has not ended"
         assert sum(statistics.batches.values()) == statistics.batch_size.total == len(self.batches)
@@ -437,7 +448,7 @@ class World:
 
 @contextmanager
 def watched_requests() -> Iterator[list[Request]]:
-    """Gives the requests that are accepted, and fails if one makes a step that is not in the table."""
+    """Gives the requests that are accepted, and fails on a step that is not in the table."""
     requests: list[Request] = []
     wrong: list[tuple[State | None, State]] = []
 
@@ -464,11 +475,13 @@ async def run_program(program: ops.Program) -> None:
         async with anyio.create_task_group() as tasks:
             world = World(program, tasks)
             async with world.batcher:
-                for op in program.ops:
-                    await world.do(op)
-                if program.releases:
-                    world.release()
-                world.closing = True
+                try:
+                    for op in program.ops:
+                        await world.do(op)
+                    if program.releases:
+                        world.release()
+                finally:
+                    world.closing = True
                 left_at = anyio.current_time()
             assert anyio.current_time() <= left_at + GRACE_S + EPSILON
     world.check_at_end(requests)

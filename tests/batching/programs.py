@@ -1,7 +1,7 @@
 """What a random program may do: its operations, and how Hypothesis draws them.
 
-All times are multiples of a quarter of a second, so that in virtual time things that are unlikely to
-meet (a deadline, the end of a handler's run, the end of a window) meet all the time.
+All times are multiples of a quarter of a second, so that in virtual time things that are unlikely
+to meet (a deadline, the end of a handler's run, the end of a window) meet all the time.
 """
 
 from __future__ import annotations
@@ -165,7 +165,9 @@ def programs(draw: st.DrawFn, *, streams: bool) -> Program:
     ops = st.lists(op, min_size=12, max_size=30)
     return Program(
         streams,
-        draw(st.fixed_dictionaries({"graceful_shutdown_timeout_s": st.just(5.0)}, optional=OPTIONS)),
+        draw(
+            st.fixed_dictionaries({"graceful_shutdown_timeout_s": st.just(5.0)}, optional=OPTIONS)
+        ),
         draw(ops),
         draw(st.booleans()),
         draw(st.integers(0, 99)),

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 import trio
-from virtual_time import VirtualTimeLoop, settle, virtual
 
 import shoal
 from shoal.core.forming import Former
+from virtual_time import VirtualTimeLoop, settle, virtual
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

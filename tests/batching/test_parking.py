@@ -7,11 +7,11 @@ from typing import Any
 
 import anyio
 import pytest
-from virtual_time import settle
 
 import shoal
 from shoal.batching.group import GroupCell
 from shoal.batching.parking import Parking
+from virtual_time import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -264,3 +264,18 @@ async def test_who_takes_the_place_of_one_that_departed_is_in_the_same_batch() -
         scene.scopes[1].cancel()
         await settle()
         assert scene.batches == [[0], [2, 3], [4, 5]]
+
+
+async def test_who_waits_for_room_gets_the_place_of_one_that_departed() -> None:
+    scene = Scene()
+    batcher = shoal.Batcher(scene.held, max_batch_size=1, max_queued_requests=0, overload="wait")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for item in range(3):
+            tasks.start_soon(scene.call, call, item)
+            await settle()
+        scene.gate.set()
+        scene.scopes[1].cancel()
+        await settle()
+        assert scene.batches == [[0], [2]]
+        assert scene.results == {0: 0, 2: 4}
+        tasks.cancel_scope.cancel()

@@ -8,6 +8,7 @@ import anyio
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
+
 from batching.program_model import run_program
 from batching.programs import Program, programs
 from virtual_time import virtual

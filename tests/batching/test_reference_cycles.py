@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
-from virtual_time import settle
 
 import shoal
+from virtual_time import settle
 
 pytestmark = pytest.mark.anyio
 
@@ -71,10 +72,8 @@ async def steps_then_fails_in_slots(items: list[int]) -> Any:
 
 async def calls(call: Any) -> None:
     async def one(item: int) -> None:
-        try:
+        with suppress(ValueError, TimeoutError):
             await call(item)
-        except (ValueError, TimeoutError):
-            pass
 
     async with anyio.create_task_group() as tasks:
         for item in range(3):
@@ -82,10 +81,8 @@ async def calls(call: Any) -> None:
 
 
 async def maps(call: Any) -> None:
-    try:
+    with suppress(ValueError):
         await call.map(range(3))
-    except ValueError:
-        pass
 
 
 async def maps_with_errors_in_place(call: Any) -> None:
@@ -98,27 +95,21 @@ async def leaves(call: Any) -> None:
 
 
 async def misses_a_deadline(call: Any) -> None:
-    try:
+    with suppress(TimeoutError):
         await call.options(deadline_s=1)(1)
-    except TimeoutError:
-        pass
 
 
 async def misses_the_deadline_of_a_map(call: Any) -> None:
-    try:
+    with suppress(TimeoutError):
         await call.options(deadline_s=1).map(range(3))
-    except TimeoutError:
-        pass
 
 
 async def reads(call: Any) -> None:
     async def one(item: int) -> None:
-        try:
+        with suppress(ValueError):
             async with call(item) as stream:
                 async for _ in stream:
                     pass
-        except ValueError:
-            pass
 
     async with anyio.create_task_group() as tasks:
         for item in range(3):

@@ -29,7 +29,7 @@ def request(arrived_at: float = 0.0, state: State = State.QUEUED) -> Request:
 
 
 class LineMachine(RuleBasedStateMachine):
-    """A line, the lists that it should be the same as, and a slot that waits as the engine's does."""
+    """A line, the lists that it should equal, and a slot that waits as the engine's do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,8 +82,10 @@ class LineMachine(RuleBasedStateMachine):
         for _ in range(count):
             one = request(self.now)
             if self.former.live < self.former.room:
-                self.rung = self.former.arrive(one) or self.rung
+                rings = self.former.arrive(one)
                 self.queued.append(one)
+                assert rings == (len(self.queued) == self.former.wake_at)
+                self.rung = rings or self.rung
             elif not self.closed:
                 one.state = State.PARKED
                 self.former.park(one)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 
 import pytest
 
@@ -31,7 +32,7 @@ def test_every_state_can_be_reached_and_leads_to_an_end() -> None:
 
 def test_a_life_never_goes_back() -> None:
     order = [State.PARKED, State.QUEUED, State.RUNNING]
-    for earlier, later in zip(order, order[1:], strict=False):
+    for earlier, later in pairwise(order):
         assert later in TRANSITIONS[earlier]
         assert earlier not in TRANSITIONS[later]
     assert None not in set().union(*TRANSITIONS.values())

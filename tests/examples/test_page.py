@@ -1,9 +1,11 @@
 """The demo's page in a real browser, against the real server in a process of its own."""
 
+import json
 import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -223,3 +225,17 @@ def test_the_page_may_load_nothing_from_elsewhere(url):
     assert "http://" not in page
     assert "https://" not in page
     assert not re.search(r"<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", page)
+
+
+@pytest.mark.parametrize("image", [[[1]], [[17] * 8] * 8, "ink"])
+def test_an_image_of_the_wrong_shape_or_ink_is_refused(url, image):
+    request = urllib.request.Request(
+        f"{url}digits",
+        json.dumps(image).encode(),
+        {"content-type": "application/json"},
+    )
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request)
+    with refused.value as answer:
+        assert answer.code == 422
+        assert json.load(answer)["detail"]

@@ -1,7 +1,8 @@
 """Drives an ASGI application message by message, as a server and its client would.
 
-httpx's transport and Starlette's test client give a whole answer or none, so they can't show a stream
-under way, a client that leaves, or one that does not read. Here each message is one step of a test.
+httpx's transport and Starlette's test client give a whole answer or none, so they can't show a
+stream under way, a client that leaves, or one that does not read. Here each message is one step of
+a test.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 import pytest
 from asgi_driver import Call, ask, calling
-from virtual_time import settle
 
 import shoal
+from virtual_time import settle
 
 pytestmark = pytest.mark.anyio
 

@@ -3,9 +3,9 @@
 import anyio
 import pytest
 from asgi_driver import Call, calling
-from virtual_time import settle
 
 import shoal
+from virtual_time import settle
 
 pytestmark = pytest.mark.anyio
 

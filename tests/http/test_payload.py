@@ -1,7 +1,7 @@
 """From bodies to items by annotation, and from results to JSON."""
 
 import dataclasses
-import datetime
+import datetime as dt
 import decimal
 import inspect
 import json
@@ -26,9 +26,7 @@ class Comment(BaseModel):
 
 def exchange(*headers):
     call = Call(None, "/", headers=headers)
-    return Exchange(
-        call.scope, call._receive, call._send, send_timeout_s=1, fallback_id="made-up"
-    )
+    return Exchange(call.scope, call._receive, call._send, send_timeout_s=1, fallback_id="made-up")
 
 
 def read(handler, body, *headers):
@@ -48,7 +46,7 @@ def numbers(items: list[int]): ...
 def comments(items: list[Comment]): ...
 def raw(items: list[bytes]): ...
 def requests(items: list[Request]): ...
-def several(text: list[str], count: list[int] = 3, *, json=None): ...  # noqa: RUF013
+def several(text: list[str], count: list[int] = 3, *, json=None): ...
 def positional(text: list[str], count: list[int], /): ...
 
 
@@ -220,7 +218,7 @@ class Point:
         ({"scores": np.arange(3)}, '{"scores":[0,1,2]}'),
         (Comment(author="cod"), '{"author":"cod","score":0.5}'),
         ([Point(1, Comment(author="a"))], '[{"x":1,"y":{"author":"a","score":0.5}}]'),
-        (datetime.date(2026, 1, 2), '"2026-01-02"'),
+        (dt.date(2026, 1, 2), '"2026-01-02"'),
         (decimal.Decimal("1.5"), '"1.5"'),
         ({3}, "[3]"),
     ],

@@ -6,10 +6,10 @@ from collections import deque
 import anyio
 import pytest
 from asgi_driver import Call, ask, calling
-from virtual_time import settle
 
 import shoal
 from shoal.http.streaming import JSON_LINES, SERVER_SENT_EVENTS, form_for
+from virtual_time import settle
 
 LINES = ("accept", "application/x-ndjson")
 

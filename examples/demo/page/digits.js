@@ -186,7 +186,8 @@ function remember(batch) {
       bar.textContent = size;
       bar.title = `batch #${id}: ${size}, cut because ${reason}`;
       bar.className = reason;
-      bar.style.setProperty("--share", Math.min(1, (size - 1) / (FULL - 1)));
+      // By factors, so that a batch of four can be told from one of two.
+      bar.style.setProperty("--share", Math.min(1, Math.log(size) / Math.log(FULL)));
       return bar;
     }),
   );
@@ -218,12 +219,12 @@ function draw(digit) {
 $("clear").addEventListener("click", reset);
 
 $("many").addEventListener("click", async () => {
-  if (strokes.length === 0) {
-    await draw(3);
-  }
-  const rows = image();
   $("many").disabled = true;
   try {
+    if (strokes.length === 0) {
+      await draw(3);
+    }
+    const rows = image();
     await Promise.all(Array.from({ length: 24 }, async () => tell(await predict(rows))));
     $("digits-error").textContent = "";
   } catch (error) {

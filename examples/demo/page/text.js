@@ -78,6 +78,7 @@ $("form").addEventListener("submit", (event) => {
       text: $("prompt").value,
       max_tokens: Number($("length").value),
       temperature: Number($("temperature").value),
+      seed: $("seed").value === "" ? null : Number($("seed").value),
     });
   }
 });

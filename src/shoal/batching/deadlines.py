@@ -2,7 +2,8 @@
 
 A unary caller is always in its wait, and so its deadline is a cancel scope round that wait. The
 reader of a stream may be anywhere when the stream's time is up, and its request must give its place
-back even so. One task for all of them sleeps until the earliest; without deadlines it is never woken.
+back even so. One task for all of them sleeps until the earliest; where there are none it is never
+woken.
 """
 
 from __future__ import annotations

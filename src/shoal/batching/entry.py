@@ -27,6 +27,7 @@ class Entry:
     Attributes:
         takes_bare_items: Whether a call of one positional argument needs neither binding nor a
             deadline, and so can go straight to `call`.
+        intake: The line that they enter.
         call: `Intake.call`.
     """
 
@@ -38,7 +39,7 @@ class Entry:
         now: Callable[[], float],
     ) -> None:
         self.call = intake.call
-        self._intake = intake
+        self.intake = intake
         self._binding = binding
         self._now = now
         self.configure(options)
@@ -86,7 +87,7 @@ class Entry:
             TypeError: The arguments don't fit the handler's parameters.
         """
         item = self._binding.item(args, kwargs)
-        return ResultStream(self._intake, item, self._call_options(extras))
+        return ResultStream(self.intake, item, self._call_options(extras))
 
     def _call_options(self, extras: Extras | None) -> CallOptions | None:
         limit_s = self._timeout_s
@@ -98,7 +99,7 @@ class Entry:
         return CallOptions(None if deadline_s is None else self._now() + deadline_s, metadata)
 
     async def _call_until(self, item: Any, options: CallOptions) -> Any:
-        request = self._intake.enter(item, options)
+        request = self.intake.enter(item, options)
         await self._wait(request.cell, (request,), options)
         return _outcomes((request,))[0]
 
@@ -108,7 +109,7 @@ class Entry:
         if not items:
             await anyio.lowlevel.checkpoint()
             return []
-        requests = self._intake.enter_group(items, options)
+        requests = self.intake.enter_group(items, options)
         await self._wait(requests[0].cell, requests, options)
         if not return_exceptions:
             return _outcomes(requests)
@@ -127,18 +128,18 @@ class Entry:
             if options.deadline <= requests[0].arrived_at:
                 # asyncio would let a result overtake the cancellation.
                 for request in requests:
-                    self._intake.expire(request)
+                    self.intake.expire(request)
                 await anyio.lowlevel.checkpoint()
                 return
             with anyio.CancelScope(deadline=options.deadline) as scope:
                 await cell
         except BaseException:
             for request in requests:
-                self._intake.abandon(request)
+                self.intake.abandon(request)
             raise
         if scope.cancelled_caught:
             for request in requests:
-                self._intake.expire(request)
+                self.intake.expire(request)
 
 
 def _let_go_of_errors(requests: Sequence[Request]) -> None:

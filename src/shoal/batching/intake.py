@@ -14,9 +14,9 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from shoal.batching.buffer import StreamBuffer
 from shoal.batching.deadlines import Deadlines
 from shoal.batching.group import GroupCell
-from shoal.batching.stream import StreamBuffer
 from shoal.core.forming import Former
 from shoal.core.request import Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded

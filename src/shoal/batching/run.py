@@ -13,7 +13,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -23,7 +23,7 @@ from shoal.core.request import State
 from shoal.errors import HandlerFailed, HandlerTimeout, WrongResultType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.batching.handlers import Handler
     from shoal.batching.parking import Parking, Scope
@@ -172,8 +172,8 @@ class Run(ABC):
 
     def _listed(self, results: Any, count: int) -> list[Any]:
         """Returns what a handler gave back as a list; its length may not be `count` even so."""
-        if hasattr(type(results), "__iter__"):
-            return list(cast("Iterable[Any]", results))
+        if getattr(results, "__iter__", None) is not None:
+            return list(results)
         return [results[index] for index in range(count)]
 
     def _not_results(self, results: Any, wanted: int) -> WrongResultType:

@@ -14,13 +14,14 @@ import anyio.lowlevel
 
 from shoal.batching.failures import own_copy
 from shoal.batching.run import RUNNING, Run
-from shoal.batching.stream import END, SKIP, StreamBuffer
+from shoal.batching.stream import END, SKIP
 from shoal.core.request import State
 from shoal.errors import SlowReader, WrongBatchSize
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from shoal.batching.buffer import StreamBuffer
     from shoal.core.batch import Batch
     from shoal.core.request import Request
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from shoal.core.request import Company
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from shoal.core.request import Request
 
@@ -24,7 +26,7 @@ class CutReason(StrEnum):
     """The batcher is closing, and no longer waits for company."""
 
 
-class Batch:
+class Batch(Company):
     """What a handler knows about the batch that it was called for.
 
     Attributes:
@@ -34,9 +36,7 @@ class Batch:
         size: How many requests it has.
     """
 
-    # Invariant: active == number of requests in the state RUNNING. When callers leaving bring it
-    # to 0, `on_abandoned` is called, once.
-    __slots__ = ("active", "id", "on_abandoned", "reason", "requests", "size")
+    __slots__ = ("id", "reason", "requests", "size")
 
     def __init__(self, id_: int, reason: CutReason, requests: Sequence[Request]) -> None:
         self.id = id_
@@ -44,7 +44,7 @@ class Batch:
         self.requests = requests
         self.size = len(requests)
         self.active = self.size
-        self.on_abandoned: Callable[[], object] | None = None
+        self.on_abandoned = None
 
     def __repr__(self) -> str:
         return f"<Batch {self.id} size={self.size} cut={self.reason}>"

@@ -24,10 +24,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from contextvars import Context
-
-    from shoal.core.batch import Batch
 
 
 class State(Enum):
@@ -58,6 +56,20 @@ TRANSITIONS: Final[Mapping[State | None, frozenset[State]]] = {
     State.FAILED: frozenset(),
     State.CANCELLED: frozenset(),
 }
+
+
+class Company:
+    """The requests that run together, as far as one of them has to know.
+
+    Attributes:
+        active: How many of them are in the state RUNNING.
+        on_abandoned: Called when the last of them is left by its caller; None for nothing.
+    """
+
+    __slots__ = ("active", "on_abandoned")
+
+    active: int
+    on_abandoned: Callable[[], object] | None
 
 
 class CallOptions:
@@ -108,7 +120,7 @@ class Request:
     options: CallOptions | None
     state: State
     cell: Any
-    batch: Batch | None
+    batch: Company | None
     value: Any
     error: Any  # an exception or None; a narrower type would be taken for None for good
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from starlette.datastructures import Headers
@@ -20,8 +20,6 @@ from shoal.http.problem import Refused, explained, not_open
 from shoal.http.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from types import MethodType
-
     from starlette.types import Scope
 
     from shoal.batching.batcher import Batcher
@@ -106,7 +104,7 @@ class Endpoint:
             entry = batcher.find()
         except NotOpen:
             raise Refused(not_open(self._settings)) from None
-        return batcher, cast("MethodType", entry.call).__self__  # type: ignore[return-value]
+        return batcher, entry.intake
 
 
 class CallMetadata(Mapping[str, Any]):

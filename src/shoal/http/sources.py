@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls import StreamCall
-from shoal.batching.decorator import Decorated
+from shoal.batching.decorated import Decorated
 from shoal.core.options import BatchOptions
 
 if TYPE_CHECKING:
@@ -131,11 +131,6 @@ class DecoratedSource(Source):
 
     def __init__(self, face: Decorated, options: Mapping[str, Any]) -> None:
         BatchOptions.of(options)
-        if not hasattr(face, "__signature__"):
-            raise TypeError(
-                f"{face!r} is a method that is decorated with @shoal.batch; serve a method that is "
-                "not, or its class, or a decorated function"
-            )
         _check_annotations(getattr(face, "__wrapped__", None))
         self._face = face
         self._options = options

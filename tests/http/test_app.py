@@ -1,0 +1,751 @@
+"""Declaring, opening, answering, draining, breaking and mounting an `App`."""
+
+import functools
+import logging
+import threading
+
+import anyio
+import pytest
+import trio
+from asgi_driver import Call, Lifespan, ask, calling
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
+from starlette.routing import Mount, Route
+
+import shoal
+from shoal.batching.slots import Slots
+from virtual_time import settle
+
+anyio_test = pytest.mark.anyio
+real_time = pytest.mark.real_time
+
+
+async def doubled(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+def tripled(items: list[int]) -> list[int]:
+    return [3 * item for item in items]
+
+
+async def counted(items: list[int]):
+    yield [shoal.END if item == 0 else item for item in items]
+
+
+class Scaled:
+    def __init__(self, factor: int = 5):
+        self.factor = factor
+        self.thread = threading.get_ident()
+
+    def __call__(self, items: list[int]) -> list[int]:
+        return [self.factor * item for item in items]
+
+    async def method(self, items: list[int]) -> list[int]:
+        return [-self.factor * item for item in items]
+
+    @shoal.batch
+    async def batched(self, items: list[int], plus: list[int] = 1) -> list[int]:
+        return [self.factor * item + more for item, more in zip(items, plus, strict=True)]
+
+
+def app_of(handler, **options):
+    app = shoal.App()
+    app.endpoint("/x", **options)(handler)
+    return app
+
+
+# Handlers
+
+
+@anyio_test
+@real_time
+@pytest.mark.parametrize(
+    ("handler", "result"),
+    [
+        (doubled, 4),
+        (tripled, 6),
+        (Scaled, 10),
+        (Scaled(6), 12),
+        (Scaled(6).method, -12),
+        (functools.partial(doubled), 4),
+        (Scaled(7).batched, 15),
+        (shoal.batch(doubled), 4),
+        (shoal.batch(max_batch_size=3)(tripled), 6),
+    ],
+)
+async def test_every_kind_of_handler_is_served(handler, result):
+    app = app_of(handler)
+    async with app.lifespan():
+        answer = await ask(app, "/x", {"items": 2} if result == 15 else 2)
+    assert (answer.status, answer.json()) == (200, result)
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["content-length"] == str(len(answer.body))
+
+
+@anyio_test
+@pytest.mark.parametrize("handler", [counted, shoal.batch(counted)])
+async def test_a_generator_is_answered_by_a_stream(handler):
+    app = app_of(handler)
+    async with app.lifespan():
+        answer = await ask(app, "/x", 2)
+    assert answer.body == b"data: 2\n\nevent: end\ndata: {}\n\n"
+
+
+@anyio_test
+async def test_a_handler_stays_what_it_was():
+    app = shoal.App()
+    batched = shoal.batch(doubled)
+    assert app.endpoint("/a")(doubled) is doubled
+    assert app.endpoint("/b", name="b")(batched) is batched
+    assert app.endpoint("/c")(Scaled) is Scaled
+    assert await doubled([1]) == [2]
+    async with shoal.open_batchers(batched):
+        assert await batched(1) == 2
+
+
+@anyio_test
+async def test_a_batched_function_can_be_called_while_it_is_served():
+    batched = shoal.batch(doubled)
+    app = app_of(batched)
+    async with app.lifespan():
+        assert await batched(4) == 8
+        assert (await ask(app, "/x", 4)).json() == 8
+
+
+@anyio_test
+@real_time
+async def test_a_class_is_instantiated_once_in_a_worker_thread_when_the_app_opens():
+    made = []
+
+    class Model(Scaled):
+        def __init__(self):
+            super().__init__()
+            made.append(threading.get_ident())
+
+    app = app_of(Model)
+    assert made == []
+    async with app.lifespan():
+        assert len(made) == 1
+        await ask(app, "/x", 1)
+        await ask(app, "/x", 1)
+    assert len(made) == 1
+    assert made[0] != threading.get_ident()
+
+
+@anyio_test
+async def test_requests_that_come_together_travel_together():
+    batches = []
+
+    async def sizes(items: list[int]) -> list[int]:
+        batches.append(items)
+        return [len(items)] * len(items)
+
+    app = app_of(sizes, max_batch_size=8, batch_wait_timeout_s=1)
+    calls = [Call(app, "/x", item=item) for item in range(8)]
+    async with app.lifespan(), calling(*calls):
+        for call in calls:
+            await call.returned.wait()
+    assert [call.answer.json() for call in calls] == [8] * 8
+    assert len(batches) == 1
+
+
+@anyio_test
+async def test_several_parameters_are_named_in_the_body():
+    async def joined(text: list[str], times: list[int] = 2) -> list[str]:
+        return [one * count for one, count in zip(text, times, strict=True)]
+
+    app = app_of(joined)
+    async with app.lifespan():
+        assert (await ask(app, "/x", {"text": "a", "times": 3})).json() == "aaa"
+        assert (await ask(app, "/x", {"text": "a"})).json() == "aa"
+        assert (await ask(app, "/x", {"text": "a", "time": 3})).status == 422
+
+
+@anyio_test
+async def test_one_callers_bad_item_does_not_reach_its_neighbours():
+    app = app_of(doubled, max_batch_size=3, batch_wait_timeout_s=1)
+    good, bad = Call(app, "/x", item=1), Call(app, "/x", item="x")
+    async with app.lifespan(), calling(good, bad):
+        await good.returned.wait()
+        await bad.returned.wait()
+    assert (good.status, good.answer.json(), bad.status) == (200, 2, 422)
+
+
+@anyio_test
+async def test_a_handler_sees_what_the_request_was():
+    seen = []
+
+    async def noting(items: list[int]) -> list[int]:
+        seen.append(shoal.current_batch().requests[0].metadata)
+        return items
+
+    app = app_of(noting)
+    async with app.lifespan():
+        await ask(app, "/x", 1, headers=[("x-request-id", "abc"), ("x-mine", "yes")])
+    metadata = seen[0]
+    assert metadata["request_id"] == "abc"
+    assert (metadata["method"], metadata["path"]) == ("POST", "/x")
+    assert metadata["headers"]["X-Mine"] == "yes"
+    assert list(metadata) == ["request_id", "method", "path", "headers"]
+    assert len(metadata) == 4
+    with pytest.raises(KeyError):
+        metadata["other"]
+
+
+@anyio_test
+async def test_a_request_item_has_its_body_and_its_query():
+    async def shown(requests: list[Request]) -> list[str]:
+        return [
+            f"{request.method} {request.url.path} {(await request.body()).decode()}"
+            for request in requests
+        ]
+
+    app = app_of(shown, methods=["put", "PUT", "GET"])
+    async with app.lifespan():
+        assert (await ask(app, "/x", method="PUT", body=b"abc")).json() == "PUT /x abc"
+        assert (await ask(app, "/x", method="GET")).json() == "GET /x "
+
+
+@anyio_test
+@pytest.mark.parametrize("raised", [False, True])
+async def test_a_response_in_a_slot_is_sent_as_it_is(raised):
+    ran = []
+
+    async def background():
+        ran.append(True)
+
+    async def pages(items: list[int]) -> list[object]:
+        page = HTMLResponse("<p>", status_code=203, headers={"x-mine": "1"})
+        page.background = background
+        return [page] * len(items)
+
+    app = app_of(pages)
+    async with app.lifespan():
+        answer = await ask(app, "/x", 1)
+    assert (answer.status, answer.body) == (203, b"<p>")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["x-mine"] == "1"
+    assert ran == [True]
+
+
+@anyio_test
+@pytest.mark.parametrize("result", [object(), StreamingResponse(iter([b""]))])
+async def test_a_result_that_cannot_be_sent_fails_its_caller_alone(result, caplog):
+    async def some(items: list[int]) -> list[object]:
+        return [result if item else "fine" for item in items]
+
+    app = app_of(some, max_batch_size=2, batch_wait_timeout_s=1)
+    bad, good = Call(app, "/x", item=1), Call(app, "/x", item=0)
+    async with app.lifespan(), calling(bad, good):
+        await bad.returned.wait()
+        await good.returned.wait()
+    assert (bad.status, good.status, good.answer.json()) == (500, 200, "fine")
+    assert bad.headers["x-request-id"] in caplog.text
+
+
+# Requests and answers
+
+
+@anyio_test
+@pytest.mark.parametrize(
+    ("given", "is_kept"),
+    [("abc-1.2_3:4", True), ("a" * 64, True), ("a" * 65, False), ("a b", False), ("", False)],
+)
+async def test_a_sane_request_id_comes_back_and_another_is_replaced(given, is_kept):
+    app = app_of(doubled)
+    async with app.lifespan():
+        answer = await ask(app, "/x", 1, headers=[("x-request-id", given)])
+        other = await ask(app, "/x", 1, headers=[("x-request-id", given)])
+    assert (answer.headers["x-request-id"] == given) is is_kept
+    assert (answer.headers["x-request-id"] == other.headers["x-request-id"]) is is_kept
+
+
+@anyio_test
+async def test_an_unknown_path_is_a_404_and_an_unknown_method_a_405():
+    app = app_of(doubled, methods=("POST", "PUT"))
+    missing = await ask(app, "/nowhere", 1)
+    assert missing.status == 404
+    assert missing.headers["content-type"] == "application/problem+json"
+    assert missing.json()["instance"] == missing.headers["x-request-id"]
+    wrong = await ask(app, "/x", 1, method="GET")
+    assert (wrong.status, wrong.headers["allow"]) == (405, "POST, PUT")
+
+
+@anyio_test
+async def test_a_path_can_have_an_endpoint_for_each_method():
+    app = app_of(doubled, methods=("POST",))
+    app.endpoint("/x", methods=("PUT",), name="negated")(Scaled(1).method)
+    async with app.lifespan():
+        assert (await ask(app, "/x", 1)).json() == 2
+        assert (await ask(app, "/x", 1, method="PUT")).json() == -1
+        assert (await ask(app, "/x", 1, method="GET")).headers["allow"] == "POST, PUT"
+
+
+@anyio_test
+@pytest.mark.parametrize(("settings", "status"), [({}, 503), ({"overload_status": 429}, 429)])
+async def test_a_full_line_is_answered_at_once_with_when_to_come_again(settings, status):
+    go = anyio.Event()
+
+    async def held(items: list[int]) -> list[int]:
+        await go.wait()
+        return items
+
+    app = shoal.App(retry_after_s=7, **settings)
+    app.endpoint("/x", max_batch_size=1, max_queued_requests=1)(held)
+    running, queued, refused = (Call(app, "/x", item=item) for item in (1, 2, 3))
+    async with app.lifespan(), calling(running) as tasks:
+        await settle()
+        tasks.start_soon(queued.run)
+        await settle()
+        await refused.run()
+        go.set()
+        await running.returned.wait()
+        await queued.returned.wait()
+    assert (refused.status, refused.headers["retry-after"]) == (status, "7")
+    assert refused.answer.json()["type"] == "urn:shoal:problem:overloaded"
+    assert (running.answer.json(), queued.answer.json()) == (1, 2)
+
+
+@pytest.mark.parametrize("handler", [doubled, shoal.batch(doubled)])
+@anyio_test
+async def test_a_served_line_is_bounded_unless_it_is_said_otherwise(handler):
+    app = app_of(handler)
+    async with app.lifespan():
+        options = app._endpoints[0].batcher.options
+        assert (options.max_queued_requests, options.overload) == (1024, "reject")
+
+
+@anyio_test
+async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoint():
+    batched = shoal.batch(max_batch_size=3, max_queued_requests=5, stream_buffer=2)(doubled)
+    app = app_of(batched, max_batch_size=4)
+    async with app.lifespan():
+        options = app._endpoints[0].batcher.options
+    assert (options.max_batch_size, options.max_queued_requests) == (4, 5)
+    assert options.stream_buffer == 2
+    app = app_of(shoal.batch(doubled), max_queued_requests=None)
+    async with app.lifespan():
+        assert app._endpoints[0].batcher.options.max_queued_requests is None
+
+
+# Declaring
+
+
+@pytest.mark.parametrize(
+    ("declare", "error", "text"),
+    [
+        (lambda app: app.endpoint("x"), ValueError, '@app.endpoint("/x")'),
+        (lambda app: app.endpoint(doubled), TypeError, "a path must be text"),
+        (lambda app: app.endpoint("/{id}"), ValueError, "without parameters"),
+        (lambda app: app.endpoint("/-/x"), ValueError, "the application's own"),
+        (lambda app: app.endpoint("/x", methods="POST"), TypeError, 'methods=("POST",)'),
+        (lambda app: app.endpoint("/x", methods=("FETCH",)), ValueError, "no method"),
+        (lambda app: app.endpoint("/x", methods=(1,)), TypeError, "not 1"),
+        (lambda app: app.endpoint("/x", methods=()), ValueError, "needs a method"),
+        (lambda app: app.endpoint("/x", name="a b")(doubled), ValueError, "can't name"),
+        (lambda app: app.endpoint("/x", name=3)(doubled), ValueError, "can't name"),
+        (lambda app: app.endpoint("/x")(lambda items: items), ValueError, 'name="..."'),
+        (lambda app: app.endpoint("/taken", name="n")(doubled), ValueError, "declared already"),
+        (lambda app: app.endpoint("/x", name="taken")(doubled), ValueError, "is named 'taken'"),
+        (lambda app: app.endpoint("/x")(3), TypeError, "must be a function of a list"),
+        (lambda app: app.endpoint("/x", max_batch=3)(doubled), TypeError, "is not an option"),
+        (lambda app: app.endpoint("/x", max_batch_size=0)(doubled), ValueError, "at least 1"),
+        (
+            lambda app: app.endpoint("/x", name="b", max_batch=0)(shoal.batch(doubled)),
+            TypeError,
+            "is not an option",
+        ),
+        (lambda app: app.mount("static", doubled), ValueError, "app.mount("),
+        (lambda app: app.mount("/-", doubled), ValueError, "own"),
+        (lambda app: app.mount("/static", None), TypeError, "an ASGI application"),
+        (lambda app: app.mount("/mounted/", doubled), ValueError, "mounted already"),
+        (lambda app: shoal.App(max_body_bytes=0), ValueError, "max_body_bytes"),
+        (lambda app: shoal.App(max_body_bytes="1"), TypeError, "max_body_bytes"),
+        (lambda app: shoal.App(send_timeout_s=0), ValueError, "send_timeout_s"),
+        (lambda app: shoal.App(heartbeat_s=True), TypeError, "heartbeat_s"),
+        (lambda app: shoal.App(overload_status=500), ValueError, "503 or 429"),
+    ],
+)
+def test_a_wrong_declaration_says_what_is_wrong(declare, error, text):
+    app = shoal.App()
+    app.endpoint("/taken", name="taken")(doubled)
+    app.mount("/mounted", doubled)
+    with pytest.raises(error) as raised:
+        declare(app)
+    assert text in str(raised.value)
+
+
+class NoCall:
+    pass
+
+
+class NeedsArguments:
+    def __init__(self, path): ...
+    def __call__(self, items: list[int]): ...
+
+
+class DecoratedCall:
+    @shoal.batch
+    def __call__(self, items: list[int]): ...
+
+
+class Unresolved:
+    def __call__(self, items: "list[Nowhere]"): ...  # noqa: F821
+
+
+def unresolved_result(items: list[int]) -> "Nowhere": ...  # noqa: F821
+
+
+class Odd:
+    pass
+
+
+def odd(items: list[Odd]): ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [
+        (NoCall, "has no __call__"),
+        (NeedsArguments, "without arguments"),
+        (DecoratedCall, "take the decorator off"),
+        (Unresolved, "can't be read"),
+        (Unresolved(), "can't be read"),
+        (unresolved_result, "can't be read"),
+        (shoal.batch(unresolved_result), "can't be read"),
+        (odd, "can't be checked against"),
+    ],
+)
+def test_a_handler_that_cannot_be_served_is_refused_where_it_is_declared(handler, text):
+    app = shoal.App()
+    with pytest.raises(TypeError) as raised:
+        app.endpoint("/x")(handler)
+    assert text in str(raised.value)
+
+
+def test_a_batched_function_has_one_endpoint():
+    app, batched = shoal.App(), shoal.batch(doubled)
+    app.endpoint("/a")(batched)
+    with pytest.raises(ValueError, match="/a serves it already"):
+        app.endpoint("/b", name="b")(batched)
+
+
+def test_a_refused_declaration_leaves_nothing_behind():
+    app = shoal.App()
+    with pytest.raises(TypeError):
+        app.endpoint("/x")(odd)
+    assert app._routes.at("/x") is None
+
+
+# Opening and ending
+
+
+@anyio_test
+async def test_a_call_before_the_lifespan_is_told_which_line_opens_it():
+    app = app_of(doubled)
+    answer = await ask(app, "/x", 1)
+    assert answer.status == 503
+    assert "lifespan=app.lifespan" in answer.json()["detail"]
+
+
+@anyio_test
+async def test_a_call_after_the_lifespan_is_a_503_and_it_can_be_opened_again():
+    app = app_of(doubled)
+    async with app.lifespan():
+        pass
+    assert (await ask(app, "/x", 1)).status == 503
+    async with app.lifespan():
+        assert (await ask(app, "/x", 1)).json() == 2
+
+
+@anyio_test
+@real_time
+async def test_a_call_in_another_event_loop_is_a_503():
+    app = app_of(doubled)
+    async with app.lifespan():
+        answer = await anyio.to_thread.run_sync(lambda: anyio.run(lambda: ask(app, "/x", 1)))
+    assert answer.status == 503
+
+
+@anyio_test
+async def test_an_open_app_is_not_opened_again_and_takes_no_endpoint():
+    app = app_of(doubled)
+    async with app.lifespan():
+        with pytest.raises(RuntimeError, match="open already"):
+            async with app.lifespan():
+                pass
+        with pytest.raises(RuntimeError, match="before the application is opened"):
+            app.endpoint("/y", name="y")(doubled)
+        assert (await ask(app, "/x", 1)).json() == 2
+
+
+@anyio_test
+async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
+    app = app_of(doubled)
+    with pytest.raises(KeyError, match="mine"):
+        async with app.lifespan():
+            raise KeyError("mine")
+
+
+@anyio_test
+async def test_leaving_the_lifespan_answers_what_is_in_line():
+    app = app_of(doubled, batch_wait_timeout_s=None)
+    call = Call(app, "/x", item=4)
+    async with anyio.create_task_group() as tasks, app.lifespan():
+        tasks.start_soon(call.run)
+        await settle()
+    assert call.answer.json() == 8
+
+
+@anyio_test
+@real_time
+async def test_a_class_that_fails_to_load_fails_the_start_and_says_where(caplog):
+    class Broken(Scaled):
+        def __init__(self):
+            raise FileNotFoundError("weights.npz")
+
+    app = app_of(doubled)
+    app.endpoint("/broken")(Broken)
+    with pytest.raises(FileNotFoundError) as raised:
+        async with app.lifespan():
+            pytest.fail("opened")
+    assert "/broken could not be opened" in raised.value.__notes__[0]
+    assert (await ask(app, "/x", 1)).status == 503
+    lifespan = Lifespan(app)
+    await lifespan.run()
+    (message,) = lifespan.sent
+    assert message["type"] == "lifespan.startup.failed"
+    last = message["message"].rstrip().splitlines()[-1]
+    assert "/broken could not be opened" in last
+    assert "weights.npz" in last
+
+
+@anyio_test
+async def test_a_function_that_is_open_elsewhere_fails_the_start():
+    batched = shoal.batch(doubled)
+    app = app_of(batched)
+    async with shoal.open_batchers(batched):
+        with pytest.raises(RuntimeError, match="open in this event loop already"):
+            async with app.lifespan():
+                pass
+        assert await batched(1) == 2
+
+
+@anyio_test
+async def test_the_lifespan_protocol_opens_and_closes():
+    app = app_of(doubled)
+    lifespan = Lifespan(app)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lifespan.run)
+        await lifespan.answered.wait()
+        assert lifespan.sent == [{"type": "lifespan.startup.complete"}]
+        assert (await ask(app, "/x", 1)).json() == 2
+        lifespan.stop()
+    assert lifespan.sent[1:] == [{"type": "lifespan.shutdown.complete"}]
+
+
+@anyio_test
+async def test_batchers_close_in_reverse_order():
+    inner = shoal.batch(doubled)
+
+    async def outer(items: list[int]) -> list[int]:
+        return await inner.map(items)
+
+    app = app_of(inner, name="inner")
+    app.endpoint("/outer", batch_wait_timeout_s=None)(outer)
+    call = Call(app, "/outer", item=1)
+    async with anyio.create_task_group() as tasks, app.lifespan():
+        tasks.start_soon(call.run)
+        await settle()
+    assert (call.status, call.answer.body) == (200, b"2")
+
+
+@anyio_test
+async def test_draining_turns_not_ready_and_waits_for_company_no_more():
+    app = app_of(doubled, batch_wait_timeout_s=None)
+    call, later = Call(app, "/x", item=1), Call(app, "/x", item=2)
+    app.begin_drain()
+    async with app.lifespan(), calling(call):
+        assert (await ask(app, "/-/readyz", method="GET")).status == 200
+        await settle()
+        assert call.sent == []
+        app.begin_drain()
+        await call.returned.wait()
+        assert call.answer.json() == 2
+        ready = await ask(app, "/-/readyz", method="GET")
+        assert (ready.status, ready.json()["status"]) == (503, "draining")
+        await later.run()
+        assert later.answer.json() == 4
+
+
+# A batcher that breaks
+
+
+class Bug(BaseException):
+    """Neither an `Exception` nor a signal: what a panic in an extension module looks like."""
+
+
+@anyio_test
+@pytest.mark.parametrize("bug", [RuntimeError("a bug"), Bug("a panic")])
+async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug):
+    cut = Slots._cut
+
+    def breaking(slots, decision):
+        if slots._former.options.max_batch_size == 7:
+            raise bug
+        return cut(slots, decision)
+
+    monkeypatch.setattr(Slots, "_cut", breaking)
+    app = app_of(doubled)
+    app.endpoint("/broken", name="broken", max_batch_size=7)(doubled)
+    async with app.lifespan():
+        assert (await ask(app, "/-/readyz", method="GET")).status == 200
+        assert (await ask(app, "/broken", 1)).status == 503
+        await settle()
+        assert (await ask(app, "/broken", 1)).json()["type"] == "urn:shoal:problem:closed"
+        assert (await ask(app, "/x", 1)).json() == 2
+        ready = await ask(app, "/-/readyz", method="GET")
+        assert (ready.status, ready.json()["status"]) == (503, "not ready: broken")
+        assert ready.json()["endpoints"]["broken"]["failure"] == type(bug).__name__
+        assert ready.json()["endpoints"]["doubled"]["alive"]
+        assert (await ask(app, "/-/healthz", method="GET")).status == 200
+    assert "the batcher of broken broke" in caplog.text
+
+
+def test_a_keyboard_interrupt_is_not_kept_from_the_server():
+    async def interrupted(items: list[int]) -> list[int]:
+        raise KeyboardInterrupt
+
+    app = app_of(interrupted)
+
+    async def main():
+        async with app.lifespan():
+            await ask(app, "/x", 1)
+            await anyio.sleep_forever()
+
+    # On trio only: asyncio's loop lets a task's KeyboardInterrupt out past everything.
+    with pytest.raises(BaseExceptionGroup) as raised:
+        trio.run(main)
+    assert raised.group_contains(KeyboardInterrupt)
+
+
+# The application's own routes
+
+
+@anyio_test
+async def test_the_health_routes_say_what_is_there(caplog):
+    app = app_of(doubled)
+    app.endpoint("/s", methods=("POST", "PUT"))(counted)
+    app.mount("/static", PlainTextResponse("mounted"))
+    assert (await ask(app, "/-/healthz", method="GET")).json() == {"status": "alive"}
+    ready = await ask(app, "/-/readyz", method="GET")
+    assert (ready.status, ready.json()["status"]) == (503, "not open")
+    async with app.lifespan():
+        ready = await ask(app, "/-/readyz", method="GET")
+        assert ready.status == 200
+        assert ready.json()["endpoints"]["doubled"] == {
+            "path": "/x",
+            "state": "open",
+            "alive": True,
+            "queued": 0,
+            "running": 0,
+        }
+    ready = await ask(app, "/-/readyz", method="GET")
+    assert (ready.status, ready.json()["status"]) == (503, "closed")
+    routes = (await ask(app, "/-/routes", method="GET")).json()
+    assert routes["mounts"] == ["/static"]
+    assert routes["endpoints"][1] == {
+        "path": "/s",
+        "methods": ["POST", "PUT"],
+        "name": "counted",
+        "takes": "json",
+        "streams": True,
+    }
+    assert (await ask(app, "/-/healthz")).headers["allow"] == "GET, HEAD"
+
+
+# Mounting
+
+
+@anyio_test
+@pytest.mark.parametrize("root", ["", "/api"])
+async def test_under_another_app_it_answers_below_its_prefix(root):
+    app = app_of(doubled)
+    site = Starlette(lifespan=app.lifespan, routes=[Mount("/ml", app=app)])
+    lifespan = Lifespan(site)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(lifespan.run)
+        await lifespan.answered.wait()
+        assert (await ask(site, f"{root}/ml/x", 2, root_path=root)).json() == 4
+        assert (await ask(site, f"{root}/ml/-/readyz", method="GET", root_path=root)).status == 200
+        assert (await ask(site, f"{root}/ml/y", 2, root_path=root)).status == 404
+        lifespan.stop()
+
+
+@anyio_test
+async def test_a_prefix_that_a_proxy_takes_off_does_no_harm():
+    app = app_of(doubled)
+    async with app.lifespan():
+        assert (await ask(app, "/x", 2, root_path="/api")).json() == 4
+        assert (await ask(app, "/x", 2, root_path="/x")).status == 404
+
+
+def where(name):
+    async def show(request):
+        return PlainTextResponse(f"{name} {request.scope['root_path']} {request.url.path}")
+
+    return Starlette(routes=[Route("/{rest:path}", show)])
+
+
+@anyio_test
+@pytest.mark.parametrize("root", ["", "/api"])
+async def test_what_is_mounted_answers_the_rest(root):
+    app = app_of(doubled)
+    app.mount("/", where("all"))
+    app.mount("/ui", where("ui"))
+    app.mount("/ui/deep/", where("deep"))
+
+    async def at(path):
+        return (await ask(app, root + path, method="GET", root_path=root)).body.decode()
+
+    assert await at("/a") == f"all {root} {root}/a"
+    assert await at("/uinot") == f"all {root} {root}/uinot"
+    assert await at("/ui/a") == f"ui {root}/ui {root}/ui/a"
+    assert await at("/ui/deep/a") == f"deep {root}/ui/deep {root}/ui/deep/a"
+    assert (await ask(app, f"{root}/x", method="GET", root_path=root)).status == 405
+
+
+@anyio_test
+async def test_a_websocket_that_nothing_answers_is_refused():
+    app = app_of(doubled)
+    sent = []
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    async def send(message):
+        sent.append(message)
+
+    await app({"type": "websocket", "path": "/x"}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+    with pytest.raises(ValueError, match="'other'"):
+        await app({"type": "other", "path": "/x"}, receive, send)
+
+
+@anyio_test
+async def test_an_error_after_the_answer_has_begun_reaches_the_server(caplog):
+    caplog.set_level(logging.CRITICAL)
+
+    async def late():
+        raise RuntimeError("in the background")
+
+    async def pages(items: list[int]) -> list[object]:
+        page = PlainTextResponse("x")
+        page.background = late
+        return [page]
+
+    app = app_of(pages)
+    async with app.lifespan():
+        with pytest.raises(RuntimeError, match="in the background"):
+            await ask(app, "/x", 1)

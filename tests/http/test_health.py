@@ -1,0 +1,120 @@
+"""What an operator asks an application: its figures, and where they stay bounded."""
+
+import anyio
+import pytest
+from asgi_driver import Call, ask, calling
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+import shoal
+from shoal.observe.metrics import NO_ENDPOINT
+from virtual_time import settle
+
+pytestmark = pytest.mark.anyio
+
+
+def samples_of(text, parse=parse):
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in parse(text)
+        for sample in family.samples
+    }
+
+
+async def scrape(app, *headers):
+    answer = await ask(app, "/-/metrics", method="GET", headers=headers)
+    assert answer.status == 200
+    return answer
+
+
+async def doubled(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+@pytest.fixture
+def app():
+    app = shoal.App()
+    app.endpoint("/x", name="x", max_batch_size=1, max_queued_requests=1)(doubled)
+    return app
+
+
+async def test_an_app_is_scraped(app):
+    async with app.lifespan():
+        await ask(app, "/x", 1)
+        await ask(app, "/x", "no number")
+        await ask(app, "/nowhere", 1)
+        await ask(app, "/x", 1, method="PUT")
+        answer = await scrape(app)
+    assert answer.headers["content-type"].startswith("text/plain")
+    samples = samples_of(answer.body.decode())
+    assert samples["shoal_http_responses_total", "2xx", "x"] == 1
+    assert samples["shoal_http_responses_total", "4xx", "x"] == 1
+    assert samples["shoal_http_responses_total", NO_ENDPOINT, "4xx"] == 2
+    assert samples["shoal_requests_total", "finished", "x"] == 1
+
+
+async def test_openmetrics_is_given_to_who_asks_for_it(app):
+    async with app.lifespan():
+        await ask(app, "/x", 1)
+        answer = await scrape(app, ("accept", "application/openmetrics-text; version=1.0.0"))
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    samples = samples_of(answer.body.decode(), parse_openmetrics)
+    assert samples["shoal_requests_total", "finished", "x"] == 1
+
+
+async def test_an_app_that_is_not_open_can_be_scraped_and_one_that_closed_is_down(app):
+    assert "shoal_batcher_up{" not in (await scrape(app)).body.decode()
+    async with app.lifespan():
+        assert samples_of((await scrape(app)).body.decode())["shoal_batcher_up", "x"] == 1
+    assert samples_of((await scrape(app)).body.decode())["shoal_batcher_up", "x"] == 0
+
+
+async def test_how_requests_ended_is_told_apart():
+    go = anyio.Event()
+
+    async def held(items: list[int]) -> list[int]:
+        await go.wait()
+        if items == [0]:
+            raise ValueError
+        return items
+
+    app = shoal.App()
+    app.endpoint("/x", name="x", max_batch_size=1, max_queued_requests=2)(held)
+    failing, leaving, late = (Call(app, "/x", item=item) for item in (0, 1, 2))
+    async with app.lifespan(), calling(failing) as tasks:
+        await settle()
+        tasks.start_soon(leaving.run)
+        tasks.start_soon(late.run)
+        await settle()
+        await ask(app, "/x", 3)
+        leaving.leave()
+        await leaving.returned.wait()
+        samples = samples_of((await scrape(app)).body.decode())
+        assert samples["shoal_queued_requests", "x"] == 1
+        assert samples["shoal_running_requests", "x"] == 1
+        go.set()
+        await late.returned.wait()
+        samples = samples_of((await scrape(app)).body.decode())
+    ended = {
+        outcome: samples["shoal_requests_total", outcome, "x"]
+        for outcome in ("cancelled", "expired", "failed", "finished", "rejected")
+    }
+    assert ended == {"cancelled": 1, "expired": 0, "failed": 1, "finished": 1, "rejected": 1}
+    assert samples["shoal_http_responses_total", "5xx", "x"] == 2
+
+
+async def test_what_callers_send_makes_no_new_series(app):
+    async with app.lifespan():
+        await ask(app, "/x", 1)
+        await ask(app, "/nowhere", 1)
+        await ask(app, "/x", 1, method="PUT")
+        before = set(samples_of((await scrape(app)).body.decode()))
+        for number in range(50):
+            name = f"n{number}"
+            await ask(app, f"/{name}", 1, method=name, headers=[("x-request-id", name)])
+            await ask(app, "/x", number, headers=[("x-request-id", name), (name, name)])
+        after = set(samples_of((await scrape(app)).body.decode()))
+    # The first scrape was itself an answer.
+    assert after - before <= {("shoal_http_responses_total", NO_ENDPOINT, "2xx")}

@@ -1,0 +1,147 @@
+"""Errors as answers: the one mapping, and what is kept from clients."""
+
+import logging
+
+import anyio
+import pytest
+from asgi_driver import Call, ask, calling
+from starlette.exceptions import HTTPException
+
+import shoal
+from shoal.http.problem import problem_of
+from shoal.http.settings import HttpSettings
+
+anyio_test = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (shoal.Overloaded("x"), 503, "overloaded"),
+        (shoal.BatcherClosed("x"), 503, "closed"),
+        (shoal.DeadlineExceeded("x"), 504, "deadline-exceeded"),
+        (shoal.HandlerTimeout("x"), 504, "handler-timeout"),
+        (shoal.SlowReader("x"), 408, "slow-reader"),
+        (shoal.WrongBatchSize("x", expected=1, got=2), 500, "internal"),
+        (shoal.WrongResultType("x"), 500, "internal"),
+        (shoal.HandlerFailed("x"), 500, "internal"),
+        (shoal.NotOpen("x"), 500, "internal"),
+        (TimeoutError("x"), 500, "internal"),
+        (ValueError("x"), 500, "internal"),
+        (HTTPException(418, "short and stout"), 418, ""),
+        (HTTPException(200), 500, "internal"),
+        (HTTPException(1000), 500, "internal"),
+    ],
+)
+def test_each_error_has_its_status(error, status, kind):
+    found = problem_of(error, HttpSettings())
+    assert (found.status, found.kind) == (status, kind)
+    assert found.detail != "x"
+
+
+@pytest.mark.parametrize("error", [shoal.Overloaded("x"), shoal.BatcherClosed("x")])
+def test_who_may_come_again_is_told_when(error):
+    found = problem_of(error, HttpSettings(retry_after_s=9))
+    assert dict(found.headers)[b"retry-after"] == b"9"
+
+
+def test_the_members_are_those_of_rfc_9457():
+    members = problem_of(shoal.DeadlineExceeded("x"), HttpSettings()).members("id-1")
+    assert members == {
+        "type": "urn:shoal:problem:deadline-exceeded",
+        "title": "The call was not answered in time",
+        "status": 504,
+        "instance": "id-1",
+    }
+
+
+def failing(error):
+    async def handler(items: list[int]) -> list[int]:
+        raise error
+
+    return handler
+
+
+@anyio_test
+async def test_an_http_exception_keeps_its_status_its_detail_and_its_headers():
+    app = shoal.App()
+    error = HTTPException(402, "pay first", {"X-Price": "3", "x-odd": "\u20ac"})
+    app.endpoint("/x")(failing(error))
+    async with app.lifespan():
+        answer = await ask(app, "/x", 1)
+    assert (answer.status, answer.headers["x-price"]) == (402, "3")
+    assert answer.json() == {
+        "type": "about:blank",
+        "title": "Payment Required",
+        "status": 402,
+        "detail": "pay first",
+        "instance": answer.headers["x-request-id"],
+    }
+
+
+@anyio_test
+async def test_an_http_exception_in_a_slot_is_its_callers_alone():
+    async def handler(items: list[int]) -> list[object]:
+        return [HTTPException(404) if item else "fine" for item in items]
+
+    app = shoal.App()
+    app.endpoint("/x", max_batch_size=2, batch_wait_timeout_s=1)(handler)
+    bad, good = Call(app, "/x", item=1), Call(app, "/x", item=0)
+    async with app.lifespan(), calling(bad, good):
+        await bad.returned.wait()
+        await good.returned.wait()
+    assert (bad.status, good.status) == (404, 200)
+    assert "detail" not in bad.answer.json()
+
+
+@anyio_test
+@pytest.mark.parametrize("debug", [False, True])
+async def test_internals_are_shown_in_debug_mode_alone(debug):
+    app = shoal.App(debug=debug)
+    app.endpoint("/x")(failing(ValueError("a secret")))
+    async with app.lifespan():
+        answer = await ask(app, "/x", 1)
+    assert answer.status == 500
+    assert (b"a secret" in answer.body) is debug
+    assert ("traceback" in answer.json()) is debug
+
+
+@anyio_test
+async def test_a_batch_that_fails_is_logged_with_one_traceback_and_a_line_for_each(caplog):
+    app = shoal.App()
+    app.endpoint("/x", name="x", max_batch_size=3, batch_wait_timeout_s=1)(failing(ValueError()))
+    calls = [Call(app, "/x", item=item) for item in range(3)]
+    async with app.lifespan(), calling(*calls):
+        for call in calls:
+            await call.returned.wait()
+    records = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(records) == 3
+    assert sum(record.exc_info is not None for record in records) == 1
+    for call in calls:
+        assert call.status == 500
+        assert sum(call.headers["x-request-id"] in r.getMessage() for r in records) == 1
+
+
+@anyio_test
+async def test_what_is_the_clients_own_is_not_logged(caplog):
+    app = shoal.App()
+    app.endpoint("/x")(failing(HTTPException(503)))
+    async with app.lifespan():
+        assert (await ask(app, "/x", "no number")).status == 422
+        assert (await ask(app, "/y", 1)).status == 404
+        assert (await ask(app, "/x", 1)).status == 503
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@anyio_test
+async def test_a_handler_that_runs_for_too_long_is_a_504():
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(100)
+        return items
+
+    app = shoal.App()
+    app.endpoint("/x", handler_timeout_s=2)(slow)
+    async with app.lifespan():
+        answer = await ask(app, "/x", 1)
+    assert answer.json()["type"] == "urn:shoal:problem:handler-timeout"
+    assert answer.status == 504
