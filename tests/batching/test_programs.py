@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -10,7 +11,19 @@ import trio
 from hypothesis import HealthCheck, given, settings
 
 from batching.program_model import run_program
-from batching.programs import Program, programs
+from batching.programs import (
+    Advance,
+    Calls,
+    Cancel,
+    Close,
+    Configure,
+    Hold,
+    Map,
+    Program,
+    Release,
+    Settle,
+    programs,
+)
 from virtual_time import virtual
 
 PROGRAMS = 500
@@ -33,9 +46,58 @@ long = settings(
 )
 
 
+FIVE = Calls(5, ("ok",))
+
+# Short programs that broke a promise once, by the promise.
+FOUND: dict[str, Program] = {
+    "a map is answered after its last batch": Program(
+        False, {"max_batch_size": 2}, [Map(("slot", "slot", "ok", "ok"), True), Advance(1)]
+    ),
+    "an item is not failed for one whose caller has left": Program(
+        False,
+        {"isolate_errors": True, "batch_wait_timeout_s": 0.5},
+        [Hold(), Calls(1, ("raise",)), Settle(), Calls(1, ("ok",)), Advance(1), Cancel(0)],
+    ),
+    "fewer slots make less room": Program(
+        False,
+        {"max_batch_size": 2, "max_queued_requests": 0, "max_concurrent_batches": 3},
+        [Hold(), Settle(), Configure({"max_concurrent_batches": 1}), Settle(), FIVE, Settle()],
+    ),
+    "parked callers are not overtaken": Program(
+        False,
+        {
+            "max_batch_size": 1,
+            "max_queued_requests": 0,
+            "max_concurrent_batches": 3,
+            "overload": "wait",
+        },
+        [
+            *(Hold(), Calls(3, ("ok",)), Settle(), Map(("ok", "ok"), False), Settle()),
+            *(Cancel(13), Release(), Calls(4, ("ok",)), Settle()),
+        ],
+    ),
+    "a deadline at the end of a run is counted once": Program(
+        False, {}, [Calls(3, ("ok",), run_s=1.0, deadline_s=1.0), Advance(2)]
+    ),
+    "a deadline at the end of a window is counted once": Program(
+        False, {"batch_wait_timeout_s": 1.0}, [Map(("ok", "ok"), True, 1.0), Advance(2)]
+    ),
+    "options can change after closing": Program(
+        False, {}, [Calls(1, ("ok",)), Close(), Advance(1), Configure({"max_batch_size": 3})]
+    ),
+}
+
+
 def run(backend: str, program: Program) -> None:
     trio._core._run._r.seed(program.seed)  # type: ignore[attr-defined] # its scheduler is random
     anyio.run(run_program, program, backend=backend, backend_options=virtual(backend))
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("promise", FOUND)
+def test_what_was_found_once(backend: str, promise: str) -> None:
+    for seed in range(4):
+        run(backend, replace(FOUND[promise], seed=seed))
 
 
 @pytest.mark.timeout(200)  # takes seconds; but when it fails Hypothesis looks for a short program

@@ -689,6 +689,18 @@ async def test_a_prefix_that_a_proxy_takes_off_does_no_harm():
     async with app.lifespan():
         assert (await ask(app, "/x", 2, root_path="/api")).json() == 4
         assert (await ask(app, "/x", 2, root_path="/x")).status == 404
+        assert (await ask(app, "/x", 2, root_path="/")).json() == 4
+
+
+@anyio_test
+async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
+    app = shoal.App()
+    app.endpoint("/mlops", name="ops")(doubled)
+    app.endpoint("/", name="home")(doubled)
+    async with app.lifespan():
+        assert (await ask(app, "/mlops", 2, root_path="/ml")).json() == 4
+        assert (await ask(app, "/ml", 2, root_path="/ml")).json() == 4
+        assert (await ask(app, "/ml/", 2, root_path="/ml")).json() == 4
 
 
 def where(name):

@@ -210,6 +210,7 @@ class Slots:
                 request.state = State.CANCELLED
             self._counters.cancelled += len(departed)
             self._former.put_back([r for r in requests if r.state is State.QUEUED])
+            self._former.reform()  # their places are free
             return None
         self._last_id += 1
         batch = Batch(self._last_id, cut.reason, requests)
@@ -223,5 +224,6 @@ class Slots:
         return batch
 
     def _tell_idle(self) -> None:
-        if self._former.reform(idle_slots=max(0, self._count - len(self.batches))):
+        slots = min(self._count, self._former.options.max_concurrent_batches)
+        if self._former.reform(idle_slots=max(0, slots - len(self.batches))):
             self.ring()

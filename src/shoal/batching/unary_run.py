@@ -46,10 +46,11 @@ class UnaryRun(Run):
     async def _failed(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: Exception
     ) -> None:
-        waiting = _still_running(requests)
-        if not self.options.isolate_errors or len(waiting) < 2:
+        if not self.options.isolate_errors or len(requests) < 2:
             await Run._failed(self, batch, requests, scope, failure)
             return
+        # One that is left alone is run again too: another, whose caller has left, may be to blame.
+        waiting = _still_running(requests)
         middle = len(waiting) // 2
         for half in (waiting[:middle], waiting[middle:]):
             part = _still_running(half)
