@@ -86,6 +86,10 @@ class Call:
         """Let a piece of the body arrive."""
         self._tell({"type": "http.request", "body": body, "more_body": more})
 
+    def stop_reading(self):
+        """Let the client accept nothing more."""
+        self.reads = anyio.Event()
+
     def leave(self):
         """Let the client be gone."""
         self._has_left = True

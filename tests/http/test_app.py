@@ -701,6 +701,7 @@ async def test_a_path_that_only_begins_like_the_prefix_is_not_below_it():
         assert (await ask(app, "/mlops", 2, root_path="/ml")).json() == 4
         assert (await ask(app, "/ml", 2, root_path="/ml")).json() == 4
         assert (await ask(app, "/ml/", 2, root_path="/ml")).json() == 4
+        assert (await ask(app, "/ml/mlops", 2, root_path="/ml/")).json() == 4
 
 
 def where(name):

@@ -5,10 +5,13 @@ from collections import deque
 
 import anyio
 import pytest
+import trio
+import trio.testing
 from asgi_driver import Call, ask, calling
 
 import shoal
-from shoal.http.streaming import JSON_LINES, SERVER_SENT_EVENTS, form_for
+from shoal.http.asgi import Exchange
+from shoal.http.streaming import JSON_LINES, SERVER_SENT_EVENTS, _relay, form_for
 from virtual_time import settle
 
 LINES = ("accept", "application/x-ndjson")
@@ -259,6 +262,65 @@ async def test_a_client_that_does_not_read_is_given_up_in_time(steps):
         await settle()
         assert steps.closed
     assert call.sent == []
+
+
+@anyio_test
+async def test_a_client_that_stops_reading_in_mid_stream_is_given_up_in_time(steps):
+    app = serving(steps, send_timeout_s=3)
+    call = Call(app, "/steps", item=1)
+    async with app.lifespan(), calling(call):
+        steps.step("a")
+        await call.until_sent(b"a")
+        await anyio.sleep(5)
+        call.stop_reading()
+        steps.step("b")
+        await call.returned.wait()
+        assert anyio.current_time() == pytest.approx(8)
+        await settle()
+        assert steps.closed
+    assert not call.is_complete
+
+
+@anyio_test
+async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
+    app = serving(steps, send_timeout_s=3, heartbeat_s=20)
+    call = Call(app, "/steps", item=1)
+    async with app.lifespan(), calling(call):
+        steps.step("a")
+        await call.until_sent(b"a")
+        call.stop_reading()
+        await call.returned.wait()
+        assert anyio.current_time() == pytest.approx(23)
+
+
+def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
+    clock = trio.testing.MockClock()
+    call = Call(None, "/steps")
+    exchange = Exchange(call.scope, call._receive, call._send, send_timeout_s=3, fallback_id="x")
+
+    class Stream:
+        def __init__(self):
+            self.came = trio.Event()
+            self.items = iter([1])
+
+        async def __anext__(self):
+            await self.came.wait()
+            try:
+                return next(self.items)
+            except StopIteration:
+                raise StopAsyncIteration from None
+
+    async def main():
+        stream = Stream()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_relay, exchange, stream, JSON_LINES, 4)
+            await trio.testing.wait_all_tasks_blocked()
+            # The reader is woken by the item before it could be by the deadline, in the same tick.
+            stream.came.set()
+            clock.jump(4)
+
+    trio.run(main, clock=clock)
+    assert call.body == b'{"item":1}\n'
 
 
 @anyio_test

@@ -49,7 +49,9 @@ class StreamRun(Run):
             full = self._hand_out(batch, step)
             if full:
                 await self._wait_for_readers(full)
-            elif batch.active:
+            elif batch.active and not self.handler.threaded:
+                # An async generator may come to its next step without a pause, and then the readers
+                # would get no turn. A step in a thread is a pause, and they read beside it.
                 await anyio.lowlevel.checkpoint()
             if batch.active == 0 and not self._goes_on_alone(batch):
                 return

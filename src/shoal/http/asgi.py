@@ -42,9 +42,10 @@ class Exchange:
         headers: Those of the request's headers that this package looks at.
         request_id: The client's ``X-Request-ID`` where it is a sane one, else one of ours.
         status: The status of the answer; 0 until it has begun.
+        send_timeout_s: How long the client may take to accept one message, in seconds.
     """
 
-    __slots__ = ("_send", "_send_timeout_s", "headers", "receive", "request_id", "scope", "status")
+    __slots__ = ("_send", "headers", "receive", "request_id", "scope", "send_timeout_s", "status")
 
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, *, send_timeout_s: float, fallback_id: str
@@ -60,7 +61,7 @@ class Exchange:
         )
         self.status = 0
         self._send = send
-        self._send_timeout_s = send_timeout_s
+        self.send_timeout_s = send_timeout_s
 
     async def answer(
         self,
@@ -87,12 +88,12 @@ class Exchange:
         await self._deliver(self._begin(status, headers))
 
     async def piece(self, data: bytes) -> None:
-        """Sends one piece of the body.
+        """Sends one piece of the body; the caller sees to the deadline.
 
         Raises:
-            ClientLeft: As for `answer`.
+            ClientLeft: The client is gone.
         """
-        await self._deliver(_body(data, more=True))
+        await self._pass_on(_body(data, more=True))
 
     async def end(self, data: bytes) -> None:
         """Sends the last piece of the body.
@@ -101,6 +102,10 @@ class Exchange:
             ClientLeft: As for `answer`.
         """
         await self._deliver(_body(data, more=False))
+
+    def gave_up(self) -> ClientLeft:
+        """Makes the error of a client that does not read what it is sent."""
+        return ClientLeft(f"the client did not read for {self.send_timeout_s} s")
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
         self.status = status
@@ -111,14 +116,17 @@ class Exchange:
         }
 
     async def _deliver(self, *messages: Message) -> None:
+        with anyio.CancelScope(deadline=anyio.current_time() + self.send_timeout_s) as patience:
+            for message in messages:
+                await self._pass_on(message)
+        if patience.cancelled_caught:
+            raise self.gave_up()
+
+    async def _pass_on(self, message: Message) -> None:
         try:
-            with anyio.move_on_after(self._send_timeout_s) as patience:
-                for message in messages:
-                    await self._send(message)
+            await self._send(message)
         except OSError as error:  # how servers say it that say it at all
             raise ClientLeft("the connection was lost") from error
-        if patience.cancelled_caught:
-            raise ClientLeft(f"the client did not read for {self._send_timeout_s} s")
 
 
 def split_path(scope: Scope) -> tuple[str, str]:

@@ -184,7 +184,8 @@ def _check_annotations(handler: Any) -> None:
     while isinstance(handler, partial):
         handler = handler.func
     if not (inspect.isroutine(handler) or inspect.isclass(handler)):
-        handler = getattr(type(handler), "__call__", None)  # noqa: B004 - its hints, not a test
+        cls = cast("Any", type)(handler)
+        handler = getattr(cls, "__call__", None)  # noqa: B004 - its hints, not a test
     try:
         typing.get_type_hints(handler)
     except NameError as error:

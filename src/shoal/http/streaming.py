@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from shoal.http.asgi import Exchange
     from shoal.http.problem import Problem
 
-_OVER: Final[Any] = object()
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
@@ -110,19 +108,7 @@ async def answer_with_stream(
 
     async def send_items() -> None:
         async with stream:
-            while True:
-                item = _OVER
-                with anyio.move_on_after(heartbeat_s) as silence:
-                    item = await anext(stream, _OVER)
-                if silence.cancelled_caught:
-                    data = form.heartbeat
-                elif item is _OVER:
-                    return
-                else:
-                    data = form.item + encoded(item) + form.close
-                if exchange.status == 0:
-                    await _begin(exchange, form)
-                await exchange.piece(data)
+            await _relay(exchange, stream, form, heartbeat_s)
 
     last = form.end
     try:
@@ -137,6 +123,37 @@ async def answer_with_stream(
     if exchange.status == 0:
         await _begin(exchange, form)
     await exchange.end(last)
+
+
+async def _relay(
+    exchange: Exchange, stream: ResultStream[Any], form: Form, heartbeat_s: float
+) -> None:
+    """Sends the items of a stream as they come, and heartbeats between them, until it is over."""
+    pending: bytes | None = None
+    while True:
+        # One scope for many waits and sends, whose deadline is moved on: a scope for each of them
+        # costs as much as all the rest that is done here for an item. When its time is up, it has
+        # served.
+        with anyio.CancelScope() as patience:
+            while True:
+                if pending is None:
+                    patience.deadline = anyio.current_time() + heartbeat_s
+                    try:
+                        item = await anext(stream)
+                    except StopAsyncIteration:
+                        return
+                    pending = form.item + encoded(item) + form.close
+                    if patience.cancel_called:
+                        break  # the item and the deadline came at once
+                if exchange.status == 0:
+                    await _begin(exchange, form)
+                patience.deadline = anyio.current_time() + exchange.send_timeout_s
+                await exchange.piece(pending)
+                pending = None
+        if patience.cancelled_caught:
+            if pending is not None:
+                raise exchange.gave_up()
+            pending = form.heartbeat
 
 
 async def _begin(exchange: Exchange, form: Form) -> None:

@@ -1,0 +1,443 @@
+"""``shoal serve`` as a process of its own: real sockets, real signals, clients that are httpx's."""
+
+import json
+import math
+import re
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+import trio
+
+pytestmark = pytest.mark.trio
+
+HERE = Path(__file__).parent
+HANG_S = 15
+CLIENTS = 32
+SSE = {"accept": "text/event-stream"}
+NDJSON = {"accept": "application/x-ndjson"}
+
+
+class Served:
+    """A running ``shoal serve load_app:app``."""
+
+    def __init__(self, process):
+        self.process = process
+        first_line = process.stderr.readline()
+        found = re.fullmatch(r"Shoal serving load_app:app on (http://\S+)\n", first_line)
+        assert found, first_line + process.stderr.read()
+        self.url = found[1]
+
+    def client(self, **options):
+        return httpx.AsyncClient(base_url=self.url, timeout=HANG_S, **options)
+
+    def signal(self, signum):
+        self.process.send_signal(signum)
+
+    async def wait_draining(self):
+        line = await trio.to_thread.run_sync(self.process.stdout.readline)
+        assert line == "draining\n"
+
+    async def end(self):
+        """Wait for its end; gives the exit code, and what it said on both ways."""
+        out, err = await trio.to_thread.run_sync(self.process.communicate)
+        return self.process.returncode, out.splitlines(), err
+
+
+@contextmanager
+def serving(*options):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "serve", "load_app:app", "--port", "0", *options],
+        cwd=HERE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            yield Served(process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with serving() as served:
+        yield served
+
+
+@pytest.fixture
+def served():
+    with serving() as served:
+        yield served
+
+
+@pytest.fixture
+def name():
+    return uuid4().hex
+
+
+@asynccontextmanager
+async def asking(served, **options):
+    """A client, and a nursery for what it does at once."""
+    with trio.fail_after(HANG_S):
+        async with served.client(**options) as client, trio.open_nursery() as nursery:
+            yield client, nursery
+
+
+class Call:
+    """One request of a client that may leave; its answer, or the error that took its place."""
+
+    def __init__(self, client, path, item, **options):
+        self._asked = (client, path, item, options)
+        self._scope = trio.CancelScope()
+        self.answer = None
+        self.ended = trio.Event()
+
+    def leave(self):
+        self._scope.cancel()
+
+    async def run(self):
+        client, path, item, options = self._asked
+        with self._scope:
+            try:
+                self.answer = await client.post(path, json=item, **options)
+            except httpx.TransportError as error:
+                self.answer = error
+        self.ended.set()
+
+
+class Stream:
+    """One stream of a client that may leave; its lines as they come, without the empty ones."""
+
+    def __init__(self, client, item, headers=NDJSON):
+        self._asking = client.stream("POST", "/steps", json=item, headers=headers)
+        self._scope = trio.CancelScope()
+        self._put, self.lines = trio.open_memory_channel(math.inf)
+        self.headers = None
+
+    def leave(self):
+        self._scope.cancel()
+
+    async def run(self):
+        with self._scope:
+            async with self._put, self._asking as answer:
+                self.headers = answer.headers
+                async for line in answer.aiter_lines():
+                    if line:
+                        self._put.send_nowait(line)
+
+
+def request(path, item, *headers):
+    body = json.dumps(item)
+    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", body]
+    return "\r\n".join(lines).encode()
+
+
+async def tell(client, what):
+    (await client.post("/happen", json=what)).raise_for_status()
+
+
+async def when(client, what):
+    assert (await client.post("/when", json=what)).json() is True
+
+
+async def state(client, endpoint):
+    return (await client.get("/-/readyz")).json()["endpoints"][endpoint]
+
+
+async def until(client, endpoint, **counts):
+    """Ask again and again until an endpoint has so many queued and running."""
+    while not counts.items() <= (await state(client, endpoint)).items():
+        pass
+
+
+async def received(client, name):
+    return (await client.post("/received", json=name)).json()
+
+
+# Calls.
+
+
+async def test_a_call_is_answered(shared, name):
+    async with asking(shared) as (client, _):
+        answer = await client.post("/work", json=name)
+    assert (answer.status_code, answer.json()) == (200, name)
+
+
+@pytest.mark.parametrize(
+    ("headers", "item", "end"),
+    [
+        (SSE, ['data: "{}"'], ["event: end", "data: {}"]),
+        (NDJSON, ['{{"item":"{}"}}'], ['{"end":true}']),
+    ],
+    ids=["sse", "ndjson"],
+)
+async def test_a_stream_arrives_item_by_item(shared, name, headers, item, end):
+    async with asking(shared) as (client, nursery):
+        stream = Stream(client, name, headers)
+        nursery.start_soon(stream.run)
+        assert await anext(stream.lines) == item[0].format(name)
+        await tell(client, name)
+        assert [line async for line in stream.lines] == [item[0].format(name), *end]
+    assert stream.headers["content-type"] == headers["accept"]
+
+
+# Clients that leave.
+
+
+async def test_a_client_that_leaves_the_line_never_reaches_the_handler(shared, name):
+    first, left, last = (f"{name}{number}" for number in range(3))
+    async with asking(shared) as (client, nursery):
+        calls = [Call(client, "/held", item) for item in (first, left, last)]
+        nursery.start_soon(calls[0].run)
+        await when(client, f"{first} runs")
+        nursery.start_soon(calls[1].run)
+        await until(client, "held", queued=1)
+        calls[1].leave()
+        await until(client, "held", queued=0)
+        nursery.start_soon(calls[2].run)
+        await until(client, "held", queued=1)
+        await tell(client, first)
+        await tell(client, last)
+        await calls[2].ended.wait()
+        assert await received(client, name) == [first, last]
+    assert calls[1].answer is None
+
+
+async def test_a_client_that_leaves_the_handler_cancels_it_and_frees_its_slot(shared, name):
+    left, last = f"{name}0", f"{name}1"
+    async with asking(shared) as (client, nursery):
+        call = Call(client, "/held", left)
+        nursery.start_soon(call.run)
+        await when(client, f"{left} runs")
+        call.leave()
+        await when(client, f"{left} cancelled")
+        await until(client, "held", running=0)
+        await tell(client, last)
+        assert (await client.post("/held", json=last)).json() == last
+
+
+async def test_a_client_that_leaves_in_mid_stream_ends_the_generator_and_frees_its_slot(
+    shared, name
+):
+    left, last = f"{name}0", f"{name}1"
+    async with asking(shared) as (client, nursery):
+        stream = Stream(client, left)
+        nursery.start_soon(stream.run)
+        await anext(stream.lines)
+        stream.leave()
+        await when(client, f"{left} ended")
+        await until(client, "steps", running=0)
+        await tell(client, last)
+        answer = await client.post("/steps", json=last, headers=NDJSON)
+    assert answer.text.splitlines()[-1] == '{"end":true}'
+
+
+# Requests that are refused.
+
+
+async def test_a_full_line_is_answered_at_once(shared, name):
+    taken = [f"{name}{number}" for number in range(3)]
+    async with asking(shared) as (client, nursery):
+        calls = [Call(client, "/held", item) for item in taken]
+        for call in calls:
+            nursery.start_soon(call.run)
+        await until(client, "held", running=1, queued=2)
+        # They are answered while the handler is held, so nothing waited for a place.
+        for number in range(10):
+            answer = await client.post("/held", json=f"{name} refused {number}")
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["type"] == "urn:shoal:problem:overloaded"
+        for item in taken:
+            await tell(client, item)
+        for call in calls:
+            await call.ended.wait()
+        assert sorted(await received(client, name)) == taken
+    assert [call.answer.json() for call in calls] == taken
+
+
+JSON = "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "media_type", "body", "status", "kind"),
+    [
+        ("POST", "/points", JSON, b"{", 400, "invalid-json"),
+        ("POST", "/points", JSON, b"", 400, "invalid-json"),
+        ("POST", "/points", JSON, b"\xff\xfe", 400, "invalid-json"),
+        ("POST", "/points", JSON, b"[" * 900, 400, "invalid-json"),
+        ("POST", "/points", JSON, b'{"x": "one"}', 422, "invalid-item"),
+        ("POST", "/points", JSON, b'{"y": 1}', 422, "invalid-item"),
+        ("POST", "/points", JSON, b"null", 422, "invalid-item"),
+        ("POST", "/steps", JSON, b"1", 422, "invalid-item"),
+        ("POST", "/points", "text/plain", b'{"x": 1}', 415, "unsupported-media-type"),
+        ("POST", "/points", JSON, b" " * 1001, 413, "body-too-large"),
+        ("POST", "/nowhere", JSON, b'{"x": 1}', 404, "not-found"),
+        ("PUT", "/points", JSON, b'{"x": 1}', 405, "method-not-allowed"),
+        ("GET", "/points", JSON, b"", 405, "method-not-allowed"),
+        ("POST", "/-/readyz", JSON, b"", 405, "method-not-allowed"),
+    ],
+)
+async def test_rubbish_is_told_what_is_wrong(
+    shared, name, method, path, media_type, body, status, kind
+):
+    headers = {"content-type": media_type, "x-request-id": name}
+    async with asking(shared) as (client, _):
+        answer = await client.request(method, path, content=body, headers=headers)
+        assert (await client.post("/points", json={"x": 1})).json() == 1
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem["type"] == f"urn:shoal:problem:{kind}"
+    assert (problem["status"], problem["instance"]) == (status, name)
+    assert problem["title"]
+    assert answer.headers.get("allow") == {"/points": "POST", "/-/readyz": "GET, HEAD"}.get(
+        path if status == 405 else ""
+    )
+
+
+async def test_a_body_that_does_not_say_its_length_is_bounded_too(shared):
+    async def pieces():
+        for _ in range(11):
+            yield b" " * 100
+
+    async with asking(shared) as (client, _):
+        answer = await client.post("/points", content=pieces(), headers={"content-type": JSON})
+    assert (answer.status_code, answer.json()["type"]) == (413, "urn:shoal:problem:body-too-large")
+
+
+# The end.
+
+
+class Load:
+    """Clients that ask ``/work`` again and again until they are sent away; what was answered."""
+
+    def __init__(self, served):
+        self._served = served
+        self.sent = set()
+        self.answered = set()
+        self.is_on = trio.Event()
+
+    async def keep(self):
+        """Ask on one connection until told that it ends. Nothing may go wrong here."""
+        async with self._served.client(verify=False) as client:
+            told = False
+            while not told:
+                item = self._next()
+                answer = await client.post("/work", json=item)
+                assert (answer.status_code, answer.json()) == (200, item)
+                self._note(item)
+                told = answer.headers.get("connection") == "close"
+
+    async def come_again(self):
+        """Ask on a connection of its own each time, until there is none to be had."""
+        url = httpx.URL(self._served.url)
+        while True:
+            item = self._next()
+            try:
+                async with await trio.open_tcp_stream(url.host, url.port) as connection:
+                    await connection.send_all(request("/work", item, "Connection: close"))
+                    answer = b"".join([data async for data in connection])
+            except OSError:
+                return
+            except trio.BrokenResourceError:
+                # The kernel may let one in between the server's last look at who waits and the end
+                # of listening, and resets it. The server has not heard of that one.
+                continue
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.endswith(json.dumps(item).encode())
+            self._note(item)
+
+    def _next(self):
+        item = f"item {len(self.sent)}"
+        self.sent.add(item)
+        return item
+
+    def _note(self, item):
+        self.answered.add(item)
+        if len(self.answered) > 10 * CLIENTS:
+            self.is_on.set()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_under_load_has_every_accepted_request_answered(served, signum):
+    load = Load(served)
+    with trio.fail_after(HANG_S):
+        async with trio.open_nursery() as nursery:
+            for number in range(CLIENTS):
+                nursery.start_soon(load.come_again if number % 4 == 0 else load.keep)
+            await load.is_on.wait()
+            served.signal(signum)
+            await served.wait_draining()
+        code, out, err = await served.end()
+    assert code == 0
+    assert re.search(r"^Shoal drained in \S+ s: \d+ finished, 0 cut off\n", err, re.MULTILINE)
+    report = json.loads(out[-1])
+    answers = len(load.answered)
+    assert sorted(report["received"]) == sorted(load.answered)
+    assert report["shoal_http_responses_total"] == {"2xx": answers}
+    outcomes = {key: count for key, count in report["shoal_requests_total"].items() if count}
+    assert outcomes == {"finished": answers}
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_all_that_is_in_line_and_in_the_handler_finish(served, signum):
+    async with asking(served) as (client, nursery):
+        await tell(client, "signal")
+        calls = [Call(client, "/work", f"{number}") for number in range(CLIENTS)]
+        for call in calls:
+            nursery.start_soon(call.run)
+        work = {"queued": 0, "running": 0}
+        while work["queued"] + work["running"] < CLIENTS:
+            work = await state(client, "work")
+        assert work["queued"] > 0
+        served.signal(signum)
+    code, out, err = await served.end()
+    assert code == 0
+    assert [call.answer.json() for call in calls] == [f"{number}" for number in range(CLIENTS)]
+    assert {call.answer.headers.get("connection") for call in calls} == {"close"}
+    assert f": {CLIENTS} finished, 0 cut off\n" in err
+    assert json.loads(out[-1])["shoal_http_responses_total"] == {"2xx": CLIENTS}
+
+
+async def test_a_second_signal_ends_at_once(served, name):
+    async with asking(served) as (client, nursery):
+        calls = [Call(client, "/held", f"{name}{number}") for number in range(2)]
+        for call in calls:
+            nursery.start_soon(call.run)
+        await until(client, "held", running=1, queued=1)
+        served.signal(signal.SIGTERM)
+        await served.wait_draining()
+        served.signal(signal.SIGTERM)
+    code, out, err = await served.end()
+    assert (code, out, err) == (128 + signal.SIGTERM, [], "")
+    assert all(isinstance(call.answer, httpx.TransportError) for call in calls)
+
+
+async def test_readiness_turns_503_while_draining(served):
+    """A stream that begins before the drain and ends in it; on its connection readyz is next."""
+    probe = b"GET /-/readyz HTTP/1.1\r\nHost: x\r\n\r\n"
+    url = httpx.URL(served.url)
+    with trio.fail_after(HANG_S):
+        async with await trio.open_tcp_stream(url.host, url.port) as connection:
+            await connection.send_all(request("/steps", "draining"))
+            talk = b""
+            while b"data: " not in talk:
+                talk += await connection.receive_some()
+            await connection.send_all(probe)
+            served.signal(signal.SIGTERM)
+            async for data in connection:
+                talk += data
+        code, _, err = await served.end()
+    stream, _, readiness = talk.partition(b"event: end")
+    assert stream.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 503" in readiness
+    assert b'"status":"draining"' in readiness
+    assert (code, err.count("2 finished, 0 cut off")) == (0, 1)
