@@ -48,6 +48,7 @@ async def test_reject_refuses_at_once_what_does_not_fit() -> None:
     async with batcher as call, anyio.create_task_group() as tasks:
         await busy(tasks, call)
         callers = await line_up(tasks, *map(call, range(5)))
+        await settle()
         assert [type(caller.outcome) for caller in callers[2:]] == [shoal.Overloaded] * 3
         assert "max_queued_requests=2" in str(callers[2].outcome)
         statistics = batcher.statistics()
@@ -128,6 +129,7 @@ async def test_a_bound_of_0_admits_only_what_can_start_now(overload: str) -> Non
         callers = await line_up(tasks, *map(call, range(4)))
         await settle()
         callers += await line_up(tasks, call(4))
+        await settle()
         if overload == "reject":
             assert isinstance(callers[4].outcome, shoal.Overloaded)
         else:

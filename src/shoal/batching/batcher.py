@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack
 from threading import get_ident
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, overload
 
 import anyio
@@ -114,9 +113,8 @@ class Batcher(Generic[C_co]):
 
         Cancellation: callers that wait fail with `BatcherClosed` at once.
         """
-        if self._session is not None or self._closed_unopened:
-            raise RuntimeError(f"{self.name} was opened before: a batcher is opened once")
-        self._warn_of_small_line()
+        self._refuse_second_opening()
+        self._log_oddity()
         self._session = Session(self.name, self._handler, self._options, self._counters)
         await self._session.run(lambda: task_status.started(self.call))
 
@@ -138,12 +136,15 @@ class Batcher(Generic[C_co]):
         return await self._session.aclose()
 
     async def __aenter__(self) -> C_co:
+        self._refuse_second_opening()
+        if self._scope is not None:
+            raise RuntimeError(f"{self.name} is being opened already: a batcher is opened once")
+        self._scope = anyio.CancelScope()
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             call: C_co = await tasks.start(self._run_in_scope)
             self._exit = stack.pop_all()
             # Not before: a shielded task could not be cancelled while it is being started.
-            assert self._scope is not None
             self._scope.shield = True
         return call
 
@@ -159,8 +160,13 @@ class Batcher(Generic[C_co]):
             await self.aclose()
 
     async def _run_in_scope(self, *, task_status: TaskStatus[C_co]) -> None:
-        with anyio.CancelScope() as self._scope:
+        assert self._scope is not None
+        with self._scope:
             await self.run(task_status=task_status)
+
+    def _refuse_second_opening(self) -> None:
+        if self._session is not None or self._closed_unopened:
+            raise RuntimeError(f"{self.name} is {self._state}: a batcher is opened once")
 
     def find(self) -> Entry:
         """Returns where calls enter; for the calls, which check nothing else.
@@ -180,18 +186,25 @@ class Batcher(Generic[C_co]):
         )
 
     def flush(self) -> None:
-        """Sends what is in line now without waiting for more, as soon as a slot is free."""
-        if self._session is not None:
-            self._session.flush()
+        """Sends what is in line now without waiting for more, as soon as a slot is free.
+
+        Raises:
+            NotOpen: It is open in another event loop.
+        """
+        if (session := self._own_session()) is not None:
+            session.flush()
 
     def drain(self) -> None:
         """Stops waiting for company, for good: from now on a free slot takes what is there.
 
         Calls are still taken. A server does this first when it is told to end, so that requests
         which wait out a long window do not hold it up.
+
+        Raises:
+            NotOpen: It is open in another event loop.
         """
-        if self._session is not None:
-            self._session.stop_waiting()
+        if (session := self._own_session()) is not None:
+            session.stop_waiting()
 
     def configure(self, **changes: Unpack[OptionKeywords]) -> None:
         """Changes options, together, from the next batch on.
@@ -202,11 +215,13 @@ class Batcher(Generic[C_co]):
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.
             ValueError: A value is out of its range; nothing is changed.
+            NotOpen: It is open in another event loop; nothing is changed.
         """
+        session = self._own_session()
         self._options = self._options.changed(changes)
-        self._warn_of_small_line()
-        if self._session is not None:
-            self._session.configure(self._options)
+        self._log_oddity()
+        if session is not None:
+            session.configure(self._options)
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Changes ``max_batch_size``; Ray Serve's name for it."""
@@ -264,36 +279,17 @@ class Batcher(Generic[C_co]):
 
     def statistics(self) -> BatcherStatistics:
         """Returns what the batcher is doing and has done, as it is now."""
-        counters = self._counters
-        queued, parked, running = (0, 0, []) if self._session is None else self._session.load()
-        return BatcherStatistics(
-            name=self.name,
-            state=self._state,
-            queued=queued,
-            parked=parked,
-            running=sum(batch.active for batch in running),
-            batches_running=len(running),
-            finished=counters.finished,
-            failed=counters.failed,
-            cancelled=counters.cancelled,
-            expired=counters.expired,
-            rejected=counters.rejected,
-            batches=MappingProxyType(dict(counters.batches)),
-            batch_size=counters.batch_size.snapshot(),
-            wait_s=counters.wait_s.snapshot(),
-            run_s=counters.run_s.snapshot(),
-            max_batch_size=self._options.max_batch_size,
-            batch_wait_timeout_s=self._options.batch_wait_timeout_s,
+        queued, parked, batches = (0, 0, []) if self._session is None else self._session.load()
+        return self._counters.statistics(
+            self.name, self._state, self._options, queued, parked, batches
         )
 
-    def _warn_of_small_line(self) -> None:
-        options = self._options
-        wanted = options.max_batch_size * options.max_concurrent_batches
-        if options.max_queued_requests and options.max_queued_requests < wanted:
-            logger.warning(
-                "%s: max_queued_requests=%d is below max_batch_size * max_concurrent_batches = %d, "
-                "so full batches can't gather while the handler is busy",
-                self.name,
-                options.max_queued_requests,
-                wanted,
-            )
+    def _own_session(self) -> Session | None:
+        if self._session is not None:
+            self.find()
+        return self._session
+
+    def _log_oddity(self) -> None:
+        oddity = self._options.oddity()
+        if oddity is not None:
+            logger.warning("%s: %s", self.name, oddity)

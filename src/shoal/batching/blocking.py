@@ -66,7 +66,7 @@ def _blocking(function: Any, backend: str) -> Generator[Callable[..., Any]]:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = partial(function, *args, **kwargs)
-            return ThreadStream[Any](bound, run) if streams else run(bound)
+            return ThreadStream[Any](bound, run, run.run_sync) if streams else run(bound)
 
         try:
             yield call
@@ -80,6 +80,14 @@ class _PortalRun:
     def __init__(self, portal: BlockingPortal) -> None:
         self._portal = portal
         self.is_closing = False
+
+    def run_sync(self, function: Callable[[], None]) -> None:
+        """Runs a plain function in the event loop, if there still is one."""
+        try:
+            self._portal.call(function)
+        except RuntimeError:
+            if not self.is_closing:
+                raise
 
     def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
         try:

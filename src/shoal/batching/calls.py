@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+import anyio.from_thread
+
 from shoal.batching.threads import ThreadStream, run_in_loop
 from shoal.core.options import seconds
 
@@ -136,7 +138,7 @@ class StreamCall(Generic[P, R]):
             The stream for plain code: ``with call.from_thread(item) as stream: for x in stream:
             ...``
         """
-        return ThreadStream(partial(self, *args, **kwargs), run_in_loop)
+        return ThreadStream(partial(self, *args, **kwargs), run_in_loop, anyio.from_thread.run_sync)
 
 
 def checked_extras(deadline_s: float | None, metadata: Mapping[str, Any] | None) -> Extras | None:

@@ -9,6 +9,7 @@ import anyio.lowlevel
 
 from shoal.batching.stream import ResultStream
 from shoal.core.request import CallOptions, Request
+from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -99,7 +100,11 @@ class Entry:
         return CallOptions(None if deadline_s is None else self._now() + deadline_s, metadata)
 
     async def _call_until(self, item: Any, options: CallOptions) -> Any:
-        request = self.intake.enter(item, options)
+        try:
+            request = self.intake.enter(item, options)
+        except ShoalError:
+            await anyio.lowlevel.checkpoint()
+            raise
         await self._wait(request.cell, (request,), options)
         return _outcomes((request,))[0]
 
@@ -109,7 +114,11 @@ class Entry:
         if not items:
             await anyio.lowlevel.checkpoint()
             return []
-        requests = self.intake.enter_group(items, options)
+        try:
+            requests = self.intake.enter_group(items, options)
+        except ShoalError:
+            await anyio.lowlevel.checkpoint()
+            raise
         await self._wait(requests[0].cell, requests, options)
         if not return_exceptions:
             return _outcomes(requests)

@@ -12,6 +12,8 @@ from contextlib import suppress
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from shoal.errors import HandlerFailed
 
 if TYPE_CHECKING:
@@ -26,15 +28,23 @@ def own_copy(error: BaseException) -> BaseException:
 
     Returns:
         An exception of the same type, arguments and attributes, with `error` as its cause; or a
-        `HandlerFailed` with `error` as its cause where the type does not let itself be copied.
+        `HandlerFailed` with `error` as its cause where the type does not let itself be copied, or
+        where it is the event loop's cancellation.
     """
     twin = error
     with suppress(Exception):  # whatever a foreign class does when it is copied
         twin = _copied(error)
-    if type(twin) is not type(error) or twin is error:
-        twin = HandlerFailed(f"the handler raised {type(error).__name__}: {error}")
+        # One that says "you are cancelled" is for the event loop alone.
+        if twin is not error and not isinstance(twin, anyio.get_cancelled_exc_class()):
+            assert type(twin) is type(error)
+            twin.__cause__ = error
+            twin.__traceback__ = None
+            return twin
+    said = ""
+    with suppress(Exception):
+        said = f": {error}"
+    twin = HandlerFailed(f"the handler raised {type(error).__name__}{said}")
     twin.__cause__ = error
-    twin.__traceback__ = None
     return twin
 
 

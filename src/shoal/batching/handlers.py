@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -95,10 +95,17 @@ class Handler:
         return started if self._async_steps else self._threaded_steps(started)
 
     async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
-        run = copy_context().run  # one context for all steps, as a generator in one thread has
+        # One context for all steps, as a generator in one thread has. It is copied in the thread:
+        # the event loop's own says that there is one here.
+        context: Context | None = None
 
         def next_step() -> Any:
-            return run(next, generator, _DONE)
+            nonlocal context
+            context = context or copy_context()
+            return context.run(next, generator, _DONE)
+
+        def close() -> None:
+            (context or copy_context()).run(generator.close)
 
         try:
             while True:
@@ -108,7 +115,7 @@ class Handler:
                 yield step
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(run, generator.close, limiter=self._threads)
+                await anyio.to_thread.run_sync(close, limiter=self._threads)
 
 
 def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:

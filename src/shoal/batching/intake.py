@@ -14,12 +14,14 @@ from __future__ import annotations
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+import anyio.lowlevel
+
 from shoal.batching.buffer import StreamBuffer
 from shoal.batching.deadlines import Deadlines
 from shoal.batching.group import GroupCell
 from shoal.core.forming import Former
 from shoal.core.request import Request, State
-from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
+from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -91,7 +93,10 @@ class Intake:
             if live == former.wake_at:
                 self.ring()
         else:
-            self._overflow(request)
+            refusal = self._overflow(request)
+            if refusal is not None:
+                await anyio.lowlevel.checkpoint()  # or a caller that tries again blocks the loop
+                raise refusal
         try:
             await cell
         except BaseException:
@@ -140,8 +145,9 @@ class Intake:
         """
         former = self.former
         room = int(min(len(items), max(0, former.room - former.live)))
-        if room < len(items):
-            self._refuse_or_wait(len(items))
+        refusal = self._refusal(len(items)) if room < len(items) else None
+        if refusal is not None:
+            raise refusal
         group = GroupCell(self._parking, len(items))
         now = self._now()
         context = copy_context()
@@ -223,24 +229,30 @@ class Intake:
             if self.former.arrive(request):
                 self.ring()
         else:
-            self._overflow(request)
+            refusal = self._overflow(request)
+            if refusal is not None:
+                raise refusal
         return request
 
-    def _overflow(self, request: Request) -> None:
-        self._refuse_or_wait(1)
-        request.state = PARKED
-        self.former.park(request)
+    def _overflow(self, request: Request) -> ShoalError | None:
+        """Parks a request that the line has no room for, or returns the error that refuses it."""
+        refusal = self._refusal(1)
+        if refusal is None:
+            request.state = PARKED
+            self.former.park(request)
+        return refusal
 
-    def _refuse_or_wait(self, requests: int) -> None:
-        """Refuses requests that the line has no room for, unless they may wait for it."""
+    def _refusal(self, requests: int) -> ShoalError | None:
+        """Returns the error that refuses requests; None if they may wait for room."""
         if self._closed:
-            raise self._stopped()
-        if self.former.options.overload == "reject":
-            self._counters.rejected += requests
-            raise Overloaded(
-                f"{self.name} is overloaded: {self.former.live} requests are waiting, "
-                f"and max_queued_requests={self.former.options.max_queued_requests}"
-            )
+            return self._stopped()
+        if self.former.options.overload == "wait":
+            return None
+        self._counters.rejected += requests
+        return Overloaded(
+            f"{self.name} is overloaded: {self.former.live} requests are waiting, "
+            f"and max_queued_requests={self.former.options.max_queued_requests}"
+        )
 
     def _stopped(self) -> BatcherClosed:
         """Makes the error of one caller that the batcher could not answer."""

@@ -65,6 +65,8 @@ class Opening:
             else signature_of(signature, names[1:], names)
         )
         self.table: dict[object, Open] = {}
+        # The keys of `table`, and those of what is being opened or closed.
+        self._taken: set[object] = set()
         self._signature = signature
         self._options = options
 
@@ -102,7 +104,7 @@ class Opening:
             entries: Where `face` looks up where its calls enter, by thread.
         """
         key = self.key(receiver)
-        if key in self.table:
+        if key in self._taken:
             raise RuntimeError(f"{self.handler.name} is open in this event loop already")
         function = self.handler.function
         batcher: Batcher[Any] = Batcher(
@@ -111,6 +113,7 @@ class Opening:
             name=self.handler.name,
             **self._options,
         )
+        self._taken.add(key)
         try:
             async with batcher:
                 entry = batcher.find()
@@ -118,6 +121,7 @@ class Opening:
                 entries[get_ident()] = entry
                 yield
         finally:
+            self._taken.discard(key)
             self.table.pop(key, None)
             entries.pop(get_ident(), None)
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -78,19 +80,29 @@ class Run(ABC):
 
     async def _run_requests(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
         """Runs the handler on some or all requests of a batch, and ends each of them."""
+        failure: Exception | None = None
         try:
             if self.options.handler_timeout_s is None:
                 await self._attempt(batch, requests)
             else:
                 await self._attempt_in_time(batch, requests, scope, self.options.handler_timeout_s)
-        except Exception as failure:
-            await self._failed(batch, requests, scope, failure)
+        except Exception as error:
+            failure = error
         except BaseException as error:
             if not self.parking.is_stray(error):
                 raise
-            stray = HandlerFailed(f"the handler of {self.name} awaited something cancelled")
-            stray.__cause__ = error
-            await self._failed(batch, requests, scope, stray)
+            failure = HandlerFailed(f"the handler of {self.name} awaited something cancelled")
+            failure.__cause__ = error
+        if failure is None:
+            return
+        # Out of the block above: errors of later runs would have this one as their context.
+        try:
+            if scope.cancel_called and batch.active:
+                self._fail_all(requests, self._timed_out)
+            else:
+                await self._failed(batch, requests, scope, failure)
+        finally:
+            del failure  # its traceback holds this frame
 
     async def _attempt_in_time(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, timeout_s: float
@@ -104,7 +116,7 @@ class Run(ABC):
             return
         failure: Exception | None = None
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._expire_after, batch, scope, timeout_s)
+            tasks.start_soon(self._expire_after, requests, scope, timeout_s)
             try:
                 await self._attempt(batch, requests)
             except Exception as error:
@@ -130,10 +142,12 @@ class Run(ABC):
             )
         self._fail_all(requests, lambda: own_copy(failure))
 
-    async def _expire_after(self, batch: Batch, scope: Scope, timeout_s: float) -> None:
+    async def _expire_after(
+        self, requests: Sequence[Request], scope: Scope, timeout_s: float
+    ) -> None:
         """Tells the callers of a handler that can't be interrupted that its time is up."""
         await anyio.sleep(timeout_s)
-        self._fail_all(batch.requests, self._timed_out)
+        self._fail_all(requests, self._timed_out)
         scope.cancel()  # a generator is not asked for another step
 
     def _timed_out(self) -> HandlerTimeout:
@@ -163,7 +177,7 @@ class Run(ABC):
 
     def _counted(self, results: Any, wanted: int) -> int:
         """Returns the length of what a handler gave back."""
-        if results is None or isinstance(results, (str, bytes, dict, set, frozenset)):
+        if results is None or isinstance(results, (str, bytes, bytearray, Mapping, AbstractSet)):
             raise self._not_results(results, wanted)
         try:
             return len(results)

@@ -65,7 +65,7 @@ class Session:
         self._parking = Parking.of_this_loop()
         self._intake = Intake(name, options, self._parking, counters)
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now)
-        self.slots = Slots(self._intake, self._parking, counters, self._new_run(), self._slot_died)
+        self.slots = Slots(self._intake, self._parking, counters, self._new_run(), self._task_died)
         self._stopping = anyio.Event()
         self._closed = anyio.Event()
         self._ended_before: tuple[int, int, int] | None = None
@@ -80,7 +80,7 @@ class Session:
             async with anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
                 if self._handler.streams:
-                    tasks.start_soon(self._intake.deadlines.run)
+                    tasks.start_soon(self._watch_deadlines)
                 try:
                     on_open()
                     await self._stopping.wait()
@@ -135,8 +135,15 @@ class Session:
         kind = StreamRun if self._handler.streams else UnaryRun
         return kind(self._name, self._handler, self._options, self._parking, self._counters)
 
-    def _slot_died(self, error: BaseException) -> None:
-        """Fails everybody at once with what killed a slot, unless that was cancellation."""
+    async def _watch_deadlines(self) -> None:
+        try:
+            await self._intake.deadlines.run()
+        except BaseException as error:
+            self._task_died(error)
+            raise
+
+    def _task_died(self, error: BaseException) -> None:
+        """Fails everybody at once with what killed a task of ours, unless that was cancellation."""
         if self.state != "broken" and not _is_cancellation(error):
             self.state = "broken"
             self.failure = error

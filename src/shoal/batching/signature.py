@@ -15,6 +15,7 @@ import inspect
 import typing
 from collections.abc import Sequence
 from inspect import Parameter, Signature
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -132,17 +133,38 @@ def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signatur
     )
 
 
+def unreadable_annotations(function: Callable[..., Any]) -> dict[str, Exception]:
+    """Says which annotations of a handler's parameters can't be read, by name, and why.
+
+    One that names something which is there for type checkers only is the usual case. The engine
+    does without; who checks items against the annotations can't.
+    """
+    _hints, unreadable = _read_annotations(function)
+    unreadable.pop("return", None)
+    return unreadable
+
+
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return _read_annotations(function)[0]
+
+
+def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
+    """Evaluates annotations one by one, so that one which can't be read spoils no other."""
     while isinstance(function, functools.partial):
         function = function.func
     if not (inspect.isroutine(function) or inspect.isclass(function)):
-        function = getattr(type(function), "__call__", function)  # noqa: B004 - its hints, not a test
-    try:
-        return typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError):
-        # Annotations name something that is not there at run time. Types are a help here, not a
-        # need.
-        return {}
+        cls = typing.cast("Any", type)(function)
+        function = getattr(cls, "__call__", function)  # noqa: B004 - its hints, not a test
+    namespace = getattr(inspect.unwrap(function), "__globals__", {})
+    hints: dict[str, Any] = {}
+    unreadable: dict[str, Exception] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        alone = SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints |= typing.get_type_hints(alone, globalns=namespace, include_extras=True)
+        except (NameError, TypeError, AttributeError, SyntaxError) as error:
+            unreadable[name] = error
+    return hints, unreadable
 
 
 def _element(annotation: Any) -> Any:

@@ -16,9 +16,12 @@ woken.
 from __future__ import annotations
 
 from collections import deque
+from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 
 from shoal.core.batch import Batch, CutReason
 from shoal.core.forming import Cut
@@ -75,6 +78,7 @@ class Slots:
     def start(self, tasks: TaskGroup) -> None:
         """Starts the slots in a nursery."""
         self._tasks = tasks
+        self._context = copy_context()
         self.resize()
 
     def resize(self) -> None:
@@ -84,7 +88,8 @@ class Slots:
             return
         while self._count < self._former.options.max_concurrent_batches:
             self._count += 1
-            self._tasks.start_soon(self._slot, name="shoal slot")
+            # In the batcher's context, whoever asks for another slot.
+            self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
         self._tell_idle()
         self.ring()
 
@@ -129,13 +134,13 @@ class Slots:
             if batch is None:
                 return False
             await self._run(batch, scope)
+            del batch  # an idle slot must not keep its items and results
             has_run = True
             if scope.cancel_called:
                 return True
 
     async def _run(self, batch: Batch, scope: Scope) -> None:
-        started = self._parking.now()
-        self.batches[batch] = started
+        started = self.batches[batch]
         self._tell_idle()
         try:
             await self.run.run(batch, scope)
@@ -168,11 +173,14 @@ class Slots:
         while self._count <= former.options.max_concurrent_batches:
             decision = former.decide(self._parking.now())
             if isinstance(decision, Cut):
-                if fresh and decision.reason is CutReason.TIMER:
+                if fresh:
                     # The callers of the batch that has just ended had no turn yet. They may come
-                    # again, and the batch should take them along.
+                    # again, and a batch that is not full should take them along.
                     fresh = False
-                    await self._parking.one_pass()
+                    if decision.reason is CutReason.FULL:
+                        await anyio.lowlevel.checkpoint()
+                    else:
+                        await self._parking.one_pass()
                     continue
                 batch = self._cut(decision)
                 if batch is not None:
@@ -209,7 +217,7 @@ class Slots:
             for request in departed:
                 request.state = State.CANCELLED
             self._counters.cancelled += len(departed)
-            self._former.put_back([r for r in requests if r.state is State.QUEUED])
+            self._former.put_back(requests)
             self._former.reform()  # their places are free
             return None
         self._last_id += 1
@@ -217,10 +225,12 @@ class Slots:
         for request in requests:
             request.state = RUNNING
             request.batch = batch
+        # From here on they are found by their batch, whatever happens.
+        self.batches[batch] = now = self._parking.now()
         counters = self._counters
         counters.batches[cut.reason] += 1
         counters.batch_size.observe(batch.size)
-        counters.wait_s.observe(self._parking.now() - requests[0].arrived_at)
+        counters.wait_s.observe(now - requests[0].arrived_at)
         return batch
 
     def _tell_idle(self) -> None:

@@ -19,6 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.core.request import State
+from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from shoal.core.request import CallOptions, Request
 
 R_co = TypeVar("R_co", covariant=True)
+
+_ALIVE: Final = (State.RUNNING, State.QUEUED, State.PARKED)
 
 
 class Mark(Enum):
@@ -88,7 +91,8 @@ class ResultStream(Generic[R_co]):
 
     async def __aenter__(self) -> Self:
         self._entered = True
-        self._start()
+        if not self._left:
+            await self._start()
         return self
 
     async def __aexit__(
@@ -97,7 +101,7 @@ class ResultStream(Generic[R_co]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._leave()
+        self.leave()
 
     def __aiter__(self) -> Self:
         return self
@@ -105,22 +109,25 @@ class ResultStream(Generic[R_co]):
     async def __anext__(self) -> R_co:
         if self._left and self._request is None:
             raise StopAsyncIteration
-        request = self._start() if self._request is None else self._request
+        request = await self._start() if self._request is None else self._request
         buffer: StreamBuffer = request.cell
         items = buffer.items
-        if items:
-            await anyio.lowlevel.checkpoint()
-        elif (
-            request.state is State.RUNNING
-            or request.state is State.QUEUED
-            or request.state is State.PARKED
-        ):
-            await self._wait(request, buffer)
+        try:
+            if items:
+                await anyio.lowlevel.checkpoint()
+            # A loop, since another reader may have been faster than this one at its checkpoint.
+            while not items and request.state in _ALIVE:
+                await self._wait(buffer)
+        except BaseException:
+            if not self._entered:
+                self.leave()
+            raise
         if items:
             item = items.popleft()
             if buffer.hold is not None:
                 buffer.release()
             return item  # type: ignore[no-any-return]
+        self._intake.deadlines.forget(request)
         if request.error is not None:
             try:
                 raise request.error
@@ -132,25 +139,22 @@ class ResultStream(Generic[R_co]):
 
     async def aclose(self) -> None:
         """Leaves the stream: gives its place in the batch back. Idempotent; a checkpoint."""
-        self._leave()
+        self.leave()
         await anyio.lowlevel.checkpoint()
 
-    def _start(self) -> Request:
-        if self._request is None:
-            self._request = self._intake.enter_stream(self._item, self._options)
-        return self._request
-
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Does what `aclose` does, at once; for code that can't wait."""
         self._left = True
         if self._request is None:
             return
         self._intake.abandon(self._request)
+        self._intake.deadlines.forget(self._request)
         buffer: StreamBuffer = self._request.cell
         buffer.items.clear()
         buffer.release()
         buffer.wake()
 
-    async def _wait(self, request: Request, buffer: StreamBuffer) -> None:
+    async def _wait(self, buffer: StreamBuffer) -> None:
         """Parks until there is an item, an error or the end."""
         if buffer.reader is not None:
             raise RuntimeError("another task is reading this stream already")
@@ -158,16 +162,21 @@ class ResultStream(Generic[R_co]):
         buffer.reader = cell = buffer.parking.new_cell()
         try:
             await cell
-        except BaseException:
-            if not self._entered:
-                self._leave()
-            raise
         finally:
             buffer.reader = None
 
+    async def _start(self) -> Request:
+        if self._request is None:
+            try:
+                self._request = self._intake.enter_stream(self._item, self._options)
+            except ShoalError:
+                await anyio.lowlevel.checkpoint()
+                raise
+        return self._request
+
     def __del__(self) -> None:
         request = self._request
-        if request is not None and request.state in (State.PARKED, State.QUEUED, State.RUNNING):
+        if request is not None and request.state in _ALIVE:
             warnings.warn(
                 f"a stream of {self._intake.name} was not closed; "
                 "use it as: async with f(x) as stream: ...",

@@ -49,7 +49,7 @@ class StreamRun(Run):
             full = self._hand_out(batch, step)
             if full:
                 await self._wait_for_readers(full)
-            elif batch.active and not self.handler.threaded:
+            elif not self.handler.threaded and (batch.active or self._goes_on_alone(batch)):
                 # An async generator may come to its next step without a pause, and then the readers
                 # would get no turn. A step in a thread is a pause, and they read beside it.
                 await anyio.lowlevel.checkpoint()
@@ -103,8 +103,10 @@ class StreamRun(Run):
             for request in full:
                 request.cell.begin_hold(hold, now)
             scope = self.parking.new_scope()
+            due: dict[Request, float] = {}
             if limit_s is not None:
-                scope.deadline = now + limit_s - max(request.cell.held_s for request in full)
+                due = {request: now + limit_s - request.cell.held_s for request in full}
+                scope.deadline = min(due.values())
             with scope:
                 await hold
             now = self.parking.now()
@@ -113,16 +115,16 @@ class StreamRun(Run):
             full = [r for r in full if r.state is RUNNING and self._is_full(r)]
             if limit_s is not None:
                 for request in full:
-                    if request.cell.held_s >= limit_s:
-                        self._fail(request, self._too_slow(limit_s))
+                    if now >= due[request]:
+                        self._fail(request, self._too_slow(request.cell, limit_s))
                 full = [request for request in full if request.state is RUNNING]
 
     def _is_full(self, request: Request) -> bool:
         buffer: StreamBuffer = request.cell
         return len(buffer.items) >= buffer.capacity
 
-    def _too_slow(self, limit_s: float) -> SlowReader:
+    def _too_slow(self, buffer: StreamBuffer, limit_s: float) -> SlowReader:
         return SlowReader(
             f"a stream of {self.name} held its batch back for {limit_s} s: "
-            f"its reader left {self.options.stream_buffer} items waiting"
+            f"its reader left {buffer.capacity} items waiting"
         )

@@ -48,9 +48,15 @@ class ThreadStream(Generic[R_co]):
     It raises what the `ResultStream` raises. Leaving the block gives the request's place back.
     """
 
-    def __init__(self, open_: Callable[[], ResultStream[R_co]], run: RunInLoop) -> None:
+    def __init__(
+        self,
+        open_: Callable[[], ResultStream[R_co]],
+        run: RunInLoop,
+        run_sync: Callable[[Callable[[], None]], None],
+    ) -> None:
         self._open = open_
         self._run = run
+        self._run_sync = run_sync
         self._stream: ResultStream[R_co] | None = None
 
     def __enter__(self) -> Self:
@@ -64,7 +70,8 @@ class ThreadStream(Generic[R_co]):
         traceback: TracebackType | None,
     ) -> None:
         if self._stream is not None:
-            self._run(self._stream.aclose)
+            # Not awaited: leaving is done even where every wait is cancelled.
+            self._run_sync(self._stream.leave)
 
     def __iter__(self) -> Self:
         return self

@@ -57,7 +57,10 @@ class UnaryRun(Run):
             if part:
                 token = running_batch.set(Batch(batch.id, batch.reason, part))
                 try:
-                    await self._run_requests(batch, part, scope)
+                    with self.parking.new_scope() as part_scope:
+                        await self._run_requests(batch, part, part_scope)
+                    if part_scope.cancel_called:
+                        self._fail_all(part, self._timed_out)
                 finally:
                     running_batch.reset(token)
 

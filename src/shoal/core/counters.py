@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
 from shoal.core.batch import CutReason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
+
+    from shoal.core.batch import Batch
+    from shoal.core.options import BatchOptions
 
 SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 """Upper bounds of the batch size histogram, in requests."""
@@ -62,33 +66,6 @@ class Histogram:
     def snapshot(self) -> HistogramSnapshot:
         """Returns what was counted until now."""
         return HistogramSnapshot(self._bounds, tuple(self._counts), sum(self._counts), self._sum)
-
-
-class Counters:
-    """The running totals of one batcher."""
-
-    __slots__ = (
-        "batch_size",
-        "batches",
-        "cancelled",
-        "expired",
-        "failed",
-        "finished",
-        "rejected",
-        "run_s",
-        "wait_s",
-    )
-
-    def __init__(self) -> None:
-        self.finished = 0
-        self.failed = 0
-        self.cancelled = 0
-        self.expired = 0
-        self.rejected = 0
-        self.batches = dict.fromkeys(CutReason, 0)
-        self.batch_size = Histogram(SIZE_BOUNDS)
-        self.wait_s = Histogram(TIME_BOUNDS_S)
-        self.run_s = Histogram(TIME_BOUNDS_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,3 +124,69 @@ class BatcherStatistics:
     run_s: HistogramSnapshot
     max_batch_size: int
     batch_wait_timeout_s: float | None
+
+
+class Counters:
+    """The running totals of one batcher."""
+
+    __slots__ = (
+        "batch_size",
+        "batches",
+        "cancelled",
+        "expired",
+        "failed",
+        "finished",
+        "rejected",
+        "run_s",
+        "wait_s",
+    )
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.failed = 0
+        self.cancelled = 0
+        self.expired = 0
+        self.rejected = 0
+        self.batches = dict.fromkeys(CutReason, 0)
+        self.batch_size = Histogram(SIZE_BOUNDS)
+        self.wait_s = Histogram(TIME_BOUNDS_S)
+        self.run_s = Histogram(TIME_BOUNDS_S)
+
+    def statistics(
+        self,
+        name: str,
+        state: BatcherState,
+        options: BatchOptions,
+        queued: int,
+        parked: int,
+        batches: Sequence[Batch],
+    ) -> BatcherStatistics:
+        """Returns the totals together with what the batcher is doing now.
+
+        Args:
+            name: The batcher's name.
+            state: How far its life has come.
+            options: The options in force.
+            queued: How many requests are in line.
+            parked: How many requests wait to be admitted.
+            batches: The batches in the handler.
+        """
+        return BatcherStatistics(
+            name=name,
+            state=state,
+            queued=queued,
+            parked=parked,
+            running=sum(batch.active for batch in batches),
+            batches_running=len(batches),
+            finished=self.finished,
+            failed=self.failed,
+            cancelled=self.cancelled,
+            expired=self.expired,
+            rejected=self.rejected,
+            batches=MappingProxyType(dict(self.batches)),
+            batch_size=self.batch_size.snapshot(),
+            wait_s=self.wait_s.snapshot(),
+            run_s=self.run_s.snapshot(),
+            max_batch_size=options.max_batch_size,
+            batch_wait_timeout_s=options.batch_wait_timeout_s,
+        )

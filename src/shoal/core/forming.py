@@ -222,9 +222,9 @@ class Former:
         return taken
 
     def put_back(self, requests: list[Request]) -> None:
-        """Undoes the last `take`, for those of its requests that are still in the state QUEUED."""
+        """Undoes the last `take`; those of its requests that are not QUEUED now are leftovers."""
         self.queue.extendleft(reversed(requests))
-        self.live += len(requests)
+        self.live += sum(request.state is QUEUED for request in requests)
         self._flush += min(self._flushed, len(requests))
 
     def clear(self) -> Iterator[Request]:

@@ -137,6 +137,17 @@ class BatchOptions:
         _refuse_unknown(type(self), changes)
         return replace(self, **changes)
 
+    def oddity(self) -> str | None:
+        """Says what is allowed about these options, and hardly meant; None for nothing."""
+        wanted = self.max_batch_size * self.max_concurrent_batches
+        if not self.max_queued_requests or self.max_queued_requests >= wanted:
+            return None
+        return (
+            f"max_queued_requests={self.max_queued_requests} is below max_batch_size * "
+            f"max_concurrent_batches = {wanted}, so full batches can't gather while the handler is "
+            "busy"
+        )
+
 
 def _refuse_unknown(cls: type[BatchOptions], given: Mapping[str, Any]) -> None:
     names = [field.name for field in fields(cls)]

@@ -8,7 +8,6 @@ opened.
 from __future__ import annotations
 
 import inspect
-import typing
 from abc import ABC, abstractmethod
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from typing_extensions import override
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls import StreamCall
 from shoal.batching.decorated import Decorated
+from shoal.batching.signature import unreadable_annotations
 from shoal.core.options import BatchOptions
 
 if TYPE_CHECKING:
@@ -181,20 +181,12 @@ def _check_annotations(handler: Any) -> None:
         TypeError: One names something that is not there at run time; the engine would do without
             it, and any body would pass.
     """
-    while isinstance(handler, partial):
-        handler = handler.func
-    if not (inspect.isroutine(handler) or inspect.isclass(handler)):
-        cls = cast("Any", type)(handler)
-        handler = getattr(cls, "__call__", None)  # noqa: B004 - its hints, not a test
-    try:
-        typing.get_type_hints(handler)
-    except NameError as error:
+    for name, error in unreadable_annotations(handler).items():
         raise TypeError(
-            f"an annotation of {handler!r} can't be read, so bodies could not be checked: {error}; "
-            "import what it names outside `if TYPE_CHECKING`, and define it outside of functions"
+            f"the annotation of {name!r} of {handler!r} can't be read, so bodies could not be "
+            f"checked: {error}; import what it names outside `if TYPE_CHECKING`, and define it "
+            "outside of functions"
         ) from error
-    except TypeError:
-        pass  # a callable that has none
 
 
 def _last_part(qualified_name: str) -> str:

@@ -145,9 +145,9 @@ async def _relay(
                     pending = form.item + encoded(item) + form.close
                     if patience.cancel_called:
                         break  # the item and the deadline came at once
+                patience.deadline = anyio.current_time() + exchange.send_timeout_s
                 if exchange.status == 0:
                     await _begin(exchange, form)
-                patience.deadline = anyio.current_time() + exchange.send_timeout_s
                 await exchange.piece(pending)
                 pending = None
         if patience.cancelled_caught:
