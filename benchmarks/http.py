@@ -8,7 +8,6 @@ is the same Shoal application under ``shoal serve``, which guards the worker aga
 64 clients ask for one result each (by wrk where it is installed), then 32 for a stream each.
 """
 
-# ruff: noqa: A005 - it is run by its path, and takes itself off the path that modules are found on
 from __future__ import annotations
 
 import sys

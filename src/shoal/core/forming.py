@@ -83,7 +83,7 @@ class Former:
         self.parked = 0
         # How many places from the front of the line, leftovers among them, a flush still covers.
         self._flush = 0
-        # How many of them the last `take` took.
+        # How many of the requests of the last `take` it covered.
         self._flushed = 0
         self.closed = False
         self.draining = False
@@ -210,22 +210,21 @@ class Former:
         Returns:
             The requests, all in the state QUEUED; the caller moves them on.
         """
-        before = len(self.queue)
-        if before == self.live:  # nobody has left, which is the usual case
+        if len(self.queue) == self.live:  # nobody has left, which is the usual case
             popleft = self.queue.popleft
-            taken = [popleft() for _ in range(min(size, before))]
+            taken = [popleft() for _ in range(min(size, self.live))]
+            self._flushed = min(self._flush, len(taken))
+            self._flush -= self._flushed
         else:
             taken = self._take_past_leftovers(size)
         self.live -= len(taken)
-        self._flushed = min(self._flush, before - len(self.queue))
-        self._flush -= self._flushed
         return taken
 
     def put_back(self, requests: list[Request]) -> None:
         """Undoes the last `take`; those of its requests that are not QUEUED now are leftovers."""
         self.queue.extendleft(reversed(requests))
         self.live += sum(request.state is QUEUED for request in requests)
-        self._flush += min(self._flushed, len(requests))
+        self._flush += self._flushed
 
     def clear(self) -> Iterator[Request]:
         """Empties the line and yields all that waited in it, parked ones last."""
@@ -237,12 +236,15 @@ class Former:
         return iter(waiting)
 
     def _take_past_leftovers(self, size: int) -> list[Request]:
-        queue = self.queue
         taken: list[Request] = []
-        while len(taken) < size and queue:
-            request = queue.popleft()
+        self._flushed = 0
+        while len(taken) < size and self.queue:
+            request = self.queue.popleft()
+            is_flushed = self._flush > 0
+            self._flush -= is_flushed
             if request.state is QUEUED:
                 taken.append(request)
+                self._flushed += is_flushed
         return taken
 
     def _oldest(self) -> Request:
