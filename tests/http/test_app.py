@@ -364,6 +364,7 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
         (lambda app: shoal.App(max_body_bytes="1"), TypeError, "max_body_bytes"),
         (lambda app: shoal.App(send_timeout_s=0), ValueError, "send_timeout_s"),
         (lambda app: shoal.App(heartbeat_s=True), TypeError, "heartbeat_s"),
+        (lambda app: shoal.App(answer_timeout_s=0), ValueError, "answer_timeout_s"),
         (lambda app: shoal.App(overload_status=500), ValueError, "503 or 429"),
     ],
 )

@@ -30,7 +30,7 @@ anyio_test = pytest.mark.anyio
         (ValueError("x"), 500, "internal"),
         (HTTPException(418, "short and stout"), 418, ""),
         (HTTPException(200), 500, "internal"),
-        (HTTPException(1000), 500, "internal"),
+        (HTTPException(1000, "no status at all"), 500, "internal"),
     ],
 )
 def test_each_error_has_its_status(error, status, kind):

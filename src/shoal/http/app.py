@@ -56,6 +56,9 @@ class App:
     Args:
         max_body_bytes: The largest body that a request may have, in bytes.
         send_timeout_s: How long a client may take to accept one message of an answer, in seconds.
+        answer_timeout_s: How long a call with one result may take whose endpoint has no
+            ``request_timeout_s``, in seconds; None for no limit. A server does not always hear of
+            a client that has left, so no call should wait without an end.
         heartbeat_s: How long a stream may be silent before its client is sent a sign of life, in
             seconds.
         overload_status: The status of an answer to a call that met a full line, 503 or 429.
@@ -72,6 +75,7 @@ class App:
         *,
         max_body_bytes: int = 16 * 2**20,
         send_timeout_s: float = 10.0,
+        answer_timeout_s: float | None = 60.0,
         heartbeat_s: float = 15.0,
         overload_status: OverloadStatus = 503,
         retry_after_s: int = 1,
@@ -80,6 +84,7 @@ class App:
         self._settings = HttpSettings(
             max_body_bytes=max_body_bytes,
             send_timeout_s=send_timeout_s,
+            answer_timeout_s=answer_timeout_s,
             heartbeat_s=heartbeat_s,
             overload_status=overload_status,
             retry_after_s=retry_after_s,

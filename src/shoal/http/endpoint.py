@@ -73,6 +73,8 @@ class Endpoint:
         )
         item = self._reader.item(exchange, body)
         timeout_s = batcher.options.request_timeout_s
+        if timeout_s is None and not self.source.streams:
+            timeout_s = self._settings.answer_timeout_s
         options = CallOptions(
             None if timeout_s is None else anyio.current_time() + timeout_s,
             CallMetadata(exchange.request_id, exchange.scope),

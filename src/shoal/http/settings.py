@@ -16,6 +16,8 @@ class HttpSettings:
     Attributes:
         max_body_bytes: The largest body that a request may have, in bytes.
         send_timeout_s: How long the client may take to accept one message of an answer, in seconds.
+        answer_timeout_s: How long a call with one result may take whose endpoint has no
+            ``request_timeout_s``, in seconds; None for no limit.
         heartbeat_s: How long a stream may be silent before the client is sent a sign of life, in
             seconds.
         overload_status: The status of an answer to a call that met a full line.
@@ -25,6 +27,7 @@ class HttpSettings:
 
     max_body_bytes: int = 16 * 2**20
     send_timeout_s: float = 10.0
+    answer_timeout_s: float | None = 60.0
     heartbeat_s: float = 15.0
     overload_status: OverloadStatus = 503
     retry_after_s: int = 1
@@ -35,6 +38,8 @@ class HttpSettings:
         _check_whole("retry_after_s", self.retry_after_s)
         _check_seconds("send_timeout_s", self.send_timeout_s)
         _check_seconds("heartbeat_s", self.heartbeat_s)
+        if self.answer_timeout_s is not None:
+            _check_seconds("answer_timeout_s", self.answer_timeout_s)
         if self.overload_status not in get_args(OverloadStatus):
             raise ValueError(f"overload_status must be 503 or 429, not {self.overload_status!r}")
 
