@@ -14,7 +14,7 @@ import trio
 
 import shoal
 from shoal.core.forming import Former
-from virtual_time import VirtualTimeLoop, settle, virtual
+from virtual_time import VirtualTimeLoop, run_virtually, settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,7 +181,7 @@ def test_trio_runs_no_task_of_an_idle_batcher() -> None:
             await call(1)
             assert counter.steps > 0
 
-    anyio.run(main, backend="trio", backend_options=virtual("trio"))
+    run_virtually("trio", main)
 
 
 def test_an_idle_batcher_costs_the_asyncio_loop_no_turn() -> None:
@@ -200,5 +200,5 @@ def test_an_idle_batcher_costs_the_asyncio_loop_no_turn() -> None:
             tasks.cancel_scope.cancel()
 
     for batchers in (0, 5):
-        anyio.run(main, batchers, backend="asyncio", backend_options=virtual("asyncio"))
+        run_virtually("asyncio", main, batchers)
     assert turns[0] == turns[1]

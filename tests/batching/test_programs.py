@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-import anyio
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +23,7 @@ from batching.programs import (
     Settle,
     programs,
 )
-from virtual_time import virtual
+from virtual_time import run_virtually
 
 PROGRAMS = 500
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
@@ -90,7 +89,7 @@ FOUND: dict[str, Program] = {
 
 def run(backend: str, program: Program) -> None:
     trio._core._run._r.seed(program.seed)  # type: ignore[attr-defined] # its scheduler is random
-    anyio.run(run_program, program, backend=backend, backend_options=virtual(backend))
+    run_virtually(backend, run_program, program)
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
