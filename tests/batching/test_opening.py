@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
 
 import shoal
 from batching.scenes import outcomes
@@ -142,3 +143,16 @@ async def test_calls_between_batched_functions_work_as_they_close_in_reverse() -
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()
     assert results == [2]
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_a_trio_nursery_starts_a_batcher() -> None:
+    async def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    batcher = shoal.Batcher(double)
+    async with trio.open_nursery() as nursery:
+        call = await nursery.start(batcher.run)
+        assert await call(4) == 8
+        counts = await batcher.aclose()
+    assert counts == shoal.ClosingCounts(finished=0, failed=0, cancelled=0)
