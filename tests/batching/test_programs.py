@@ -81,6 +81,19 @@ FOUND: dict[str, Program] = {
     "a deadline at the end of a window is counted once": Program(
         False, {"batch_wait_timeout_s": 1.0}, [Map(("ok", "ok"), True, 1.0), Advance(2)]
     ),
+    "more slots help while closing": Program(
+        False,
+        {"max_batch_size": 1},
+        [
+            *[Settle()] * 7,
+            Close(),
+            Calls(1, ("ok",)),
+            Calls(2, ("ok",), run_s=0.25),
+            Settle(),
+            Configure({"max_concurrent_batches": 2}),
+        ],
+        releases=False,
+    ),
     "options can change after closing": Program(
         False, {}, [Calls(1, ("ok",)), Close(), Advance(1), Configure({"max_batch_size": 3})]
     ),

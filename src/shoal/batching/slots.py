@@ -84,7 +84,7 @@ class Slots:
     def resize(self) -> None:
         """Takes in a changed number of slots; those that are too many end after their batch."""
         assert self._tasks is not None
-        if self._former.closed:
+        if self.ended.is_set():
             return
         while self._count < self._former.options.max_concurrent_batches:
             self._count += 1
