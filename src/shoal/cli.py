@@ -45,7 +45,7 @@ example:
 """
 
 
-class _Mistake(Exception):  # noqa: N818 - it is the user's, not an error of the program
+class _Mistake(Exception):
     """The user's: told in one line."""
 
     def __init__(self, message: str, exit_code: int = 2) -> None:

@@ -13,33 +13,33 @@ class ShoalError(Exception):
 # The caller's: the program is wired wrongly, or a limit that the caller set was reached.
 
 
-class NotOpen(ShoalError, RuntimeError):  # noqa: N818 - named for the condition, as in trio
+class NotOpen(ShoalError, RuntimeError):
     """A batched function was called while no batcher for it was open in this event loop."""
 
 
-class DeadlineExceeded(ShoalError, TimeoutError):  # noqa: N818
+class DeadlineExceeded(ShoalError, TimeoutError):
     """The request was not answered by its deadline, in line or in a handler."""
 
 
-class SlowReader(ShoalError, TimeoutError):  # noqa: N818
+class SlowReader(ShoalError, TimeoutError):
     """A stream's reader held its batch back for longer than ``slow_reader_timeout_s``."""
 
 
 # The operator's: the service has no room, or is going away.
 
 
-class Overloaded(ShoalError, RuntimeError):  # noqa: N818
+class Overloaded(ShoalError, RuntimeError):
     """The line is full: ``max_queued_requests`` are waiting already."""
 
 
-class BatcherClosed(ShoalError, ConnectionError):  # noqa: N818
+class BatcherClosed(ShoalError, ConnectionError):
     """The batcher stopped before it could answer; when it broke, ``__cause__`` says why."""
 
 
 # The handler's: it broke the contract between a handler and its batch.
 
 
-class WrongBatchSize(ShoalError, ValueError):  # noqa: N818
+class WrongBatchSize(ShoalError, ValueError):
     """The handler gave back another number of results than it was given items.
 
     Attributes:
@@ -53,13 +53,13 @@ class WrongBatchSize(ShoalError, ValueError):  # noqa: N818
         self.got = got
 
 
-class WrongResultType(ShoalError, TypeError):  # noqa: N818
+class WrongResultType(ShoalError, TypeError):
     """The handler gave back something that is not one result for each item of its batch."""
 
 
-class HandlerTimeout(ShoalError, TimeoutError):  # noqa: N818
+class HandlerTimeout(ShoalError, TimeoutError):
     """The handler ran for longer than ``handler_timeout_s``."""
 
 
-class HandlerFailed(ShoalError, RuntimeError):  # noqa: N818
+class HandlerFailed(ShoalError, RuntimeError):
     """The handler raised an exception that can't be copied for each caller; it is the cause."""

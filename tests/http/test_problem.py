@@ -145,3 +145,23 @@ async def test_a_handler_that_runs_for_too_long_is_a_504():
         answer = await ask(app, "/x", 1)
     assert answer.json()["type"] == "urn:shoal:problem:handler-timeout"
     assert answer.status == 504
+
+
+class Unwilling(Exception):
+    """Lets nothing be put on it, and shows nothing of itself."""
+
+    def __setattr__(self, name, value):
+        raise TypeError("nothing may be set")
+
+    def __str__(self):
+        raise TypeError("nothing to show")
+
+
+@anyio_test
+async def test_an_error_that_takes_no_attribute_is_answered_like_any_other(caplog):
+    app = shoal.App()
+    app.endpoint("/", name="one")(failing(Unwilling()))
+    async with app.lifespan():
+        answer = await ask(app, "/", item=1)
+    assert answer.status == 500
+    assert len([r for r in caplog.records if r.exc_info]) == 1

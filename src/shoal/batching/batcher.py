@@ -69,19 +69,19 @@ class Batcher(Generic[C_co]):
 
     # fmt: off
     @overload
-    def __init__(self: Batcher[StreamCall[[A], R]], handler: Callable[[list[A]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[StreamCall[[A], R]], handler: Callable[[list[A]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[UnaryCall[[A], R]], handler: Callable[[list[A]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[UnaryCall[[A], R]], handler: Callable[[list[A]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[StreamCall[[A, B], R]], handler: Callable[[list[A], list[B]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[StreamCall[[A, B], R]], handler: Callable[[list[A], list[B]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[UnaryCall[[A, B], R]], handler: Callable[[list[A], list[B]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[UnaryCall[[A, B], R]], handler: Callable[[list[A], list[B]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[StreamCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[StreamCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[UnaryCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[UnaryCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[Any], handler: Callable[..., Any], *, signature: Callable[..., Any] | None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...  # noqa: E501
+    def __init__(self: Batcher[Any], handler: Callable[..., Any], *, signature: Callable[..., Any] | None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     # fmt: on
     def __init__(
         self,

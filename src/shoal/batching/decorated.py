@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import update_wrapper
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls import StreamCall, UnaryCall
 
@@ -108,13 +108,15 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
         """Makes one call; await what it returns."""
         entry = self._here.get(get_ident())
         if entry is None:
-            return self._elsewhere(args)(*args, **kwargs)  # type: ignore[no-any-return]
+            elsewhere: Coroutine[Any, Any, R] = self._elsewhere(args)(*args, **kwargs)
+            return elsewhere
         if len(args) == 1 and not kwargs and entry.takes_bare_items:
             return entry.call(args[0], None)  # the usual call, straight to the line
         return entry.begin(args, kwargs, None)
 
-    def __get__(self, instance: object, owner: type | None = None) -> BatchedFunction[P, R]:
-        return self.bound(owner if self._opening.is_class_method else instance)  # type: ignore[no-any-return]
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        bound: Self = self.bound(owner if self._opening.is_class_method else instance)
+        return bound
 
 
 class BatchedGenerator(Decorated, StreamCall[P, R]):
@@ -131,8 +133,10 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
         """Prepares one call; it is made when the stream is entered."""
         entry = self._here.get(get_ident())
         if entry is None:
-            return self._elsewhere(args)(*args, **kwargs)  # type: ignore[no-any-return]
+            elsewhere: ResultStream[R] = self._elsewhere(args)(*args, **kwargs)
+            return elsewhere
         return entry.begin_stream(args, kwargs, None)
 
-    def __get__(self, instance: object, owner: type | None = None) -> BatchedGenerator[P, R]:
-        return self.bound(owner if self._opening.is_class_method else instance)  # type: ignore[no-any-return]
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        bound: Self = self.bound(owner if self._opening.is_class_method else instance)
+        return bound

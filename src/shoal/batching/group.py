@@ -24,7 +24,8 @@ class GroupCell:
         self.left = size
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return self._cell.__await__()  # type: ignore[no-any-return]
+        wait: Generator[Any, Any, Any] = self._cell.__await__()
+        return wait
 
     def wake(self) -> None:
         """Notes that one request has ended."""

@@ -123,10 +123,10 @@ class ResultStream(Generic[R_co]):
                 self.leave()
             raise
         if items:
-            item = items.popleft()
+            item: R_co = items.popleft()
             if buffer.hold is not None:
                 buffer.release()
-            return item  # type: ignore[no-any-return]
+            return item
         self._intake.deadlines.forget(request)
         if request.error is not None:
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import anyio.from_thread
 
@@ -81,10 +81,10 @@ class ThreadStream(Generic[R_co]):
             raise RuntimeError(
                 "enter the stream first: with ... as stream: for item in stream: ..."
             )
-        item = self._run(self._next)
+        item: Any = self._run(self._next)
         if item is _OVER:
             raise StopIteration
-        return item  # type: ignore[no-any-return]
+        return cast("R_co", item)
 
     async def _enter(self) -> ResultStream[R_co]:
         return await self._open().__aenter__()

@@ -29,7 +29,7 @@ _WANTED: Final = frozenset(
 )
 
 
-class ClientLeft(Exception):  # noqa: N818 - an event, not an error: nobody is there to be told
+class ClientLeft(Exception):
     """The client is gone, or does not read what it is sent."""
 
 

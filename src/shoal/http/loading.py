@@ -6,13 +6,13 @@ import importlib
 import inspect
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-class NotAnApplication(ValueError):  # noqa: N818 - named for the condition
+class NotAnApplication(ValueError):
     """What the user named is not there, or can't be served; the message says so in one line."""
 
 
@@ -50,7 +50,7 @@ def load_application(spec: str) -> ASGIApp:
             raise NotAnApplication(f"{module_name} has no attribute {attribute!r}") from None
     if (flaw := _flaw(found)) is not None:
         raise NotAnApplication(f"{spec} is not an ASGI application: {flaw}")
-    return found  # type: ignore[no-any-return]
+    return cast("ASGIApp", found)
 
 
 def _flaw(app: object) -> str | None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PROBLEM_JSON: Final = b"application/problem+json"
 
+_LOGGED: Final = "_shoal_was_logged"
 _log: Final = logging.getLogger("shoal.http")
 
 
@@ -68,7 +69,7 @@ class Problem:
         return members
 
 
-class Refused(Exception):  # noqa: N818 - named for the condition, as in trio
+class Refused(Exception):
     """A request that is answered with a problem of ours, before or instead of a call."""
 
     def __init__(self, problem: Problem) -> None:
@@ -85,8 +86,10 @@ def explained(error: Exception, settings: HttpSettings, endpoint: str, request_i
     problem = problem_of(error, settings)
     if problem.kind == "internal":
         original = error.__cause__ or error
-        is_new = not hasattr(original, "_shoal_was_logged")
-        original._shoal_was_logged = True  # type: ignore[attr-defined]
+        # Past the error's own __setattr__: it is the user's, and may refuse.
+        marks: dict[str, Any] = BaseException.__getattribute__(original, "__dict__")
+        is_new = _LOGGED not in marks
+        marks[_LOGGED] = True
         _log.error(
             "%s: request %s failed: %s",
             endpoint,

@@ -25,7 +25,7 @@ _LAST_WORDS_S: Final = 1.0
 _log = logging.getLogger("shoal.server")
 
 
-class LifespanFailed(ShoalError, RuntimeError):  # noqa: N818 - named for the condition, as in trio
+class LifespanFailed(ShoalError, RuntimeError):
     """The application did not start, or did not end, as it should.
 
     Attributes:
