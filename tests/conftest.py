@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from virtual_time import virtual
+from shoal.testing import virtual_backend
 
 
 @pytest.fixture(params=["trio", "asyncio"])
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    real = request.node.get_closest_marker("real_time") is not None
-    return request.param, {} if real else virtual(request.param)
+    if request.node.get_closest_marker("real_time") is not None:
+        return request.param, {}
+    return virtual_backend(request.param)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -28,9 +28,12 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "replicas": frozenset({"errors", "core"}),
     "serving": frozenset({"errors", "core", "batching", "replicas"}),
     "observe": frozenset({"errors", "core"}),
+    "planning": frozenset({"errors", "core", "batching"}),
     "http": frozenset({"errors", "core", "batching", "replicas", "serving", "observe"}),
     "testing": frozenset({"errors", "core", "batching", "replicas", "serving", "http"}),
-    "cli": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
+    "cli": frozenset(
+        {"errors", "core", "batching", "replicas", "serving", "observe", "http", "planning"}
+    ),
     "__main__": frozenset({"cli"}),
     "top": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
 }
@@ -48,6 +51,7 @@ KNOW_AN_EVENT_LOOP = {
     "shoal.http.inbox",
     "shoal.http.server",
     "shoal.http.server_lifespan",
+    "shoal.testing.virtual_time",  # gives each loop a clock that jumps
 }
 
 
@@ -103,7 +107,8 @@ def optional_roots() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         requirement.split(">=")[0].split("[")[0].replace("-", "_")
-        for requirement in project["optional-dependencies"]["serve"]
+        for extra in ("serve", "plot")
+        for requirement in project["optional-dependencies"][extra]
     }
 
 

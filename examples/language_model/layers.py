@@ -3,15 +3,15 @@
 One set of functions serves training and inference, so the two can't drift apart. Each forward
 function returns what it made and what its gradient will need; inference drops the second.
 
-A position attends to itself and to what is left of it only, and how far apart two positions are
-enters as a penalty on their score (ALiBi: Press, Smith and Lewis, 2021). Keys and values so
-depend on nothing but the text to their left and carry no position of their own, which is what
-lets a cache keep them from one step to the next.
+A position attends to itself and to the nearest positions on its left, and how far apart two
+positions are enters as a penalty on their score (ALiBi: Press, Smith and Lewis, 2021). Keys and
+values so depend on nothing but the text to their left and carry no position of their own, which is
+what lets a cache keep them from one step to the next.
 
 Shapes are named by letters: B texts, T positions, D channels, H heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -45,22 +45,38 @@ def norm_gradient(d_out: Array, saved: NormSaved, gain: Array) -> tuple[Array, A
     return (d_unit - saved.unit * along) * saved.inverse_rms, d_gain
 
 
-def distance_bias(heads: int, queries: int, keys: int, dtype: npt.DTypeLike) -> Array:
-    """Return what is added to the attention scores: the penalty of distance, and no look ahead.
+def penalty(heads: int, distance: npt.NDArray[np.intp], dtype: npt.DTypeLike) -> Array:
+    """Return what is added to the scores of keys that are so many positions left of their query.
 
     Args:
         heads: The number of heads; each has a slope of its own, from 1/2 down to 1/256.
-        queries: How many positions ask: the last ones of the text.
-        keys: How many positions can be seen. More than `queries` where earlier ones are cached.
+        distance: How far left each key is.
         dtype: The type of the scores.
 
     Returns:
-        An array of heads x queries x keys; minus infinity where a key lies to the right.
+        An array of heads x the shape of `distance`.
     """
     slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
-    distance = np.arange(keys - queries, keys)[:, None] - np.arange(keys)
-    bias = np.where(distance < 0, -np.inf, -slopes[:, None, None] * distance)
-    return bias.astype(dtype)
+    return np.multiply.outer(-slopes, distance).astype(dtype)
+
+
+def distance_bias(heads: int, positions: int, window: int, dtype: npt.DTypeLike) -> Array:
+    """Return what is added to the attention scores of a text: the penalty, and where none may look.
+
+    Args:
+        heads: The number of heads.
+        positions: The length of the text.
+        window: How many positions each may see: itself and those next to it on its left.
+        dtype: The type of the scores.
+
+    Returns:
+        An array of heads x positions x positions; minus infinity where a key lies to the right of
+        its query, or too far to the left.
+    """
+    distance = np.arange(positions)[:, None] - np.arange(positions)
+    bias = penalty(heads, distance, dtype)
+    bias[:, (distance < 0) | (distance >= window)] = -np.inf
+    return bias
 
 
 class AttentionSaved(NamedTuple):
@@ -95,6 +111,10 @@ def attention_gradient(d_out: Array, saved: AttentionSaved) -> tuple[Array, Arra
     return d_scores @ saved.key, d_scores.swapaxes(-1, -2) @ saved.query, d_value
 
 
+Attend = Callable[[Array, Array, Array], tuple[Array, AttentionSaved]]
+"""`attention` under some bias: over the keys and values of these positions, or of more of them."""
+
+
 class BlockSaved(NamedTuple):
     """What the gradient of a block needs."""
 
@@ -108,18 +128,20 @@ class BlockSaved(NamedTuple):
     active: Array
 
 
-def block(x: Array, weights: Mapping[str, Array], bias: Array) -> tuple[Array, BlockSaved]:
+def block(
+    x: Array, weights: Mapping[str, Array], heads: int, attend: Attend
+) -> tuple[Array, BlockSaved]:
     """Run one transformer block: attention, then a feed-forward layer, each added to the input.
 
     Args:
         x: The activations, B x T x D.
         weights: This block's weights, by their short names.
-        bias: What `distance_bias` returns.
+        heads: The number of attention heads.
+        attend: How the positions look at each other.
     """
-    heads = bias.shape[0]
     read, norm_1 = norm(x, weights["gain_1"])
     query, key, value = _split_heads(read @ weights["query_key_value"], heads)
-    attended, attention_saved = attention(query, key, value, bias)
+    attended, attention_saved = attend(query, key, value)
     mixed = _join_heads(attended)
     x = x + mixed @ weights["mix"]
     thought, norm_2 = norm(x, weights["gain_2"])

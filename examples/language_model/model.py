@@ -6,6 +6,7 @@ rounding of a matrix product).
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from examples.language_model import layers
-from examples.language_model.layers import Array
+from examples.language_model.layers import Array, Attend
 
 ALPHABET = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 """The characters that the model knows: printable ASCII and the line feed."""
@@ -43,16 +44,30 @@ class CharTransformer:
     Attributes:
         heads: The number of attention heads.
         depth: The number of blocks.
-        parameters: The weights by name; those of block 0 start with `block_0.`.
+        channels: The number of channels.
+        dtype: The type of the weights and of all activations.
+        parameters: The weights by name; those of block 0 start with `block_0.`. Training changes
+            the arrays in place.
+        blocks: The same arrays, for each block by their short names.
     """
 
     window = 128
-    """The number of characters that the model was trained to look back on."""
+    """How many characters a position sees in each block: as many as the model was trained on."""
 
     def __init__(self, parameters: Mapping[str, Array], heads: int) -> None:
         self.heads = heads
         self.parameters = dict(parameters)
         self.depth = sum(name.endswith(".mix") for name in parameters)
+        self.blocks = [
+            {
+                name.removeprefix(prefix): value
+                for name, value in parameters.items()
+                if name.startswith(prefix)
+            }
+            for prefix in (f"block_{index}." for index in range(self.depth))
+        ]
+        self.channels = self.parameters["embed"].shape[1]
+        self.dtype = self.parameters["embed"].dtype
 
     @classmethod
     def fresh(
@@ -107,39 +122,41 @@ class CharTransformer:
         with path.open("wb") as file:
             np.savez_compressed(file, heads=np.array(self.heads), **halves)
 
-    def of_block(self, index: int) -> dict[str, Array]:
-        """Return the weights of one block, by their short names."""
-        prefix = f"block_{index}."
-        return {
-            name.removeprefix(prefix): value
-            for name, value in self.parameters.items()
-            if name.startswith(prefix)
-        }
+    @property
+    def reach(self) -> int:
+        """How many characters a score depends on: each block looks a window further back."""
+        return self.depth * (self.window - 1) + 1
 
     def next_scores(self, texts: Sequence[Sequence[int]]) -> Array:
         """Score, for each text, every token as the one that comes next.
 
+        This reads the texts from scratch. `Cache` gives the same scores for the work of one token.
+
         Args:
-            texts: The tokens of each text so far; at least one each. Only the last `window` of
-                them are looked at.
+            texts: The tokens of each text so far; at least one each. Only the last `reach` of them
+                are looked at.
 
         Returns:
             One row of unnormalised log-probabilities for each text.
         """
-        seen = [text[-self.window :] for text in texts]
+        seen = [text[-self.reach :] for text in texts]
         lengths = np.array([len(text) for text in seen])
         padded = np.full((len(seen), lengths.max()), BOUNDARY, dtype=np.intp)
         for row, text in zip(padded, seen, strict=True):
             row[: len(text)] = text
-        last = self._hidden(padded)[np.arange(len(seen)), lengths - 1]
-        scores: Array = last @ self.parameters["unembed"]
-        return scores
+        bias = layers.distance_bias(self.heads, padded.shape[1], self.window, self.dtype)
+        hidden = self.hidden(padded, [partial(layers.attention, bias=bias)] * self.depth)
+        return self.scores(hidden[np.arange(len(seen)), lengths - 1])
 
-    def _hidden(self, tokens: Tokens) -> Array:
+    def hidden(self, tokens: Tokens, attends: Sequence[Attend]) -> Array:
+        """Run the blocks over tokens, B x T; `attends` says for each block how they look around."""
         x: Array = self.parameters["embed"][tokens]
-        positions = tokens.shape[1]
-        bias = layers.distance_bias(self.heads, positions, positions, x.dtype)
-        for index in range(self.depth):
-            x, _ = layers.block(x, self.of_block(index), bias)
+        for weights, attend in zip(self.blocks, attends, strict=True):
+            x, _ = layers.block(x, weights, self.heads, attend)
         x, _ = layers.norm(x, self.parameters["gain"])
         return x
+
+    def scores(self, hidden: Array) -> Array:
+        """Score every token by what the blocks made of the position before it."""
+        scores: Array = hidden @ self.parameters["unembed"]
+        return scores

@@ -12,6 +12,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,11 @@ def loss_and_gradient(model: CharTransformer, tokens: Tokens) -> tuple[float, di
     given, wanted = tokens[:, :-1], tokens[:, 1:]
     parameters = model.parameters
     x: Array = parameters["embed"][given]
-    bias = layers.distance_bias(model.heads, given.shape[1], given.shape[1], x.dtype)
-    blocks = [model.of_block(index) for index in range(model.depth)]
+    bias = layers.distance_bias(model.heads, given.shape[1], model.window, x.dtype)
+    attend = partial(layers.attention, bias=bias)
     saved: list[layers.BlockSaved] = []
-    for weights in blocks:
-        x, kept = layers.block(x, weights, bias)
+    for weights in model.blocks:
+        x, kept = layers.block(x, weights, model.heads, attend)
         saved.append(kept)
     last, norm_saved = layers.norm(x, parameters["gain"])
     loss, d_scores = _cross_entropy(last @ parameters["unembed"], wanted)
@@ -54,7 +55,7 @@ def loss_and_gradient(model: CharTransformer, tokens: Tokens) -> tuple[float, di
         d_scores @ parameters["unembed"].T, norm_saved, parameters["gain"]
     )
     for index in reversed(range(model.depth)):
-        d_x, of_block = layers.block_gradient(d_x, saved[index], blocks[index])
+        d_x, of_block = layers.block_gradient(d_x, saved[index], model.blocks[index])
         gradients |= {f"block_{index}.{name}": value for name, value in of_block.items()}
     gradients["embed"] = np.zeros_like(parameters["embed"])
     np.add.at(gradients["embed"], given, d_x)

@@ -18,21 +18,30 @@ from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.current import current_batch
 from shoal.batching.decorated import BatchedFunction, BatchedGenerator
 from shoal.batching.decorator import batch, open_batchers
+from shoal.batching.list_cost import of_list
+from shoal.batching.open_batch import OpenBatch, OpenRequest
+from shoal.batching.retrying import retrying
 from shoal.batching.stream import END, SKIP, Mark, ResultStream
 from shoal.batching.threads import ThreadStream
 from shoal.core.batch import Batch, CutReason
 from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
+from shoal.core.latency_model import LatencyModelSnapshot
+from shoal.core.latency_target import LatencyTarget
 from shoal.core.options import BatchOptions
+from shoal.core.policies.base import BatchPolicy, Cut, Hurry, LinePolicy, Wait
+from shoal.core.queue_policy import QueuePolicy
 from shoal.core.request import Request
 from shoal.errors import (
     BatcherClosed,
     DeadlineExceeded,
     HandlerFailed,
     HandlerTimeout,
+    ItemTooLarge,
     NotOpen,
     Overloaded,
     ShoalError,
     SlowReader,
+    Unfinished,
     WrongBatchSize,
     WrongResultType,
 )
@@ -46,20 +55,30 @@ __all__ = [
     "App",
     "Batch",
     "BatchOptions",
+    "BatchPolicy",
     "BatchedFunction",
     "BatchedGenerator",
     "Batcher",
     "BatcherClosed",
     "BatcherStatistics",
     "ClosingCounts",
+    "Cut",
     "CutReason",
     "DeadlineExceeded",
     "HandlerFailed",
     "HandlerTimeout",
     "HistogramSnapshot",
+    "Hurry",
+    "ItemTooLarge",
+    "LatencyModelSnapshot",
+    "LatencyTarget",
+    "LinePolicy",
     "Mark",
     "NotOpen",
+    "OpenBatch",
+    "OpenRequest",
     "Overloaded",
+    "QueuePolicy",
     "Request",
     "ResultStream",
     "ShoalError",
@@ -67,13 +86,17 @@ __all__ = [
     "StreamCall",
     "ThreadStream",
     "UnaryCall",
+    "Unfinished",
+    "Wait",
     "WrongBatchSize",
     "WrongResultType",
     "__version__",
     "batch",
     "blocking",
     "current_batch",
+    "of_list",
     "open_batchers",
+    "retrying",
 ]
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""The ``shoal`` command: imports an application, serves it, and ends it well.
+"""The ``shoal`` command: imports an application, serves it, and ends it well; and plans.
 
 Signals are handled by plain handlers, not in the event loop, because the second one must work when
 the loop does not: an application may block it, or a thread that can't be interrupted may hold it
@@ -25,9 +25,11 @@ import trio
 
 from shoal.http.containment import contained
 from shoal.http.loading import NotAnApplication, load_application
+from shoal.planning import simulate_command, tune_command
+from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
     from shoal.http.server import Drained, ServerConfig
@@ -45,14 +47,6 @@ example:
 """
 
 
-class _Mistake(Exception):
-    """The user's: told in one line."""
-
-    def __init__(self, message: str, exit_code: int = 2) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
@@ -60,12 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments, or None for the process's own.
 
     Returns:
-        The exit code: 0 after a drain, 1 when serving failed, 2 for a mistake in the command.
+        The exit code: 0 after a drain, or with a plan; 1 when serving failed, or no plan meets its
+        target; 2 for a mistake in the command.
     """
     arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        return _serve(arguments)
-    except _Mistake as mistake:
+        return run(arguments)
+    except Mistake as mistake:
         _say(f"shoal: {mistake}")
         return mistake.exit_code
     except KeyboardInterrupt:
@@ -74,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="shoal", description="Serve functions in batches.", allow_abbrev=False
+        prog="shoal",
+        description="Serve functions in batches, and plan how to.",
+        allow_abbrev=False,
     )
     version = importlib.metadata.version("shoal")
     parser.add_argument("--version", action="version", version=f"shoal {version}")
@@ -87,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    serve.set_defaults(run=_serve)
     serve.add_argument(
         "application",
         metavar="MODULE:ATTRIBUTE",
@@ -122,6 +121,16 @@ def _parser() -> argparse.ArgumentParser:
         choices=["debug", "info", "warning", "error", "critical"],
         default="info",
         help="what to log, to stderr (%(default)s)",
+    )
+    simulate_command.add_arguments(
+        commands.add_parser(
+            "simulate", help="say what options would do at some traffic", allow_abbrev=False
+        )
+    )
+    tune_command.add_arguments(
+        commands.add_parser(
+            "tune", help="measure a handler, and find options for it", allow_abbrev=False
+        )
     )
     return parser
 
@@ -160,16 +169,16 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         from shoal.http.server import ServerConfig
     except ModuleNotFoundError as error:
-        raise _Mistake(
+        raise Mistake(
             f"serving needs {error.name}, which is not here: pip install 'shoal[serve]'", 1
         ) from None
     try:
         app = load_application(arguments.application)
     except NotAnApplication as error:
-        raise _Mistake(str(error)) from None
+        raise Mistake(str(error)) from None
     except Exception as error:
         traceback.print_exception(error)
-        raise _Mistake(f"importing {arguments.application} failed, see above", 1) from None
+        raise Mistake(f"importing {arguments.application} failed, see above", 1) from None
     logging.basicConfig(
         level=arguments.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -243,9 +252,9 @@ async def _run(app: Any, config: ServerConfig, spec: str) -> int:
         drained = await serve(app, config, shutdown=shutdown, started=started)
     except LifespanFailed as failure:
         _say(failure.details.rstrip())
-        raise _Mistake(str(failure), 1) from None
+        raise Mistake(str(failure), 1) from None
     except OSError as error:
-        raise _Mistake(
+        raise Mistake(
             f"can't listen at {config.host} port {config.port}: {error.strerror or error}", 1
         ) from None
     return _report(drained, signals.first)

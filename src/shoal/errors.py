@@ -21,6 +21,10 @@ class DeadlineExceeded(ShoalError, TimeoutError):
     """The request was not answered by its deadline, in line or in a handler."""
 
 
+class ItemTooLarge(ShoalError, ValueError):
+    """An item costs more than ``max_batch_size``, so no batch has room for it."""
+
+
 class SlowReader(ShoalError, TimeoutError):
     """A stream's reader held its batch back for longer than ``slow_reader_timeout_s``."""
 
@@ -55,6 +59,10 @@ class WrongBatchSize(ShoalError, ValueError):
 
 class WrongResultType(ShoalError, TypeError):
     """The handler gave back something that is not one result for each item of its batch."""
+
+
+class Unfinished(ShoalError, RuntimeError):
+    """The handler of an open batch ended, and had neither finished nor failed this request."""
 
 
 class HandlerTimeout(ShoalError, TimeoutError):

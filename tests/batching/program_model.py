@@ -18,7 +18,7 @@ import anyio
 import shoal
 from batching import programs as ops
 from shoal.core.request import TRANSITIONS, Request, State
-from virtual_time import settle
+from shoal.testing import settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 import shoal
-from virtual_time import settle
+from shoal.testing import settle
 
 pytestmark = [
     pytest.mark.anyio,

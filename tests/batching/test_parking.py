@@ -11,7 +11,7 @@ import pytest
 import shoal
 from shoal.batching.group import GroupCell
 from shoal.batching.parking import Parking
-from virtual_time import settle
+from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
 

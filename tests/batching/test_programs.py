@@ -23,7 +23,7 @@ from batching.programs import (
     Settle,
     programs,
 )
-from virtual_time import run_virtually
+from shoal.testing import run_virtually
 
 PROGRAMS = 500
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
@@ -102,7 +102,7 @@ FOUND: dict[str, Program] = {
 
 def run(backend: str, program: Program) -> None:
     trio._core._run._r.seed(program.seed)  # type: ignore[attr-defined] # its scheduler is random
-    run_virtually(backend, run_program, program)
+    run_virtually(run_program, program, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import shoal
-from virtual_time import settle
+from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ import shoal
 from shoal import BatchOptions
 from shoal.core.forming import Former
 from shoal.core.request import Request, State
-from virtual_time import settle
+from shoal.testing import settle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

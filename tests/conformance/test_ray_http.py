@@ -225,6 +225,108 @@ async def test_ri6_every_stream_gets_its_chunks_in_order() -> None:
     assert ["".join(items_of(stream)) for stream in streams] == ["0123456789"] * 3
 
 
+# RI9-RI15: batches by what their items cost.
+
+
+class Costs:
+    """An endpoint whose first batch is held until all other calls are in line."""
+
+    def __init__(self, app: shoal.App, answer: Any, cost: Any, most: int) -> None:
+        self.batches: list[list[Any]] = []
+        self.gate = trio.Event()
+        self._answer = answer
+        self._cost = cost
+        app.endpoint("/sized", name="sized", max_batch_size=most, batch_size_fn=cost)(self.run)
+
+    async def run(self, items: list[Any]) -> list[Any]:
+        if items == ["plug"]:
+            await self.gate.wait()
+            return items
+        self.batches.append(items)
+        return [self._answer(item) for item in items]
+
+    @property
+    def loads(self) -> list[int]:
+        return [sum(map(self._cost, batch)) for batch in self.batches]
+
+
+async def ask_sized(cost: Any, answer: Any, most: int, *items: Any) -> tuple[list[Any], list[int]]:
+    """The answers to calls that are all in line at once, and the load of each batch."""
+    app = shoal.App()
+    sized = Costs(app, answer, lambda item: 1 if item == "plug" else cost(item), most)
+    async with serving(app) as server:
+        plug = Caller(server, "/sized", "plug")
+        callers = [Caller(server, "/sized", item) for item in items]
+        async with calling(plug):
+            await server.wait_until("sized", running=1)
+            async with calling(*callers):
+                await server.wait_until("sized", queued=len(items))
+                sized.gate.set()
+    assert [caller.answer.status_code for caller in (plug, *callers)] == [200] * (1 + len(items))
+    return [caller.answer.json() for caller in callers], sized.loads
+
+
+async def test_ri9_batches_are_bounded_by_the_sizes_of_their_items() -> None:
+    items = [{"value": n, "size": size} for n, size in enumerate((30, 40, 20, 25), start=1)]
+    answers, loads = await ask_sized(
+        shoal.of_list(lambda items: sum(item["size"] for item in items)),
+        lambda item: 2 * item["value"],
+        100,
+        *items,
+    )
+    assert answers == [2, 4, 6, 8]
+    assert (len(loads), sum(loads)) == (2, 115)
+    assert max(loads) <= 100
+
+
+async def test_ri10_batches_of_graphs_are_bounded_by_their_nodes() -> None:
+    graphs = [[n] * nodes for n, nodes in enumerate((30, 40, 35, 50), start=1)]
+    answers, loads = await ask_sized(len, sum, 100, *graphs)
+    assert answers == [30, 80, 105, 200]
+    assert sum(loads) == 155
+    assert max(loads) <= 100
+
+
+async def test_ri11_batches_of_texts_are_bounded_by_their_words() -> None:
+    texts = ["word " * words for words in (5, 12, 1, 10)]
+    answers, loads = await ask_sized(
+        lambda text: len(text.split()), lambda text: len(text.split()), 1000, *texts
+    )
+    assert answers == [5, 12, 1, 10]
+    assert loads == [28]
+
+
+async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
+    app = shoal.App()
+    handled: list[int] = []
+
+    @app.endpoint("/sized", max_batch_size=10, batch_size_fn=lambda size: size)
+    async def sized(sizes: list[int]) -> list[int]:
+        handled.extend(sizes)
+        return sizes
+
+    async with serving(app) as server:
+        refused, served = await ask_all(server, "/sized", 15, 10)
+    assert (refused.status_code, served.status_code, served.json()) == (413, 200, 10)
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert handled == [10]
+
+
+async def test_ri14_an_item_that_does_not_fit_is_served_by_the_next_batch() -> None:
+    answers, loads = await ask_sized(lambda size: size, str, 10, 6, 6, 3, 4)
+    assert answers == ["6", "6", "3", "4"]
+    assert sum(loads) == 19
+    assert max(loads) <= 10
+
+
+async def test_ri15_requests_of_many_sizes_are_all_answered() -> None:
+    sizes = [10, 20, 50, 15, 90, 5]
+    answers, loads = await ask_sized(lambda size: size, lambda size: size, 100, *sizes)
+    assert answers == sizes
+    assert sum(loads) == 190
+    assert max(loads) <= 100
+
+
 # RC1-RC9: clients that leave.
 
 

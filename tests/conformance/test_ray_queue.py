@@ -22,6 +22,7 @@ from batching.scenes import (
     read_all,
     settle,
 )
+from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -273,6 +274,38 @@ async def test_ru15_the_setters_change_the_next_batch(kind: str) -> None:
         assert anyio.current_time() == started
 
 
+def total(items: list[int]) -> int:
+    """A size function in Ray's form: of the list of items."""
+    return sum(items)
+
+
+@pytest.mark.parametrize("size_function", [shoal.of_list(total), total])
+async def test_ru22_items_that_do_not_fit_together_make_two_batches(size_function: Any) -> None:
+    batches: list[list[int]] = []
+
+    async def noted(self: object, items: list[int]) -> list[int]:
+        batches.append(items)
+        return items
+
+    options = {"max_batch_size": 10, "batch_wait_timeout_s": 0.05}
+    async with serving("function", noted, batch_size_fn=size_function, **options) as call:
+        started = anyio.current_time()
+        assert await outcomes(call(6), call(6)) == [6, 6]
+        assert anyio.current_time() - started <= 1
+    assert batches == [[6], [6]]
+
+
+async def test_ru23_an_item_larger_than_a_batch_fails_alone_and_nothing_hangs() -> None:
+    options = {"max_batch_size": 10, "batch_wait_timeout_s": 0.05}
+    async with serving("function", echo, batch_size_fn=shoal.of_list(total), **options) as call:
+        async with anyio.create_task_group() as tasks:
+            (first,) = await line_up(tasks, call(6))
+            with pytest.raises(ItemTooLarge, match="costs 12, .* max_batch_size=10"):
+                await call(12)
+        assert first.outcome == 6
+        assert await call(10) == 10
+
+
 async def test_ru25_a_line_too_small_for_full_batches_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -287,3 +320,11 @@ async def test_ru25_a_line_too_small_for_full_batches_is_warned_of_once(
         assert caplog.records == []
     async with serving("function", echo, **{**options, "max_queued_requests": 8}):
         assert caplog.records == []
+
+
+@KINDS
+@pytest.mark.parametrize("given", [3, "len", (len,)])
+async def test_ru26_a_size_function_must_be_one(kind: str, given: Any) -> None:
+    with pytest.raises(TypeError, match="batch_size_fn must be a callable or None, not"):
+        async with serving(kind, echo, batch_size_fn=given):
+            pass

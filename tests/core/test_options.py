@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from shoal import BatchOptions
-from shoal.core.options import OptionKeywords
+from shoal.core.option_keywords import OptionKeywords
 
 
 class Index:

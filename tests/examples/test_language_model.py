@@ -1,5 +1,6 @@
-"""The language model: its gradient, its independence of company, and what ships with it."""
+"""The language model: its gradient, its cache, its independence of company, and what ships."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ from threadpoolctl import threadpool_limits
 
 import shoal
 from examples.language_model import layers
+from examples.language_model.cache import Cache
 from examples.language_model.corpus import docstrings
-from examples.language_model.generate import Prompt, generate
+from examples.language_model.generate import generate
 from examples.language_model.model import (
     ALPHABET,
     BOUNDARY,
@@ -19,6 +21,7 @@ from examples.language_model.model import (
     encode,
 )
 from examples.language_model.train import loss_and_gradient, train
+from examples.language_model.writing import Prompt, Writer
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,23 +84,20 @@ def test_no_position_sees_what_is_right_of_it():
     tokens = np.arange(20).reshape(1, 20)
     changed = tokens.copy()
     changed[0, -1] = 50
-    blocks = [model.of_block(index) for index in range(model.depth)]
-
-    def hidden(tokens):
-        x = model.parameters["embed"][tokens]
-        bias = layers.distance_bias(model.heads, 20, 20, x.dtype)
-        for weights in blocks:
-            x, _ = layers.block(x, weights, bias)
-        return x
-
-    before, after = hidden(tokens), hidden(changed)
+    bias = layers.distance_bias(model.heads, 20, model.window, np.float64)
+    attends = [partial(layers.attention, bias=bias)] * model.depth
+    before, after = model.hidden(tokens, attends), model.hidden(changed, attends)
     assert np.array_equal(before[0, :-1], after[0, :-1])
     assert not np.allclose(before[0, -1], after[0, -1])
 
 
-def test_a_bias_for_the_last_queries_is_the_end_of_the_whole_bias():
-    whole = layers.distance_bias(4, 10, 10, np.float32)
-    assert np.array_equal(layers.distance_bias(4, 3, 10, np.float32), whole[:, 7:])
+def test_the_bias_grows_with_distance_until_the_window_ends():
+    bias = layers.distance_bias(heads=2, positions=4, window=3, dtype=np.float32)
+    never = -np.inf
+    in_steps = np.array(
+        [[0, never, never, never], [-1, 0, never, never], [-2, -1, 0, never], [never, -2, -1, 0]]
+    )
+    assert np.array_equal(bias, np.stack([in_steps / 2**4, in_steps / 2**8]))
 
 
 def test_scores_do_not_depend_on_batch_mates(model):
@@ -107,9 +107,82 @@ def test_scores_do_not_depend_on_batch_mates(model):
         assert model.next_scores([text])[0] == pytest.approx(scores, abs=1e-3)
 
 
-def test_only_the_window_is_looked_at(model):
-    text = encode("abcdefgh" * 40)
-    assert np.array_equal(model.next_scores([text]), model.next_scores([text[-model.window :]]))
+def test_a_score_depends_on_what_is_within_reach_and_on_nothing_else():
+    model = small_model()
+    model.window = 4
+    assert model.reach == 7
+    text = list(range(20))
+
+    def scores(*, changed):
+        return model.next_scores([[50 if at == changed else at for at in text]])
+
+    assert np.array_equal(scores(changed=12), scores(changed=None))
+    assert not np.array_equal(scores(changed=13), scores(changed=None))
+
+
+def test_the_shipped_model_looks_back_on_what_it_was_trained_on_in_each_block(model):
+    assert (model.window, model.reach) == (128, 3 * 127 + 1)
+
+
+class TestCache:
+    """Whatever joins, grows and leaves, the scores are those of reading each text from scratch."""
+
+    @pytest.fixture
+    def random(self):
+        return np.random.default_rng(7)
+
+    def tokens(self, random, count):
+        return random.integers(0, TOKENS, count).tolist()
+
+    def grow(self, cache, texts, random):
+        """Let each text grow by a token; return the scores."""
+        new = self.tokens(random, len(texts))
+        for text, token in zip(texts, new, strict=True):
+            text.append(token)
+        return cache.step(new)
+
+    @pytest.mark.parametrize("window", [1, 2, 5, 32])
+    def test_texts_of_any_length_grow_far_past_the_window(self, random, window):
+        model = small_model()
+        model.window = window
+        cache = Cache(model, rows=6)
+        texts = [self.tokens(random, length) for length in (0, 1, 4, 5, 6, 23)]
+        for text in texts:
+            cache.join(text)
+        for _ in range(3 * window + 4):
+            scores = self.grow(cache, texts, random)
+            assert scores == pytest.approx(model.next_scores(texts), abs=1e-9)
+
+    def test_texts_join_and_leave_between_steps(self, random):
+        model = small_model()
+        model.window = 6
+        cache = Cache(model, rows=4)
+        texts = []
+        joined = 0
+        for _ in range(120):
+            if len(texts) == 4 or (texts and random.random() < 0.3):
+                row = int(random.integers(len(texts)))
+                cache.leave(row)
+                last = texts.pop()
+                if row < len(texts):
+                    texts[row] = last
+            if not texts or random.random() < 0.5:
+                texts.append(self.tokens(random, int(random.integers(0, 15))))
+                cache.join(texts[-1])
+                joined += 1
+            scores = self.grow(cache, texts, random)
+            assert scores == pytest.approx(model.next_scores(texts), abs=1e-9)
+        assert joined > 20
+
+    def test_the_shipped_model_to_within_rounding(self, model, random):
+        cache = Cache(model, rows=8)
+        texts = [self.tokens(random, length) for length in (0, 3, 60, 126, 127, 128, 200, 500)]
+        for text in texts:
+            cache.join(text)
+        for step in range(140):
+            scores = self.grow(cache, texts, random)
+            if step % 20 == 0:
+                assert scores == pytest.approx(model.next_scores(texts), abs=1e-3)
 
 
 def test_what_is_written_does_not_depend_on_batch_mates(model):
@@ -141,30 +214,60 @@ def test_a_prompt_that_is_done_ends_while_others_go_on(model):
     assert all(slots[1] is not shoal.END for slots in steps)
 
 
-def test_a_text_ends_where_the_model_says_so():
-    class Laconic(CharTransformer):
-        """Says one word to whoever has said nothing, and is done."""
-
-        def next_scores(self, texts):
-            scores = np.zeros((len(texts), TOKENS))
-            for row, text in zip(scores, texts, strict=True):
-                row[[*encode("No"), BOUNDARY][min(len(text) - 1, 2)]] = 1
-            return scores
-
-    prompts = [Prompt(temperature=0), Prompt(text="Are you there?", temperature=0)]
-    assert written(Laconic({}, 1), prompts) == ["No", ""]
-
-
-def test_a_prompt_whose_reader_left_costs_no_more_work(model, monkeypatch):
-    rows = []
-    scored = model.next_scores
+def test_a_text_ends_where_the_model_says_so(model, monkeypatch):
+    n, o = encode("No")
+    follows = {BOUNDARY: n, n: o, o: BOUNDARY, encode("?")[0]: BOUNDARY}
     monkeypatch.setattr(
-        model, "next_scores", lambda texts: (rows.append(len(texts)), scored(texts))[1]
+        Cache, "step", lambda _, tokens: np.eye(TOKENS)[[follows[token] for token in tokens]]
     )
+    prompts = [Prompt(temperature=0), Prompt(text="Are you there?", temperature=0)]
+    assert written(model, prompts) == ["No", ""]
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """How many texts the model was asked to write on, for each step."""
+    seen = []
+    step = Cache.step
+    monkeypatch.setattr(
+        Cache, "step", lambda self, tokens: (seen.append(len(tokens)), step(self, tokens))[1]
+    )
+    return seen
+
+
+def test_a_prompt_that_is_done_costs_no_more_work(model, rows):
+    written(model, [Prompt(text="Return ", max_tokens=n, temperature=0) for n in (2, 4)])
+    assert rows == [2, 2, 1, 1]
+
+
+def test_a_prompt_whose_reader_left_costs_no_more_work(model, rows):
     prompts = [Prompt(text="Return ", max_tokens=4, temperature=0)] * 2
     steps = list(generate(model, prompts, lambda index: index == 1 and len(rows) >= 2))
     assert rows == [2, 2, 1, 1]
     assert [slots[1] is shoal.END for slots in steps] == [False, False, True, True]
+
+
+def test_what_is_written_does_not_depend_on_who_joins_and_leaves(model):
+    def prompt(nth):
+        return Prompt(text="Return the "[:nth], max_tokens=20 + nth, seed=nth)
+
+    writer = Writer(model, room=3)
+    texts = dict.fromkeys(range(9), "")
+    waiting = list(texts)
+    while waiting or writer.keys:
+        if waiting and len(writer.keys) < 3:
+            nth = waiting.pop(0)
+            writer.join(nth, prompt(nth))
+        if 4 in writer.keys and len(texts[4]) == 5:
+            writer.leave(4)
+        for nth, character, _ in writer.step():
+            texts[nth] += character or ""
+    alone = {nth: written(model, [prompt(nth)])[0] for nth in texts}
+    assert texts == alone | {4: alone[4][:5]}
+
+
+def test_a_step_with_nothing_to_write_writes_nothing(model):
+    assert Writer(model, room=1).step() == []
 
 
 def test_a_character_outside_the_alphabet_counts_as_a_question_mark():

@@ -7,7 +7,6 @@ import threading
 import anyio
 import pytest
 import trio
-from asgi_driver import Call, Lifespan, ask, calling
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
@@ -15,7 +14,8 @@ from starlette.routing import Mount, Route
 
 import shoal
 from shoal.batching.slots import Slots
-from virtual_time import settle
+from shoal.testing import settle
+from shoal.testing.asgi import Call, Lifespan, ask, calling
 
 anyio_test = pytest.mark.anyio
 real_time = pytest.mark.real_time

@@ -1,10 +1,10 @@
 """A body is bounded in bytes and in pieces, while it is read."""
 
 import pytest
-from asgi_driver import Call, ask, calling
 
 import shoal
-from virtual_time import settle
+from shoal.testing import settle
+from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
 

@@ -2,10 +2,10 @@
 
 import anyio
 import pytest
-from asgi_driver import Call, calling
 
 import shoal
-from virtual_time import settle
+from shoal.testing import settle
+from shoal.testing.asgi import Call, calling
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,6 @@
 
 import anyio
 import pytest
-from asgi_driver import Call, ask, calling
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
@@ -10,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 import shoal
 from shoal.observe.metrics import NO_ENDPOINT
-from virtual_time import settle
+from shoal.testing import settle
+from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import pytest
-from asgi_driver import Call
 from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import Request
 
@@ -17,6 +16,7 @@ import shoal
 from shoal.http.asgi import Exchange
 from shoal.http.payload import encoded, reader_for
 from shoal.http.problem import Refused
+from shoal.testing.asgi import Call
 
 
 class Comment(BaseModel):

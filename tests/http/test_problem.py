@@ -4,12 +4,12 @@ import logging
 
 import anyio
 import pytest
-from asgi_driver import Call, ask, calling
 from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.http.problem import problem_of
 from shoal.http.settings import HttpSettings
+from shoal.testing.asgi import Call, ask, calling
 
 anyio_test = pytest.mark.anyio
 

@@ -7,12 +7,12 @@ import anyio
 import pytest
 import trio
 import trio.testing
-from asgi_driver import Call, ask, calling
 
 import shoal
 from shoal.http.asgi import Exchange
 from shoal.http.streaming import JSON_LINES, SERVER_SENT_EVENTS, _relay, form_for
-from virtual_time import settle
+from shoal.testing import settle
+from shoal.testing.asgi import Call, ask, calling
 
 LINES = ("accept", "application/x-ndjson")
 

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
 from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts, ShoalCollector
-from virtual_time import settle
+from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
 

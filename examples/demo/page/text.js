@@ -26,15 +26,24 @@ async function write(prompt) {
   stop = new AbortController();
   const started = performance.now();
   let count = 0;
+  let unseen = ""; // Characters come faster than the screen shows frames.
   const progress = (word) => {
     const seconds = (performance.now() - started) / 1000;
     const rate = count ? `, ${Math.round(count / seconds)} a second` : "";
     $("status").textContent = `${word}: ${count} characters${rate}`;
   };
+  const show = () => {
+    if (unseen) {
+      $("written").append(unseen);
+      unseen = "";
+      $("paper").scrollTop = $("paper").scrollHeight;
+      progress("Writing");
+    }
+  };
   $("given").textContent = prompt.text;
   $("written").textContent = "";
   $("text-error").textContent = "";
-  $("status").textContent = "Waiting for a batch";
+  $("status").textContent = "Waiting for a place";
   writing(true);
   try {
     const answer = await post("/generate", prompt, {
@@ -47,18 +56,21 @@ async function write(prompt) {
         throw new Error(line.error.detail || line.error.title);
       }
       if ("item" in line) {
+        if (!unseen) {
+          requestAnimationFrame(show);
+        }
         count += 1;
-        $("written").append(line.item);
-        $("paper").scrollTop = $("paper").scrollHeight;
-        progress("Writing");
+        unseen += line.item;
       }
       ended = "end" in line;
     }
     if (!ended) {
       throw new Error("The connection was lost before the text was over.");
     }
+    show();
     progress("Done");
   } catch (error) {
+    show();
     if (error.name === "AbortError") {
       progress("Stopped");
     } else {

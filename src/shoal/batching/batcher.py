@@ -10,33 +10,45 @@ from __future__ import annotations
 import logging
 from contextlib import AsyncExitStack
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls import StreamCall, UnaryCall
+from shoal.batching.checking import checked_options
 from shoal.batching.handlers import Handler
+from shoal.batching.over import Model, model_handler
 from shoal.batching.session import Session
-from shoal.batching.stack import stack_of
-from shoal.core.counters import BatcherState, BatcherStatistics, ClosingCounts, Counters
-from shoal.core.options import BatchOptions
+from shoal.batching.watching import Watchable
+from shoal.core.counters import ClosingCounts, Counters
 from shoal.errors import BatcherClosed, NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from inspect import Signature
-    from types import TracebackType
-    from typing import Unpack
+    from collections.abc import Awaitable, Callable
 
     from anyio.abc import TaskStatus
 
     from shoal.batching.entry import Entry
+    from shoal.batching.handlers import Fill
     from shoal.batching.kinds import Answer, Steps
-    from shoal.core.options import OptionKeywords
+    from shoal.batching.open_batch import OpenBatch
+    from shoal.core.option_keywords import OptionKeywords
 
 logger: Final = logging.getLogger("shoal")
 
+P = ParamSpec("P")
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
@@ -44,7 +56,7 @@ R = TypeVar("R")
 C_co = TypeVar("C_co", covariant=True)
 
 
-class Batcher(Generic[C_co]):
+class Batcher(Watchable, Generic[C_co]):
     """Gathers calls of one item into batches for one handler, while it is open.
 
     Open it around the code that calls it::
@@ -60,6 +72,11 @@ class Batcher(Generic[C_co]):
         signature: A function of one item whose parameter names, types and defaults the call takes,
             where the handler's own annotations can't say them.
         name: What to call it in messages and metrics; the handler's name by default.
+        fill: ``"closed"`` gives the handler whole batches. With ``"open"`` it starts when the first
+            request arrives and takes the others as they come, with ``"continuous"`` it takes
+            requests between its steps for as long as the batcher is open; then it is an async
+            function of an `OpenBatch`.
+        streams: Whether such a handler answers calls by streams.
         **options: As in `BatchOptions`.
 
     Raises:
@@ -68,6 +85,10 @@ class Batcher(Generic[C_co]):
     """
 
     # fmt: off
+    @overload
+    def __init__(self: Batcher[UnaryCall[[A], R]], handler: Callable[[OpenBatch[A, R]], Awaitable[None]], *, fill: Literal["open", "continuous"], streams: Literal[False] = False, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
+    def __init__(self: Batcher[StreamCall[[A], R]], handler: Callable[[OpenBatch[A, R]], Awaitable[None]], *, fill: Literal["open", "continuous"], streams: Literal[True], signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
     def __init__(self: Batcher[StreamCall[[A], R]], handler: Callable[[list[A]], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
@@ -81,7 +102,7 @@ class Batcher(Generic[C_co]):
     @overload
     def __init__(self: Batcher[UnaryCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[Any], handler: Callable[..., Any], *, signature: Callable[..., Any] | None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    def __init__(self: Batcher[Any], handler: Callable[..., Any], *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, **options: Unpack[OptionKeywords]) -> None: ...
     # fmt: on
     def __init__(
         self,
@@ -89,18 +110,32 @@ class Batcher(Generic[C_co]):
         *,
         signature: Callable[..., Any] | None = None,
         name: str | None = None,
+        fill: Fill = "closed",
+        streams: bool = False,
         **options: Any,
     ) -> None:
-        self._options = BatchOptions.of(options)
-        self._handler = Handler(handler, signature)
-        self.name = name or self._handler.name
-        self._counters = Counters()
-        self._session: Session | None = None
-        self._closed_unopened = False
+        adapted_handler = Handler(handler, signature, fill=fill, streams=streams)
+        super().__init__(
+            name or adapted_handler.name,
+            adapted_handler,
+            checked_options(options, adapted_handler),
+            Counters(),
+        )
         self._scope: anyio.CancelScope | None = None
         self._exit = AsyncExitStack()
         face = StreamCall if self._handler.streams else UnaryCall
         self.call: C_co = cast("C_co", face(self.find))
+
+    @classmethod
+    def over(cls, model: Model[P, R], *, name: str | None = None, **options: Unpack[OptionKeywords]) -> Batcher[UnaryCall[P, R]]:  # fmt: skip
+        """Batches a model object as caikit does: a call looks like ``run``, ``run_batch`` serves it.
+
+        ``run_batch`` gets a list for each parameter of ``run``, by name; ``run`` is never called.
+
+        Raises:
+            TypeError: The model lacks a method, or their parameters don't fit together.
+        """
+        return Batcher(model_handler(model), signature=model.run, name=name or type(model).__qualname__, **options)  # fmt: skip
 
     async def run(self, *, task_status: TaskStatus[C_co] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serves calls until the batcher is closed; give it to a nursery's ``start``.
@@ -122,7 +157,8 @@ class Batcher(Generic[C_co]):
         """Closes: takes no more calls, runs what is in line, and waits for it to end.
 
         What has not ended after ``graceful_shutdown_timeout_s`` fails with `BatcherClosed`, and its
-        handler is cancelled; a handler in a thread can't be, and is waited for. Idempotent.
+        handler is cancelled; a handler in a thread can't be, and is waited for. Idempotent. A
+        handler that closes its own batcher is not waited for here.
 
         Returns:
             What became of the requests that were in the batcher.
@@ -148,12 +184,7 @@ class Batcher(Generic[C_co]):
             self._scope.shield = True
         return call
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._scope is not None
         self._scope.shield = False
         async with self._exit:
@@ -218,10 +249,11 @@ class Batcher(Generic[C_co]):
             NotOpen: It is open in another event loop; nothing is changed.
         """
         session = self._own_session()
-        self._options = self._options.changed(changes)
-        self._log_oddity()
+        options = checked_options(changes, self._handler, self._options)
         if session is not None:
-            session.configure(self._options)
+            session.configure(options)
+        self._options = options
+        self._log_oddity()
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Changes ``max_batch_size``; Ray Serve's name for it."""
@@ -230,59 +262,6 @@ class Batcher(Generic[C_co]):
     def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float | None) -> None:
         """Changes ``batch_wait_timeout_s``, in seconds; Ray Serve's name for it."""
         self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
-
-    @property
-    def options(self) -> BatchOptions:
-        """The options in force."""
-        return self._options
-
-    @property
-    def signature(self) -> Signature:
-        """The signature of the call of one item, with the types of one item."""
-        return self._handler.binding.signature
-
-    @property
-    def streams(self) -> bool:
-        """Whether the handler is a generator function, so that calls are answered by streams."""
-        return self._handler.streams
-
-    @property
-    def threaded(self) -> bool:
-        """Whether the handler runs in worker threads, where it can't be interrupted."""
-        return self._handler.threaded
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether calls are being served."""
-        return self._state in ("open", "draining")
-
-    @property
-    def _state(self) -> BatcherState:
-        if self._session is None:
-            return "closed" if self._closed_unopened else "new"
-        return self._session.state
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What broke the batcher; None if nothing did."""
-        return None if self._session is None else self._session.failure
-
-    def running_since(self) -> list[float]:
-        """Returns since when each batch in the handler has been there, on the loop's clock."""
-        return [] if self._session is None else list(self._session.slots.batches.values())
-
-    def stacks(self) -> list[str]:
-        """Returns the stack of each slot's task as text; for finding out where one hangs."""
-        return (
-            [] if self._session is None else [stack_of(c) for c in self._session.slots.coroutines]
-        )
-
-    def statistics(self) -> BatcherStatistics:
-        """Returns what the batcher is doing and has done, as it is now."""
-        queued, parked, batches = (0, 0, []) if self._session is None else self._session.load()
-        return self._counters.statistics(
-            self.name, self._state, self._options, queued, parked, batches
-        )
 
     def _own_session(self) -> Session | None:
         if self._session is not None:

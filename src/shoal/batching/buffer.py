@@ -42,11 +42,6 @@ class StreamBuffer:
         """A reader leaves by closing its stream, never by a cancelled wait alone."""
         return False
 
-    def end_by_deadline(self) -> None:
-        """Tells the reader and the slot that the stream has run out of time."""
-        self.release()
-        self.wake()
-
     def begin_hold(self, hold: Any, now: float) -> None:
         """Notes that the slot waits for room, and on which cell."""
         self.hold = hold

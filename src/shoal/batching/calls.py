@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 import anyio.from_thread
 
 from shoal.batching.threads import ThreadStream, run_in_loop
-from shoal.core.options import seconds
+from shoal.core.option_checks import seconds, whole
+from shoal.core.request import NOTHING
+from shoal.core.terms import Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
 
-    from shoal.batching.entry import Entry, Extras
+    from shoal.batching.entry import Entry
     from shoal.batching.stream import ResultStream
 
 P = ParamSpec("P")
@@ -33,7 +35,8 @@ class UnaryCall(Generic[P, R]):
         TypeError: The arguments don't fit the handler's parameters.
         Overloaded: The line is full, and ``overload="reject"``.
         BatcherClosed: The batcher stopped before it could answer.
-        DeadlineExceeded: The call's deadline, or ``request_timeout_s``, passed.
+        ItemTooLarge: The item costs more than ``max_batch_size``.
+        DeadlineExceeded: The call's deadline, ``request_timeout_s`` or its time in line passed.
         HandlerTimeout: The handler ran for too long.
         WrongBatchSize: The handler gave back another number of results than it was given items.
         Exception: What the handler raised, or put into this call's slot.
@@ -42,13 +45,13 @@ class UnaryCall(Generic[P, R]):
     result is dropped. No other call of the batch notices. Checkpoint: always.
     """
 
-    def __init__(self, find: Callable[[], Entry], extras: Extras | None = None) -> None:
+    def __init__(self, find: Callable[[], Entry], wishes: Wishes | None = None) -> None:
         self._find = find
-        self._extras = extras
+        self._wishes = wishes
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Makes one call; await what it returns."""
-        return self._find().begin(args, kwargs, self._extras)
+        return self._find().begin(args, kwargs, self._wishes)
 
     @overload
     def map(
@@ -76,18 +79,27 @@ class UnaryCall(Generic[P, R]):
 
         Cancellation: all of the calls are dropped. Checkpoint: always.
         """
-        return self._find().begin_map(columns, self._extras, return_exceptions=return_exceptions)
+        return self._find().begin_map(columns, self._wishes, return_exceptions=return_exceptions)
 
     def options(
-        self, *, deadline_s: float | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        *,
+        deadline_s: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        queue_timeout_s: float | None = None,
     ) -> UnaryCall[P, R]:
         """Returns the same call with options of its own: ``call.options(deadline_s=0.5)(item)``.
 
         Args:
             deadline_s: How long the call may take from when it is made, in seconds.
             metadata: What the handler should know about this request.
+            priority: Its level, from 1, the highest, to ``priority_levels``.
+            queue_timeout_s: How long it may wait in line, in seconds; it can only shorten what the
+                queue policy of its level says.
         """
-        return UnaryCall(self._find, checked_extras(deadline_s, metadata))
+        wishes = checked_wishes(deadline_s, metadata, priority, queue_timeout_s)
+        return UnaryCall(self._find, wishes)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Makes one call from a worker thread of the event loop, and blocks until it is answered.
@@ -112,24 +124,33 @@ class StreamCall(Generic[P, R]):
     What the stream raises is told at `ResultStream`.
     """
 
-    def __init__(self, find: Callable[[], Entry], extras: Extras | None = None) -> None:
+    def __init__(self, find: Callable[[], Entry], wishes: Wishes | None = None) -> None:
         self._find = find
-        self._extras = extras
+        self._wishes = wishes
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
         """Prepares one call; it is made when the stream is entered."""
-        return self._find().begin_stream(args, kwargs, self._extras)
+        return self._find().begin_stream(args, kwargs, self._wishes)
 
     def options(
-        self, *, deadline_s: float | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        *,
+        deadline_s: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        queue_timeout_s: float | None = None,
     ) -> StreamCall[P, R]:
         """Returns the same call with options of its own: ``call.options(deadline_s=5)(item)``.
 
         Args:
             deadline_s: How long the whole stream may take from when it is made, in seconds.
             metadata: What the handler should know about this request.
+            priority: Its level, from 1, the highest, to ``priority_levels``.
+            queue_timeout_s: How long it may wait in line, in seconds; it can only shorten what the
+                queue policy of its level says.
         """
-        return StreamCall(self._find, checked_extras(deadline_s, metadata))
+        wishes = checked_wishes(deadline_s, metadata, priority, queue_timeout_s)
+        return StreamCall(self._find, wishes)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
         """Makes one call from a worker thread of the event loop.
@@ -141,13 +162,23 @@ class StreamCall(Generic[P, R]):
         return ThreadStream(partial(self, *args, **kwargs), run_in_loop, anyio.from_thread.run_sync)
 
 
-def checked_extras(deadline_s: float | None, metadata: Mapping[str, Any] | None) -> Extras | None:
-    """Checks the options of a call.
+def checked_wishes(
+    deadline_s: float | None,
+    metadata: Mapping[str, Any] | None,
+    priority: int | None,
+    queue_timeout_s: float | None,
+) -> Wishes | None:
+    """Checks what a call asks for; None for nothing.
 
     Raises:
-        TypeError: `deadline_s` is no number.
-        ValueError: `deadline_s` is negative or not a number.
+        TypeError: A time is no number, or the priority no whole number.
+        ValueError: One of them is out of its range.
     """
-    if deadline_s is None and metadata is None:
+    if deadline_s is None and metadata is None and priority is None and queue_timeout_s is None:
         return None
-    return None if deadline_s is None else seconds("deadline_s", deadline_s), metadata
+    return Wishes(
+        None if deadline_s is None else seconds("deadline_s", deadline_s),
+        NOTHING if metadata is None else metadata,
+        None if priority is None else whole("priority", priority, least=1),
+        None if queue_timeout_s is None else seconds("queue_timeout_s", queue_timeout_s),
+    )

@@ -1,77 +1,54 @@
-"""The deadlines of streams: one task that ends those which run out of time.
+"""What ends the requests that run out of time: one task, for all of them.
 
-A unary caller is always in its wait, and so its deadline is a cancel scope round that wait. The
-reader of a stream may be anywhere when the stream's time is up, and its request must give its place
-back even so. One task for all of them sleeps until the earliest; where there are none it is never
-woken.
+The caller of a unary call is in its wait, and a cancel scope round that wait would do for it, at
+the price of all the rest of a call. The reader of a stream may be anywhere when the stream's time
+is up. So the line knows who is overdue when (`Overdue`), and one task sleeps until the earliest of
+them; where there are none it is never woken.
 """
 
 from __future__ import annotations
 
-import heapq
-from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+import math
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.parking import Parking
+    from shoal.core.overdue import Overdue
     from shoal.core.request import Request
-
-_FORGOTTEN_WORTH_A_SWEEP: Final = 64
 
 
 class Deadlines:
-    """Ends requests at their deadlines, unless they have come to an end before."""
+    """Ends requests whose time is up, unless they have come to an end before.
 
-    def __init__(self, parking: Parking, expire: Callable[[Request], None]) -> None:
+    Args:
+        parking: How to wait.
+        overdue: Who is overdue when.
+        expire: Ends a request, with what to say about it.
+    """
+
+    def __init__(
+        self, parking: Parking, overdue: Overdue, expire: Callable[[Request, str], None]
+    ) -> None:
         self._parking = parking
+        self._overdue = overdue
         self._expire = expire
-        # (deadline, order, request); a request that is forgotten leaves None behind.
-        self._heap: list[list[Any]] = []
-        self._entries: dict[Request, list[Any]] = {}
-        self._order = count()
         self._bell: Any = None
+        self._asleep_until = math.inf
 
-    def add(self, request: Request, deadline: float) -> None:
-        """Watches a request until a time on the loop's clock, in seconds."""
-        self._entries[request] = entry = [deadline, next(self._order), request]
-        heapq.heappush(self._heap, entry)
-        if self._heap[0] is entry:
-            self._ring()
-
-    def forget(self, request: Request) -> None:
-        """Watches a request no more; does nothing if it is not watched."""
-        entry = self._entries.pop(request, None)
-        if entry is None:
-            return
-        entry[2] = None
-        if self._heap[0] is entry:
-            self._drop_forgotten()
-            self._ring()
-        elif len(self._heap) > 2 * len(self._entries) + _FORGOTTEN_WORTH_A_SWEEP:
-            self._heap = [entry for entry in self._heap if entry[2] is not None]
-            heapq.heapify(self._heap)
+    def look(self) -> None:
+        """Takes note of a request that is watched from now on."""
+        if self._bell is not None and self._overdue.timers.next_at() < self._asleep_until:
+            self._parking.wake(self._bell)
 
     async def run(self) -> None:
         """Watches until it is cancelled."""
         while True:
-            now = self._parking.now()
-            while self._heap and self._heap[0][0] <= now:
-                request = self._heap[0][2]
-                self.forget(request)
-                self._expire(request)
-                request.cell.end_by_deadline()
+            for request, what_it_did in self._overdue.pop(self._parking.now()):
+                self._expire(request, what_it_did)
             self._bell = bell = self._parking.new_cell()
             with self._parking.new_scope() as scope:
-                if self._heap:
-                    scope.deadline = self._heap[0][0]
+                scope.deadline = self._asleep_until = self._overdue.timers.next_at()
                 await bell
-
-    def _drop_forgotten(self) -> None:
-        while self._heap and self._heap[0][2] is None:
-            heapq.heappop(self._heap)
-
-    def _ring(self) -> None:
-        if self._bell is not None:
-            self._parking.wake(self._bell)
+            self._bell = None

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from shoal.batching.decorated import BatchedFunction, BatchedGenerator
     from shoal.batching.kinds import Answer, Steps
+    from shoal.batching.open_batch import OpenBatch
     from shoal.batching.stream import ResultStream
 
 P = ParamSpec("P")
@@ -93,6 +94,28 @@ class Decorator(Protocol):
     def __call__(self, handler: Callable[[S, list[A], list[B], list[C]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B, C], R]: ...
     @overload
     def __call__(self, handler: Callable[[S, list[A], list[B], list[C]], Answer[R]], /) -> BatchedMethod[S, [A, B, C], R]: ...
+    # fmt: on
+
+
+class OpenDecorator(Protocol):
+    """What `batch` gives back for ``fill="open"`` or ``"continuous"``."""
+
+    # fmt: off
+    @overload
+    def __call__(self, handler: Callable[[OpenBatch[A, R]], Awaitable[None]], /) -> BatchedFunction[[A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, OpenBatch[A, R]], Awaitable[None]], /) -> BatchedMethod[S, [A], R]: ...
+    # fmt: on
+
+
+class OpenStreamDecorator(Protocol):
+    """The same with ``streams=True``."""
+
+    # fmt: off
+    @overload
+    def __call__(self, handler: Callable[[OpenBatch[A, R]], Awaitable[None]], /) -> BatchedGenerator[[A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, OpenBatch[A, R]], Awaitable[None]], /) -> BatchedGeneratorMethod[S, [A], R]: ...
     # fmt: on
 
 

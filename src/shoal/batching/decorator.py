@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import MethodType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
 from shoal.batching.decorated import BatchedFunction, BatchedGenerator, Decorated
 from shoal.batching.opening import Opening
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
         BatchedMethod,
         Decorator,
         DecoratorOf,
+        OpenDecorator,
+        OpenStreamDecorator,
     )
+    from shoal.batching.handlers import Fill
     from shoal.batching.kinds import Answer, Steps
-    from shoal.core.options import OptionKeywords
+    from shoal.core.option_keywords import OptionKeywords
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -69,12 +72,22 @@ def batch(handler: Callable[[S, list[A], list[B], list[C]], Steps[R]], /) -> Bat
 @overload
 def batch(handler: Callable[[S, list[A], list[B], list[C]], Answer[R]], /) -> BatchedMethod[S, [A, B, C], R]: ...
 @overload
-def batch(*, signature: Callable[P, R], **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
+def batch(*, fill: Literal["open", "continuous"], streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> OpenDecorator: ...
+@overload
+def batch(*, fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> OpenStreamDecorator: ...
+@overload
+def batch(*, signature: Callable[P, R], fill: Fill = "closed", streams: bool = False, **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
 @overload
 def batch(**options: Unpack[OptionKeywords]) -> Decorator: ...
 # fmt: on
 def batch(
-    handler: Any = None, /, *, signature: Callable[..., Any] | None = None, **options: Any
+    handler: Any = None,
+    /,
+    *,
+    signature: Callable[..., Any] | None = None,
+    fill: Fill = "closed",
+    streams: bool = False,
+    **options: Any,
 ) -> Any:
     """Turns a handler, a function of a list, into a function of one item.
 
@@ -90,6 +103,11 @@ def batch(
             parameters it takes a list for each.
         signature: A function of one item whose parameter names, types and defaults the call takes,
             where a handler has several parameters and type checkers should know their names.
+        fill: ``"closed"`` gives the handler whole batches. With ``"open"`` it starts when the first
+            request arrives and takes the others as they come, with ``"continuous"`` it takes
+            requests between its steps for as long as the batcher is open; then it is an async
+            function of an `OpenBatch`.
+        streams: Whether such a handler answers calls by streams.
         **options: As in `BatchOptions`.
 
     Returns:
@@ -101,14 +119,20 @@ def batch(
         ValueError: An option is out of its range.
     """
     if handler is None:
-        return partial(_decorated, signature=signature, options=options)
-    return _decorated(handler, signature, options)
+        return partial(_decorated, signature=signature, fill=fill, streams=streams, options=options)
+    return _decorated(handler, signature, fill, options, streams=streams)
 
 
 def _decorated(
-    handler: Any, /, signature: Callable[..., Any] | None, options: dict[str, Any]
+    handler: Any,
+    /,
+    signature: Callable[..., Any] | None,
+    fill: Fill,
+    options: dict[str, Any],
+    *,
+    streams: bool,
 ) -> Decorated:
-    opening = Opening(handler, signature, options)
+    opening = Opening(handler, signature, options, fill=fill, streams=streams)
     if opening.handler.streams:
         return BatchedGenerator[..., Any](opening)
     return BatchedFunction[..., Any](opening)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.group import GroupCell, PartsCell
+from shoal.batching.splitting import Splitting
 from shoal.batching.stream import ResultStream
-from shoal.core.request import CallOptions, Request
+from shoal.core.terms import NO_WISHES, Terms
 from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 
     from shoal.batching.intake import Intake
+    from shoal.batching.parking import Parking
     from shoal.batching.signature import Binding
+    from shoal.batching.splitting import Part
     from shoal.core.options import BatchOptions
-
-Extras: TypeAlias = "tuple[float | None, Mapping[str, Any] | None]"
-"""What one call asks for beside its item: its deadline in seconds from its start, its metadata."""
+    from shoal.core.request import CallOptions, Request
+    from shoal.core.terms import Wishes
 
 
 class Entry:
@@ -27,9 +32,10 @@ class Entry:
 
     Attributes:
         takes_bare_items: Whether a call of one positional argument needs neither binding nor a
-            deadline, and so can go straight to `call`.
+            record of its own, and so can go straight to `call`.
         intake: The line that they enter.
         call: `Intake.call`.
+        terms: What makes the records of calls.
     """
 
     def __init__(
@@ -47,122 +53,240 @@ class Entry:
 
     def configure(self, options: BatchOptions) -> None:
         """Takes in new options, for the calls that are made from now on."""
-        self._timeout_s = options.request_timeout_s
-        self.takes_bare_items = self._binding.single and self._timeout_s is None
+        self._options = options
+        self.terms = Terms(self.intake.name, options)
+        self._splitting = Splitting(self.intake.name, options, self.terms)
+        self._needs_terms = (
+            self.terms.of_each
+            or options.request_timeout_s is not None
+            or options.use_scope_deadline
+            or not self.intake.former.takes_anyone
+        )
+        self.takes_bare_items = self._binding.single and not self._needs_terms
 
     def begin(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], extras: Extras | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
     ) -> Coroutine[Any, Any, Any]:
         """Binds a call and returns the coroutine that makes it.
 
         Raises:
             TypeError: The arguments don't fit the handler's parameters.
+            ItemTooLarge: The item does not fit into any batch.
+            Exception: What a function of one item, such as `bucket_by`, raised.
         """
-        item = self._binding.item(args, kwargs)
-        options = self._call_options(extras)
-        if options is None or options.deadline is None:
-            return self.call(item, options)
-        return self._call_until(item, options)
+        return self.begin_item(self._binding.item(args, kwargs), wishes)
+
+    def begin_item(self, item: Any, wishes: Wishes | None) -> Coroutine[Any, Any, Any]:
+        """Returns the coroutine of a call whose arguments are bound already.
+
+        Raises:
+            ItemTooLarge: The item does not fit into any batch.
+            Exception: What a function of one item raised.
+        """
+        options = self._options_of(item, wishes)
+        if options is None:
+            return self.call(item, None)
+        if self._options.split is None:
+            return self._call(item, self._checked(options))
+        return self._call_divided(item, options, wishes or NO_WISHES)
 
     def begin_map(
-        self, columns: tuple[Iterable[Any], ...], extras: Extras | None, *, return_exceptions: bool
+        self,
+        columns: tuple[Iterable[Any], ...],
+        wishes: Wishes | None,
+        *,
+        return_exceptions: bool,
     ) -> Coroutine[Any, Any, list[Any]]:
         """Binds many calls, one for each element of the columns, and returns their coroutine.
 
         Raises:
             TypeError: The columns don't fit the handler's parameters.
             ValueError: The columns have different lengths.
+            ItemTooLarge: An item does not fit into any batch; then no call is made.
+            Exception: What a function of one item raised; then no call is made.
         """
         if self._binding.single and len(columns) == 1:
             items = list(columns[0])
         else:
             items = [self._binding.item(args, {}) for args in zip(*columns, strict=True)]
-        return self._map(items, self._call_options(extras), return_exceptions=return_exceptions)
+        if wishes is None and not self._needs_terms:
+            return self._map_alike(items, return_exceptions=return_exceptions)
+        return self._map(items, wishes or NO_WISHES, return_exceptions=return_exceptions)
 
     def begin_stream(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], extras: Extras | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
     ) -> ResultStream[Any]:
         """Binds a call and returns the stream that makes it when it is entered.
 
         Raises:
             TypeError: The arguments don't fit the handler's parameters.
+            ItemTooLarge: The item does not fit into any batch.
+            Exception: What a function of one item raised.
         """
         item = self._binding.item(args, kwargs)
-        return ResultStream(self.intake, item, self._call_options(extras))
+        return ResultStream(self.intake, item, self.options_of(item, wishes))
 
-    def _call_options(self, extras: Extras | None) -> CallOptions | None:
-        limit_s = self._timeout_s
-        if extras is None and limit_s is None:
-            return None
-        deadline_s, metadata = (None, None) if extras is None else extras
-        if deadline_s is None or (limit_s is not None and limit_s < deadline_s):
-            deadline_s = limit_s
-        return CallOptions(None if deadline_s is None else self._now() + deadline_s, metadata)
+    def options_of(self, item: Any, wishes: Wishes | None) -> CallOptions | None:
+        """Returns the record of a call; None where it needs none.
 
-    async def _call_until(self, item: Any, options: CallOptions) -> Any:
+        Raises:
+            ItemTooLarge: The item does not fit into any batch.
+            Exception: What a function of one item raised.
+        """
+        options = self._options_of(item, wishes)
+        return None if options is None else self._checked(options)
+
+    def _options_of(self, item: Any, wishes: Wishes | None) -> CallOptions | None:
+        if wishes is None:
+            if not self._needs_terms:
+                return None
+            wishes = NO_WISHES
+        return self._terms_of(item, wishes, self._now())
+
+    def _terms_of(self, item: Any, wishes: Wishes, now: float) -> CallOptions:
+        if self._options.use_scope_deadline:
+            return self.terms.of(item, wishes, now, anyio.current_effective_deadline())
+        return self.terms.of(item, wishes, now)
+
+    def _checked(self, options: CallOptions) -> CallOptions:
+        """Returns the record of a call.
+
+        Raises:
+            ItemTooLarge: Its item does not fit into any batch.
+        """
+        refusal = self.terms.refusal(options)
+        if refusal is not None:
+            raise refusal
+        return options
+
+    async def _call(self, item: Any, options: CallOptions) -> Any:
         try:
             request = self.intake.enter(item, options)
         except ShoalError:
             await anyio.lowlevel.checkpoint()
             raise
-        await self._wait(request.cell, (request,), options)
-        return _outcomes((request,))[0]
+        try:
+            await request.cell
+        except BaseException:
+            self.intake.abandon(request)
+            raise
+        finally:
+            self.intake.forget(request)
+        if request.error is not None:
+            try:
+                raise request.error
+            finally:
+                request.error = None
+        return request.value
 
-    async def _map(
-        self, items: list[Any], options: CallOptions | None, *, return_exceptions: bool
-    ) -> list[Any]:
+    async def _call_divided(self, item: Any, options: CallOptions, wishes: Wishes) -> Any:
+        """Makes one call of one or several requests; the first that fails ends it."""
+        # Not before: it depends on what is in line when the call enters it.
+        queued = self.intake.former.size_beside(options)
+        parts = self._splitting.parts(item, options, wishes, self._now(), queued)
+        if len(parts) == 1:
+            return await self._call(*parts[0])
+        requests = await self._group(parts, PartsCell)
+        cell: PartsCell = requests[0].cell
+        cell.has_failed = partial(_any_failed, requests)
+        await self._wait(requests)
+        for request in requests:
+            if request.error is None:
+                self.intake.abandon(request)
+        try:
+            return self._splitting.joined(requests)
+        finally:
+            _let_go_of_errors(requests)
+
+    async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
+        """Makes calls that have nothing but an item."""
         if not items:
             await anyio.lowlevel.checkpoint()
             return []
         try:
-            requests = self.intake.enter_group(items, options)
+            requests = self.intake.enter_group(items, None, GroupCell)
         except ShoalError:
             await anyio.lowlevel.checkpoint()
             raise
-        await self._wait(requests[0].cell, requests, options)
-        if not return_exceptions:
-            return _outcomes(requests)
-        results = [r.value if r.error is None else r.error for r in requests]
-        _let_go_of_errors(requests)
+        await self._wait(requests)
+        if return_exceptions:
+            results = [r.value if r.error is None else r.error for r in requests]
+            _let_go_of_errors(requests)
+            return results
+        for request in requests:
+            if request.error is not None:
+                try:
+                    raise request.error
+                finally:
+                    _let_go_of_errors(requests)
+        return [request.value for request in requests]
+
+    def _divided(self, items: list[Any], wishes: Wishes) -> list[list[Part]]:
+        """Divides items that enter the line one after the other."""
+        now = self._now()
+        calls: list[list[Part]] = []
+        entering: dict[Hashable, float] = {}
+        for item in items:
+            options = self._terms_of(item, wishes, now)
+            queued = entering.get(options.key)
+            if queued is None:
+                queued = self.intake.former.size_beside(options)
+            calls.append(self._splitting.parts(item, options, wishes, now, queued))
+            entering[options.key] = queued + options.cost
+        return calls
+
+    async def _map(self, items: list[Any], wishes: Wishes, *, return_exceptions: bool) -> list[Any]:
+        """Makes calls of one or more parts each."""
+        if not items:
+            await anyio.lowlevel.checkpoint()
+            return []
+        calls = self._divided(items, wishes)
+        requests = await self._group([part for parts in calls for part in parts], GroupCell)
+        await self._wait(requests)
+        rest = iter(requests)
+        results: list[Any] = []
+        try:
+            for parts in calls:
+                of_one = list(islice(rest, len(parts)))
+                try:
+                    results.append(self._splitting.joined(of_one))
+                except Exception as error:
+                    if not return_exceptions:
+                        raise
+                    results.append(error)
+        finally:
+            _let_go_of_errors(requests)
         return results
 
-    async def _wait(
-        self, cell: Awaitable[None], requests: Sequence[Request], options: CallOptions | None
-    ) -> None:
-        """Waits for requests to end, or to run out of time; drops them if the wait is cancelled."""
+    async def _group(
+        self, parts: list[Part], new_cell: Callable[[Parking, int], Any]
+    ) -> list[Request]:
         try:
-            if options is None or options.deadline is None:
-                await cell
-                return
-            if options.deadline <= requests[0].arrived_at:
-                # asyncio would let a result overtake the cancellation.
-                for request in requests:
-                    self.intake.expire(request)
-                await anyio.lowlevel.checkpoint()
-                return
-            with anyio.CancelScope(deadline=options.deadline) as scope:
-                await cell
+            return self.intake.enter_group(
+                [part.item for part in parts], [part.options for part in parts], new_cell
+            )
+        except ShoalError:
+            await anyio.lowlevel.checkpoint()
+            raise
+
+    async def _wait(self, requests: Sequence[Request]) -> None:
+        """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
+        try:
+            await requests[0].cell
         except BaseException:
             for request in requests:
                 self.intake.abandon(request)
             raise
-        if scope.cancelled_caught:
+        finally:
             for request in requests:
-                self.intake.expire(request)
+                self.intake.forget(request)
+
+
+def _any_failed(requests: Sequence[Request]) -> bool:
+    return any(request.error is not None for request in requests)
 
 
 def _let_go_of_errors(requests: Sequence[Request]) -> None:
     """Breaks the cycle from a request by its error and the traceback's frames to the request."""
     for request in requests:
         request.error = None
-
-
-def _outcomes(requests: Sequence[Request]) -> list[Any]:
-    """Returns the results of requests, or raises the first error."""
-    for request in requests:
-        if request.error is not None:
-            try:
-                raise request.error
-            finally:
-                _let_go_of_errors(requests)
-    return [request.value for request in requests]

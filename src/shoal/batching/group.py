@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from shoal.batching.parking import Parking
 
@@ -36,3 +36,23 @@ class GroupCell:
     def departed(self) -> bool:
         """Says whether the caller was cancelled; it says so itself at its next turn."""
         return self._parking.is_spent(self._cell)
+
+
+class PartsCell(GroupCell):
+    """The same for the parts of one item: the first that fails wakes the caller."""
+
+    __slots__ = ("has_failed",)
+
+    def __init__(self, parking: Parking, size: int) -> None:
+        super().__init__(parking, size)
+        self.has_failed: Callable[[], bool] = _nothing_failed
+
+    def wake(self) -> None:
+        """Notes that one part has ended."""
+        self.left -= 1
+        if self.left == 0 or self.has_failed():
+            self._parking.wake(self._cell)
+
+
+def _nothing_failed() -> bool:
+    return False

@@ -12,16 +12,20 @@ import functools
 import inspect
 import math
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import anyio
 import anyio.to_thread
 
 from shoal.batching.signature import Binding
+from shoal.core.option_checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
+
+Fill: TypeAlias = Literal["closed", "open", "continuous"]
+"""When a batch is complete: before the handler starts, while it runs, or never."""
 
 _DONE: Any = object()
 
@@ -33,12 +37,19 @@ class Handler:
         function: The function as it was given.
         name: What to call it in messages.
         binding: How calls of one item become calls of it.
-        streams: Whether it is a generator function, so that each call is answered by a stream.
+        fill: Whether its batches are ``"closed"`` when it gets them, ``"open"`` or
+            ``"continuous"``.
+        streams: Whether it is a generator function, or answers by streams.
         threaded: Whether it runs in worker threads.
     """
 
     def __init__(
-        self, function: Callable[..., Any], prototype: Callable[..., Any] | None = None
+        self,
+        function: Callable[..., Any],
+        prototype: Callable[..., Any] | None = None,
+        *,
+        fill: Fill = "closed",
+        streams: bool = False,
     ) -> None:
         if not callable(function):
             raise TypeError(
@@ -53,11 +64,25 @@ class Handler:
             )
         self.function = function
         self.name = _name(function)
-        self.binding = Binding(function, prototype)
+        self.fill = one_of("fill", fill, get_args(Fill))
         code = _innermost(function)
         is_async = inspect.iscoroutinefunction(code)
         self._async_steps = inspect.isasyncgenfunction(code)
         self.streams = self._async_steps or inspect.isgeneratorfunction(code)
+        if fill != "closed":
+            if not is_async:
+                raise TypeError(
+                    f"with fill={fill!r} the handler answers each request by itself, so it must be "
+                    f"an async function of the batch, not {function!r}; write\n"
+                    "    async def handler(batch: shoal.OpenBatch[T, R]) -> None: ..."
+                )
+            self.streams = yes_or_no("streams", streams)
+        elif streams:
+            raise TypeError(
+                "streams=True is for fill='open' and fill='continuous'; "
+                "a handler that streams to closed batches is a generator function"
+            )
+        self.binding = Binding(function, prototype, of_batch=fill != "closed")
         self.threaded = not (is_async or self._async_steps)
         # Slots bound how many threads run at once, so the limiter has nothing left to limit.
         self._threads = anyio.CapacityLimiter(math.inf) if self.threaded else None

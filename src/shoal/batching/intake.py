@@ -12,19 +12,20 @@ and a copy of the caller's context, and no more.
 from __future__ import annotations
 
 from contextvars import copy_context
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import anyio.lowlevel
 
 from shoal.batching.buffer import StreamBuffer
 from shoal.batching.deadlines import Deadlines
-from shoal.batching.group import GroupCell
+from shoal.batching.endings import Endings
 from shoal.core.forming import Former
 from shoal.core.request import Request, State
-from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError
+from shoal.errors import DeadlineExceeded, Overloaded, ShoalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Sequence
 
     from shoal.batching.parking import Parking
     from shoal.core.counters import Counters
@@ -36,14 +37,11 @@ PARKED = State.PARKED
 RUNNING = State.RUNNING
 
 
-class Intake:
+class Intake(Endings):
     """The line of one open batcher, from its callers' side.
 
     Attributes:
-        name: The batcher's name, for messages.
-        former: The line and the rule that cuts batches from it.
-        ring: Wakes the slot that waits for requests; the slots set it.
-        deadlines: What ends streams that run out of time; it wants to be run.
+        deadlines: What ends requests that run out of time; it wants to be run.
     """
 
     def __init__(
@@ -53,16 +51,10 @@ class Intake:
         parking: Parking,
         counters: Counters,
     ) -> None:
-        self.name = name
-        self.former = Former(options)
-        self.ring: Callable[[], None] = _nobody_listens
-        self.deadlines = Deadlines(parking, self.expire)
-        self._parking = parking
-        self._counters = counters
+        super().__init__(name, Former(options), parking, counters)
+        self.deadlines = Deadlines(parking, self.former.overdue, self.expire)
         self._now = parking.now
         self._new_cell = parking.new_cell
-        self._closed = False
-        self._failure: BaseException | None = None
 
     async def call(self, item: Any, options: CallOptions | None) -> Any:
         """Puts one request in line and waits for its result.
@@ -88,15 +80,16 @@ class Intake:
         live = former.live
         if live < former.room:  # Former.arrive, without the call
             request.state = QUEUED
-            former.queue.append(request)
+            former.append(request)
             former.live = live = live + 1
             if live == former.wake_at:
                 self.ring()
         else:
-            refusal = self._overflow(request)
-            if refusal is not None:
+            try:
+                self._let_in(request)
+            except ShoalError:
                 await anyio.lowlevel.checkpoint()  # or a caller that tries again blocks the loop
-                raise refusal
+                raise
         try:
             await cell
         except BaseException:
@@ -115,9 +108,14 @@ class Intake:
 
         Raises:
             Overloaded: The line is full.
+            DeadlineExceeded: Its time is up before it has begun.
             BatcherClosed: The batcher has stopped.
         """
-        return self._enter(self._new_request(item, options, self._new_cell()))
+        request = self._new_request(item, options, self._new_cell())
+        self._refuse_what_is_late(request)
+        self._let_in(request)
+        self._watch(request)
+        return request
 
     def enter_stream(self, item: Any, options: CallOptions | None) -> Request:
         """Puts the request of one stream in line; its cell is the stream's buffer.
@@ -127,91 +125,56 @@ class Intake:
             BatcherClosed: The batcher has stopped.
         """
         buffer = StreamBuffer(self._parking, self.former.options.stream_buffer)
-        request = self._enter(self._new_request(item, options, buffer))
-        if request.deadline is None:
-            return request
-        if request.deadline > request.arrived_at:
-            self.deadlines.add(request, request.deadline)
-        else:
-            self.expire(request)
+        request = self._new_request(item, options, buffer)
+        self._refuse_what_is_late(request)
+        self._let_in(request)
+        self._watch(request)
         return request
 
-    def enter_group(self, items: list[Any], options: CallOptions | None) -> list[Request]:
+    def enter_group(
+        self,
+        items: list[Any],
+        options: Sequence[CallOptions] | None,
+        new_cell: Callable[[Parking, int], Any],
+    ) -> list[Request]:
         """Puts many requests in line that share one cell; the caller waits on it, at once.
+
+        Args:
+            items: What the requests are about; at least one.
+            options: The record of each; None where there are none.
+            new_cell: Makes the cell that they share.
 
         Raises:
             Overloaded: The line has no room for all of them; then none is put in.
+            DeadlineExceeded: Their time is up before it has begun.
             BatcherClosed: The batcher has stopped.
         """
-        former = self.former
-        room = int(min(len(items), max(0, former.room - former.live)))
-        refusal = self._refusal(len(items)) if room < len(items) else None
-        if refusal is not None:
-            raise refusal
-        group = GroupCell(self._parking, len(items))
+        cell = new_cell(self._parking, len(items))
         now = self._now()
         context = copy_context()
         requests: list[Request] = []
-        for item in items:  # _new_request, without the calls
+        for item, asked in zip(items, options or repeat(None), strict=False):
+            # _new_request, without the calls
             request = Request()
             request.item = item
-            request.cell = group
+            request.cell = cell
             request.arrived_at = now
             request.context = context
-            request.options = options
+            request.options = asked
             request.error = request.batch = None
-            request.state = QUEUED if len(requests) < room else PARKED
             requests.append(request)
-        if former.arrive_all(requests[:room]):
-            self.ring()
-        for request in requests[room:]:
-            former.park(request)
-        return requests
-
-    def abandon(self, request: Request) -> None:
-        """Drops a request whose caller has left; does nothing if it has come to an end already."""
-        state = request.state
-        if state is RUNNING:
-            batch, request.batch = request.batch, None
-            assert batch is not None
-            request.state = State.CANCELLED
-            self._counters.cancelled += 1
-            batch.active -= 1
-            if batch.active == 0 and batch.on_abandoned is not None:
-                batch.on_abandoned()
-        elif state is QUEUED or state is PARKED:
-            self._counters.cancelled += 1
-            if self.former.leave(request):
+        self._refuse_what_is_late(requests[0], len(requests))
+        former = self.former
+        if options is None and former.live + len(requests) <= former.room:
+            for request in requests:
+                request.state = QUEUED
+            if former.arrive_all(requests):
                 self.ring()
-        else:
-            request.error = None  # nobody will raise it, and it holds on to the request
-
-    def expire(self, request: Request) -> None:
-        """Drops a request that has run out of time, unless it has come to an end already."""
-        if request.state in (PARKED, QUEUED, RUNNING):
-            self.abandon(request)
-        if request.state is State.CANCELLED:
-            self._counters.cancelled -= 1
-            self._counters.expired += 1
-            request.error = DeadlineExceeded(f"{self.name} did not answer by the call's deadline")
-
-    def close(self) -> None:
-        """Lets no further call in; what is in line stays."""
-        self._closed = True
-        self.former.close()
-        self.ring()
-
-    def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:
-        """Fails requests, and every later call, because the batcher has stopped."""
-        self._failure = failure
+            return requests
+        self._let_all_in(requests)
         for request in requests:
-            request.error = self._stopped()
-            request.state = State.FAILED
-            if (batch := request.batch) is not None:
-                batch.active -= 1
-                request.batch = None
-            self._counters.failed += 1
-            self._parking.wake_all((request,))
+            self._watch(request)
+        return requests
 
     def _new_request(self, item: Any, options: CallOptions | None, cell: Any) -> Request:
         request = Request()
@@ -223,45 +186,59 @@ class Intake:
         request.error = request.batch = None
         return request
 
-    def _enter(self, request: Request) -> Request:
-        if self.former.live < self.former.room:
-            request.state = QUEUED
-            if self.former.arrive(request):
-                self.ring()
-        else:
-            refusal = self._overflow(request)
-            if refusal is not None:
-                raise refusal
-        return request
+    def _let_in(self, request: Request) -> None:
+        """Puts a request in line, or parks it.
 
-    def _overflow(self, request: Request) -> ShoalError | None:
-        """Parks a request that the line has no room for, or returns the error that refuses it."""
-        refusal = self._refusal(1)
-        if refusal is None:
-            request.state = PARKED
-            self.former.park(request)
-        return refusal
+        Raises:
+            Overloaded: There is no room for it.
+            BatcherClosed: The batcher has stopped.
+        """
+        admission = self.former.admit(request)
+        if admission.refusal is not None:
+            raise self._refused(admission.refusal, 1)
+        if admission.victim is not None:
+            self._counters.shed += 1
+            admission.victim.error = Overloaded(
+                f"{self.name} is overloaded, and has shed this request for another one"
+            )
+            self._parking.wake_all((admission.victim,))
+        if admission.ring:
+            self.ring()
 
-    def _refusal(self, requests: int) -> ShoalError | None:
-        """Returns the error that refuses requests; None if they may wait for room."""
+    def _let_all_in(self, requests: list[Request]) -> None:
+        """Lets all requests of a group in, or none of them.
+
+        Raises:
+            Overloaded: There is no room for one of them.
+            BatcherClosed: The batcher has stopped.
+        """
+        refusal = self.former.refusal_of(len(requests))
+        if refusal is not None:
+            raise self._refused(refusal, len(requests))
+        for place, request in enumerate(requests):
+            try:
+                self._let_in(request)
+            except ShoalError:
+                for other in requests[:place]:
+                    if other.state in (QUEUED, PARKED):
+                        self.former.leave(other, State.FAILED)
+                if not self._closed:
+                    self._counters.rejected += len(requests) - 1
+                raise
+
+    def _refused(self, why: str, requests: int) -> ShoalError:
+        """Makes the error of requests that are not let in."""
         if self._closed:
             return self._stopped()
-        if self.former.options.overload == "wait":
-            return None
         self._counters.rejected += requests
-        return Overloaded(
-            f"{self.name} is overloaded: {self.former.live} requests are waiting, "
-            f"and max_queued_requests={self.former.options.max_queued_requests}"
-        )
+        return Overloaded(f"{self.name} is overloaded: {why}")
 
-    def _stopped(self) -> BatcherClosed:
-        """Makes the error of one caller that the batcher could not answer."""
-        if self._failure is None:
-            return BatcherClosed(f"{self.name} is closed")
-        error = BatcherClosed(f"{self.name} stopped: {self._failure!r}")
-        error.__cause__ = self._failure
-        return error
+    def _refuse_what_is_late(self, request: Request, requests: int = 1) -> None:
+        deadline = request.deadline
+        if deadline is not None and deadline <= request.arrived_at:
+            self._counters.expired += requests
+            raise DeadlineExceeded(f"a call to {self.name} was made when its time was up")
 
-
-def _nobody_listens() -> None:
-    """What an arrival rings before the slots have started."""
+    def _watch(self, request: Request) -> None:
+        self.former.overdue.watch(request, self.former.options)
+        self.deadlines.look()

@@ -15,9 +15,9 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.batching.batcher import Batcher
+from shoal.batching.checking import checked_options
 from shoal.batching.handlers import Handler
-from shoal.batching.signature import signature_of
-from shoal.core.options import BatchOptions
+from shoal.batching.signature import signature_of, signature_of_batch
 from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from inspect import Signature
 
     from shoal.batching.entry import Entry
+    from shoal.batching.handlers import Fill
 
 
 class Open(NamedTuple):
@@ -50,17 +51,22 @@ class Opening:
         function: Any,
         signature: Callable[..., Any] | None,
         options: Mapping[str, Any],
+        *,
+        fill: Fill,
+        streams: bool,
     ) -> None:
         self.is_static = isinstance(function, staticmethod)
         self.is_class_method = isinstance(function, classmethod)
         if self.is_static or self.is_class_method:
             function = function.__func__
-        BatchOptions.of(options)
-        self.handler = Handler(function)
+        self.handler = Handler(function, fill=fill, streams=streams)
+        checked_options(options, self.handler)
         names = self.handler.binding.names
         self._call_signature = (
             self.handler.binding.signature
             if signature is None
+            else signature_of_batch(function, signature)
+            if fill != "closed"
             # Whether this is a method, whose first parameter is not batched, is not known yet.
             else signature_of(signature, names[1:], names)
         )
@@ -69,6 +75,7 @@ class Opening:
         self._taken: set[object] = set()
         self._signature = signature
         self._options = options
+        self._streams = streams
 
     def signature_for(self, receiver: object) -> Signature:
         """Returns what a call of one item on a receiver looks like."""
@@ -107,10 +114,13 @@ class Opening:
         if key in self._taken:
             raise RuntimeError(f"{self.handler.name} is open in this event loop already")
         function = self.handler.function
-        batcher: Batcher[Any] = Batcher(
+        make: Any = Batcher  # no overload takes a handler of which nothing is known
+        batcher: Batcher[Any] = make(
             function if receiver is None else MethodType(function, receiver),
             signature=self._signature,
             name=self.handler.name,
+            fill=self.handler.fill,
+            streams=self._streams,
             **self._options,
         )
         self._taken.add(key)

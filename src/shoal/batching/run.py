@@ -15,12 +15,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures import own_copy
+from shoal.core.policies.sizing import padded
 from shoal.core.request import State
 from shoal.errors import HandlerFailed, HandlerTimeout, WrongResultType
 
@@ -68,15 +70,20 @@ class Run(ABC):
         cancelled, no request is left unended; else those that are left are the caller's to end.
         """
         if self.options.cancel_abandoned:
-            batch.on_abandoned = scope.cancel
+            batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
         try:
             await self._run_requests(batch, batch.requests, scope)
         finally:
-            batch.on_abandoned = None
+            batch.on_left = None
             running_batch.reset(token)
             if batch.active and scope.cancel_called:
                 self._fail_all(batch.requests, self._timed_out)
+
+    def _left(self, batch: Batch, scope: Scope) -> None:
+        """Notes that the caller of a request has left."""
+        if batch.active == 0:
+            scope.cancel()
 
     async def _run_requests(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
         """Runs the handler on some or all requests of a batch, and ends each of them."""
@@ -125,6 +132,32 @@ class Run(ABC):
         if failure is not None:
             raise failure
 
+    def _items(self, requests: Sequence[Request]) -> list[Any]:
+        """Returns the items of a run, padded to a size that the handler may be given.
+
+        Raises:
+            ValueError: ``pad`` gave back another number of items.
+            Exception: What ``pad`` raised.
+        """
+        items = [request.item for request in requests]
+        sizes, pad = self.options.allowed_batch_sizes, self.options.pad
+        if sizes is None:
+            return items
+        by_cost = self.options.batch_size_fn is not None
+        size = sum(request.cost for request in requests) if by_cost else len(items)
+        wanted = padded(sizes, size)
+        if size >= wanted:
+            return items
+        if pad is None:
+            return items + [items[-1]] * (wanted - len(items))
+        made = list(pad(list(items), wanted))
+        if len(made) < len(items) or (not by_cost and len(made) != wanted):
+            raise ValueError(
+                f"pad of {self.name} was given {len(items)} items and must give back {wanted}, "
+                f"not {len(made)}"
+            )
+        return made
+
     @abstractmethod
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
         """Calls the handler and hands out what it gives back."""
@@ -168,6 +201,12 @@ class Run(ABC):
         self._end(request, State.FAILED)
         self.counters.failed += 1
         self.parking.wake_all((request,))
+
+    def _finish_stream(self, request: Request) -> None:
+        """Ends a stream after the items that it has."""
+        self._end(request, State.FINISHED)
+        self.counters.finished += 1
+        request.cell.wake()
 
     def _end(self, request: Request, state: State) -> None:
         batch, request.batch = request.batch, None

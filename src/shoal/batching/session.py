@@ -20,22 +20,26 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Final, cast
 
 import anyio
+import anyio.lowlevel
 
+from shoal.batching.current import running_batch
 from shoal.batching.entry import Entry
 from shoal.batching.intake import Intake
+from shoal.batching.open_run import OpenRun
+from shoal.batching.open_slots import OpenSlots
 from shoal.batching.parking import Parking
 from shoal.batching.slots import Slots
 from shoal.batching.stream_run import StreamRun
 from shoal.batching.unary_run import UnaryRun
 from shoal.core.counters import ClosingCounts
+from shoal.core.terms import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.handlers import Handler
     from shoal.batching.run import Run
-    from shoal.core.batch import Batch
-    from shoal.core.counters import BatcherState, Counters
+    from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options import BatchOptions
 
 logger: Final = logging.getLogger("shoal")
@@ -65,7 +69,7 @@ class Session:
         self._parking = Parking.of_this_loop()
         self._intake = Intake(name, options, self._parking, counters)
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now)
-        self.slots = Slots(self._intake, self._parking, counters, self._new_run(), self._task_died)
+        self.slots = self._new_slots()
         self._stopping = anyio.Event()
         self._closed = anyio.Event()
         self._ended_before: tuple[int, int, int] | None = None
@@ -79,8 +83,7 @@ class Session:
         try:
             async with anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
-                if self._handler.streams:
-                    tasks.start_soon(self._watch_deadlines)
+                tasks.start_soon(self._watch_deadlines)
                 try:
                     on_open()
                     await self._stopping.wait()
@@ -105,34 +108,57 @@ class Session:
         """
         self._begin_counting()
         self._stopping.set()
-        await self._closed.wait()
+        if running_batch.get(None) in self.slots.batches:  # a handler of ours: not for itself
+            await anyio.lowlevel.checkpoint()
+        else:
+            await self._closed.wait()
         return self._counts
 
     def flush(self) -> None:
         """Sends what is in line now without waiting for more."""
-        self._intake.former.flush()
-        self.slots.ring()
+        self.slots.flush()
 
     def stop_waiting(self) -> None:
         """Waits out no more windows, from now on."""
-        self._intake.former.draining = True
+        self._intake.former.drain()
         self.slots.ring()
 
     def configure(self, options: BatchOptions) -> None:
         """Takes in new options, from the next batch on."""
+        terms = Terms(self._name, options)
+        for request, error in self._intake.former.change(options, terms.renew):
+            self._intake.fail_one(request, error)
         self._options = options
         self.slots.run = self._new_run()
         self.entry.configure(options)
-        self._intake.former.reform(options)
         self.slots.resize()
 
-    def load(self) -> tuple[int, int, list[Batch]]:
-        """Returns how many requests are queued and parked, and the batches that are running."""
+    def statistics(self) -> BatcherStatistics:
+        """Returns the counts together with what is known of the line and the slots now."""
         former = self._intake.former
-        return former.live, former.parked, list(self.slots.batches)
+        limit = None if former.adaptive is None else former.adaptive.limit(former.live)
+        return self._counters.statistics(
+            self._name,
+            self.state,
+            self._options,
+            former.live,
+            former.parked,
+            list(self.slots.batches),
+            former.model.snapshot(),
+            limit,
+        )
+
+    def _new_slots(self) -> Slots:
+        run = self._new_run()
+        parts = (self._intake, self._parking, self._counters, run, self._task_died)
+        if self._handler.fill == "closed":
+            return Slots(*parts)
+        return OpenSlots(*parts, fill=self._handler.fill)
 
     def _new_run(self) -> Run:
-        kind = StreamRun if self._handler.streams else UnaryRun
+        kind: type[Run] = StreamRun if self._handler.streams else UnaryRun
+        if self._handler.fill != "closed":
+            kind = OpenRun
         return kind(self._name, self._handler, self._options, self._parking, self._counters)
 
     async def _watch_deadlines(self) -> None:

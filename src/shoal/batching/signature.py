@@ -32,18 +32,34 @@ class Binding:
         signature: The signature of the call of one item: the handler's names and defaults, with
             each annotation ``list[T]`` turned into ``T``.
         single: Whether an item is one bare argument.
+
+    Args:
+        handler: The function of a list, or of a batch.
+        prototype: A function of one item that says what calls look like.
+        of_batch: Whether the handler takes a batch that is open instead of lists.
     """
 
-    def __init__(self, handler: Callable[..., Any], prototype: Callable[..., Any] | None) -> None:
-        parameters = _parameters(handler)
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        prototype: Callable[..., Any] | None,
+        *,
+        of_batch: bool = False,
+    ) -> None:
+        if of_batch:
+            self.signature = signature_of_batch(handler, prototype)
+            parameters = list(self.signature.parameters.values())
+        else:
+            parameters = _parameters(handler)
         self.names = [parameter.name for parameter in parameters]
         self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
         self.single = len(parameters) == 1
-        self.signature = (
-            _per_item(handler, parameters)
-            if prototype is None
-            else signature_of(prototype, self.names)
-        )
+        if not of_batch:
+            self.signature = (
+                _per_item(handler, parameters)
+                if prototype is None
+                else signature_of(prototype, self.names)
+            )
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Binds one call.
@@ -53,8 +69,11 @@ class Binding:
         """
         if self.single and len(args) == 1 and not kwargs:
             return args[0]
-        bound = self.signature.bind(*args, **kwargs)
+        bound = self.signature.bind_partial(*args, **kwargs)
         bound.apply_defaults()
+        missing = [name for name in self.names if name not in bound.arguments]
+        if missing:
+            raise TypeError(f"missing required arguments: {', '.join(map(repr, missing))}")
         if self.single:
             return bound.arguments[self.names[0]]
         return tuple(bound.arguments[name] for name in self.names)
@@ -81,8 +100,7 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
         signature = inspect.signature(handler)
     except ValueError:  # a builtin that does not tell
         return [_ONE_LIST]
-    filled_in = handler.keywords if isinstance(handler, functools.partial) else {}
-    parameters = [p for p in signature.parameters.values() if p.name not in filled_in]
+    parameters = _open_parameters(handler, signature)
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if len(named) < len(parameters) and any(p.default is p.empty for p in named):
         raise TypeError(
@@ -99,11 +117,16 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
     return named
 
 
+def _open_parameters(function: Callable[..., Any], signature: Signature) -> list[Parameter]:
+    filled_in = function.keywords if isinstance(function, functools.partial) else {}
+    return [p for p in signature.parameters.values() if p.name not in filled_in]
+
+
 def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signature:
     hints = _type_hints(handler)
     return Signature(
-        [p.replace(annotation=_element(hints.get(p.name, p.annotation))) for p in parameters],
-        return_annotation=_element(hints.get("return", Signature.empty)),
+        [p.replace(annotation=element_of(hints.get(p.name, p.annotation))) for p in parameters],
+        return_annotation=element_of(hints.get("return", Signature.empty)),
     )
 
 
@@ -119,18 +142,68 @@ def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signatur
     """
     if not callable(prototype):
         raise TypeError(f"signature must be a function of one item, not {prototype!r}")
-    hints = _type_hints(prototype)
-    found = [p for p in inspect.signature(prototype).parameters.values() if p.name != "self"]
-    if [p.name for p in found] not in allowed:
+    signature = _without_self(prototype)
+    names = list(signature.parameters)
+    if names not in allowed:
         raise TypeError(
             f"signature={prototype!r} must have the handler's parameters "
-            f"({', '.join(allowed[-1])}), "
-            f"but has ({', '.join(p.name for p in found)})"
+            f"({', '.join(allowed[-1])}), but has ({', '.join(names)})"
         )
+    return signature
+
+
+def _without_self(prototype: Callable[..., Any]) -> Signature:
+    hints = _type_hints(prototype)
+    found = [p for p in inspect.signature(prototype).parameters.values() if p.name != "self"]
     return Signature(
         [p.replace(annotation=hints.get(p.name, p.annotation)) for p in found],
         return_annotation=hints.get("return", Signature.empty),
     )
+
+
+def signature_of_batch(
+    handler: Callable[..., Any], prototype: Callable[..., Any] | None
+) -> Signature:
+    """Returns what a call of one item looks like where the handler takes an open batch.
+
+    Args:
+        handler: The handler; a method may be unbound.
+        prototype: A function of one item that says it; None for the item of the annotation,
+            ``OpenBatch[T, R]``.
+
+    Raises:
+        TypeError: The prototype is no function, or the handler takes no batch.
+    """
+    if prototype is not None:
+        if not callable(prototype):
+            raise TypeError(f"signature must be a function of one item, not {prototype!r}")
+        return _without_self(prototype)
+    *receiver, batch = _parameters(handler)
+    if len(receiver) > 1:
+        raise TypeError(
+            f"the handler of an open batch takes the batch alone, not {inspect.signature(handler)};"
+            " write async def handler(batch: shoal.OpenBatch[T, R]) -> None"
+        )
+    hint = _type_hints(handler).get(batch.name, batch.annotation)
+    item, result = (*typing.get_args(hint), Parameter.empty, Parameter.empty)[:2]
+    return Signature(
+        [*receiver, Parameter("item", Parameter.POSITIONAL_OR_KEYWORD, annotation=item)],
+        return_annotation=result,
+    )
+
+
+def annotations_of(function: Callable[..., Any]) -> list[Any]:
+    """Returns the annotations of a function's parameters, as they are written where unreadable.
+
+    What a `functools.partial` has filled in does not count. Nothing is returned for a builtin that
+    does not tell its parameters.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return []
+    hints = _type_hints(function)
+    return [hints.get(p.name, p.annotation) for p in _open_parameters(function, signature)]
 
 
 def unreadable_annotations(function: Callable[..., Any]) -> dict[str, Exception]:
@@ -167,8 +240,8 @@ def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exceptio
     return hints, unreadable
 
 
-def _element(annotation: Any) -> Any:
-    """Turns ``list[T]`` into ``T``, and anything whose element is not known into nothing."""
+def element_of(annotation: Any) -> Any:
+    """Turns ``list[T]`` into ``T``, and anything whose element is not known into no annotation."""
     arguments = typing.get_args(annotation)
     origin = typing.get_origin(annotation)
     if len(arguments) >= 1 and inspect.isclass(origin) and issubclass(origin, Sequence):

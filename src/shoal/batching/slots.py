@@ -24,7 +24,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.core.batch import Batch, CutReason
-from shoal.core.forming import Cut
+from shoal.core.policies.base import Cut
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Slots:
         self._count = 0
         self._last_id = 0
         self.batches: dict[Batch, float] = {}
+        self._former.batches = self.batches
         self.coroutines: list[object] = []
         self.ended = anyio.Event()
         intake.ring = self.ring
@@ -80,6 +81,11 @@ class Slots:
         self._tasks = tasks
         self._context = copy_context()
         self.resize()
+
+    def flush(self) -> None:
+        """Sends what is in line without waiting for more."""
+        self._former.flush()
+        self.ring()
 
     def resize(self) -> None:
         """Takes in a changed number of slots; those that are too many end after their batch."""
@@ -126,11 +132,11 @@ class Slots:
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
         has_run = False
         while True:
-            await self._take_turn()
+            await self.take_turn()
             try:
                 batch = await self._next_batch(has_run)
             finally:
-                self._pass_turn()
+                self.pass_turn()
             if batch is None:
                 return False
             await self._run(batch, scope)
@@ -150,10 +156,12 @@ class Slots:
             raise
         finally:
             del self.batches[batch]
-            self._counters.run_s.observe(self._parking.now() - started)
+            run_s = self._parking.now() - started
+            self._counters.run_s.observe(run_s)
+            self._former.model.observe(batch.load, run_s)
             self._tell_idle()
 
-    async def _take_turn(self) -> None:
+    async def take_turn(self) -> None:
         """Waits until no other slot is at the line."""
         while self._at_line:
             cell = self._parking.new_cell()
@@ -161,7 +169,8 @@ class Slots:
             await cell
         self._at_line = True
 
-    def _pass_turn(self) -> None:
+    def pass_turn(self) -> None:
+        """Lets the next slot come to the line."""
         self._at_line = False
         if self._next_at_line:
             self._parking.wake(self._next_at_line.popleft())
@@ -170,7 +179,8 @@ class Slots:
         """Waits for the next batch; returns None when this slot is not needed any more."""
         former = self._former
         fresh = has_run
-        while self._count <= former.options.max_concurrent_batches:
+        while not self._is_one_too_many():
+            self._intake.expire_overdue()  # or a request could get a slot in the tick of its end
             decision = former.decide(self._parking.now())
             if isinstance(decision, Cut):
                 if fresh:
@@ -210,7 +220,7 @@ class Slots:
 
     def _cut(self, cut: Cut) -> Batch | None:
         """Takes a batch from the line; None if some whose turn it was have just left."""
-        requests = self._former.take(cut.size)
+        requests = self._former.take(cut)
         departed = self._parking.departed(requests)
         if departed:
             # They were counted when the cut was decided, so it is decided again without them.
@@ -220,20 +230,39 @@ class Slots:
             self._former.put_back(requests)
             self._former.reform()  # their places are free
             return None
+        self._counters.batches[cut.reason] += 1
+        return self._begun(requests, cut.reason)
+
+    def _begun(self, requests: list[Request], reason: CutReason) -> Batch:
+        """Makes a batch of requests that have been taken from the line."""
         self._last_id += 1
-        batch = Batch(self._last_id, cut.reason, requests)
+        batch = Batch(self._last_id, reason, requests, self._former.load_of(requests))
         for request in requests:
             request.state = RUNNING
             request.batch = batch
         # From here on they are found by their batch, whatever happens.
         self.batches[batch] = now = self._parking.now()
         counters = self._counters
-        counters.batches[cut.reason] += 1
         counters.batch_size.observe(batch.size)
-        counters.wait_s.observe(now - requests[0].arrived_at)
+        # In order of arrival the first is the oldest.
+        oldest = requests[0] if self._former.takes_anyone else min(requests, key=_arrival)
+        counters.wait_s.observe(now - oldest.arrived_at)
         return batch
 
     def _tell_idle(self) -> None:
         slots = min(self._count, self._former.options.max_concurrent_batches)
-        if self._former.reform(idle_slots=max(0, slots - len(self.batches))):
+        idle = max(0, slots - len(self.batches))
+        if self._former.reform(idle_slots=idle, open_room=self._open_room()):
             self.ring()
+
+    def _open_room(self) -> float:
+        """Returns how much more the batches take that are open."""
+        return 0
+
+    def _is_one_too_many(self) -> bool:
+        """Says whether there are more slots than there should be."""
+        return self._count > self._former.options.max_concurrent_batches
+
+
+def _arrival(request: Request) -> float:
+    return request.arrived_at

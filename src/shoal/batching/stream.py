@@ -69,6 +69,7 @@ class ResultStream(Generic[R_co]):
     Raises (on entering):
         NotOpen: No batcher is open for the function in this event loop.
         Overloaded: The line is full.
+        DeadlineExceeded: The call's time was up before it was made.
 
     Cancellation: a cancelled wait for an item loses nothing, and inside ``async with`` the stream
     can be read on. Checkpoint: every item.
@@ -127,7 +128,7 @@ class ResultStream(Generic[R_co]):
             if buffer.hold is not None:
                 buffer.release()
             return item
-        self._intake.deadlines.forget(request)
+        self._intake.forget(request)
         if request.error is not None:
             try:
                 raise request.error
@@ -148,7 +149,7 @@ class ResultStream(Generic[R_co]):
         if self._request is None:
             return
         self._intake.abandon(self._request)
-        self._intake.deadlines.forget(self._request)
+        self._intake.forget(self._request)
         buffer: StreamBuffer = self._request.cell
         buffer.items.clear()
         buffer.release()

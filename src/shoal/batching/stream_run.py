@@ -13,15 +13,15 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.failures import own_copy
+from shoal.batching.readers import too_slow, wait_for_readers
 from shoal.batching.run import RUNNING, Run
 from shoal.batching.stream import END, SKIP
 from shoal.core.request import State
-from shoal.errors import SlowReader, WrongBatchSize
+from shoal.errors import WrongBatchSize
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
-    from shoal.batching.buffer import StreamBuffer
     from shoal.core.batch import Batch
     from shoal.core.request import Request
 
@@ -32,9 +32,10 @@ class StreamRun(Run):
     __slots__ = ()
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
-        steps = self.handler.steps([request.item for request in requests])
+        items = self._items(requests)
+        steps = self.handler.steps(items)
         try:
-            await self._pump(batch, steps)
+            await self._pump(batch, steps, len(items))
         finally:
             # A generator that is left between steps has clean-up of its own to do, and gets the
             # time that closing a batcher gets.
@@ -42,13 +43,14 @@ class StreamRun(Run):
                 await steps.aclose()
         for request in requests:
             if request.state is RUNNING:
-                self._finish(request)
+                self._finish_stream(request)
 
-    async def _pump(self, batch: Batch, steps: AsyncGenerator[Any, None]) -> None:
+    async def _pump(self, batch: Batch, steps: AsyncGenerator[Any, None], width: int) -> None:
         async for step in steps:
-            full = self._hand_out(batch, step)
+            full = self._hand_out(batch, step, width)
             if full:
-                await self._wait_for_readers(full)
+                limit_s = self.options.slow_reader_timeout_s
+                await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
             elif not self.handler.threaded and (batch.active or self._goes_on_alone(batch)):
                 # An async generator may come to its next step without a pause, and then the readers
                 # would get no turn. A step in a thread is a pause, and they read beside it.
@@ -56,23 +58,29 @@ class StreamRun(Run):
             if batch.active == 0 and not self._goes_on_alone(batch):
                 return
 
-    def _hand_out(self, batch: Batch, step: Any) -> list[Request]:
-        """Puts each slot of a step into its stream; returns the requests whose buffer is full."""
-        got = self._counted(step, batch.size)
+    def _hand_out(self, batch: Batch, step: Any, width: int) -> list[Request]:
+        """Puts each slot of a step into its stream; returns the requests whose buffer is full.
+
+        Args:
+            batch: The batch.
+            step: What the handler has yielded.
+            width: How many slots it must have: one for each request, and for padding.
+        """
+        got = self._counted(step, width)
         slots: list[Any] = self._listed(step, got)
-        if got != batch.size or len(slots) != batch.size:
+        if got != width or len(slots) != width:
             raise WrongBatchSize(
-                f"the handler of {self.name} has {batch.size} requests and yielded {got} slots; "
+                f"the handler of {self.name} was given {width} items and yielded {got} slots; "
                 "each step must have one for each, shoal.END for a stream that is over",
-                expected=batch.size,
+                expected=width,
                 got=got,
             )
         full: list[Request] = []
-        for request, slot in zip(batch.requests, slots, strict=True):
+        for request, slot in zip(batch.requests, slots, strict=False):
             if request.state is not RUNNING or slot is SKIP:
                 continue
             if slot is END or slot is StopIteration or slot is StopAsyncIteration:
-                self._finish(request)
+                self._finish_stream(request)
             elif isinstance(slot, BaseException):
                 self._fail(request, own_copy(slot))
             else:
@@ -84,47 +92,10 @@ class StreamRun(Run):
                     full.append(request)
         return full
 
-    def _finish(self, request: Request) -> None:
-        self._end(request, State.FINISHED)
-        self.counters.finished += 1
-        request.cell.wake()
-
     def _goes_on_alone(self, batch: Batch) -> bool:
         return not self.options.cancel_abandoned and any(
             request.state is State.CANCELLED for request in batch.requests
         )
 
-    async def _wait_for_readers(self, full: list[Request]) -> None:
-        """Waits until no buffer is full, but no longer than its readers may hold the batch back."""
-        limit_s = self.options.slow_reader_timeout_s
-        while full:
-            now = self.parking.now()
-            hold = self.parking.new_cell()
-            for request in full:
-                request.cell.begin_hold(hold, now)
-            scope = self.parking.new_scope()
-            due: dict[Request, float] = {}
-            if limit_s is not None:
-                due = {request: now + limit_s - request.cell.held_s for request in full}
-                scope.deadline = min(due.values())
-            with scope:
-                await hold
-            now = self.parking.now()
-            for request in full:
-                request.cell.end_hold(now)
-            full = [r for r in full if r.state is RUNNING and self._is_full(r)]
-            if limit_s is not None:
-                for request in full:
-                    if now >= due[request]:
-                        self._fail(request, self._too_slow(request.cell, limit_s))
-                full = [request for request in full if request.state is RUNNING]
-
-    def _is_full(self, request: Request) -> bool:
-        buffer: StreamBuffer = request.cell
-        return len(buffer.items) >= buffer.capacity
-
-    def _too_slow(self, buffer: StreamBuffer, limit_s: float) -> SlowReader:
-        return SlowReader(
-            f"a stream of {self.name} held its batch back for {limit_s} s: "
-            f"its reader left {buffer.capacity} items waiting"
-        )
+    def _fail_slow_reader(self, request: Request) -> None:
+        self._fail(request, too_slow(self.name, request, self.options.slow_reader_timeout_s))

@@ -26,8 +26,9 @@ class UnaryRun(Run):
     __slots__ = ()
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
-        results = await self.handler.results([request.item for request in requests])
-        values = self._one_each(len(requests), results)
+        items = self._items(requests)
+        results = await self.handler.results(items)
+        values = self._one_each(len(items), results)[: len(requests)]
         for kind in set(map(type, values)):
             if issubclass(kind, BaseException):
                 self._fail_slots(requests, values)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from shoal.core.request import Company
+from shoal.core.request import Company, State
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from shoal.core.request import Request
 
 
@@ -17,13 +15,19 @@ class CutReason(StrEnum):
     """Why a batch was cut."""
 
     FULL = "full"
-    """It had ``max_batch_size`` requests."""
+    """It had reached ``max_batch_size``, or another size that is worth a batch."""
     TIMER = "timer"
     """Its oldest request had waited for ``batch_wait_timeout_s``."""
+    IDLE = "idle"
+    """No request had come for ``idle_timeout_s``."""
+    DEADLINE = "deadline"
+    """A request of it would have missed its deadline had it waited any longer."""
     FLUSH = "flush"
     """`Batcher.flush` was called."""
     DRAIN = "drain"
     """The batcher is closing, and no longer waits for company."""
+    OPEN = "open"
+    """It was not cut: it takes requests while the handler runs."""
 
 
 class Batch(Company):
@@ -34,17 +38,30 @@ class Batch(Company):
         reason: Why the batch was cut.
         requests: Its requests, in the order of the items that the handler was given.
         size: How many requests it has.
+        load: What their costs sum up to, and padding with them.
     """
 
-    __slots__ = ("id", "reason", "requests", "size")
+    __slots__ = ("id", "load", "reason", "requests", "size")
 
-    def __init__(self, id_: int, reason: CutReason, requests: Sequence[Request]) -> None:
+    def __init__(
+        self, id_: int, reason: CutReason, requests: list[Request], load: float | None = None
+    ) -> None:
         self.id = id_
         self.reason = reason
         self.requests = requests
         self.size = len(requests)
+        self.load: float = self.size if load is None else load
         self.active = self.size
-        self.on_abandoned = None
+        self.on_left = None
+
+    def admit(self, requests: list[Request]) -> None:
+        """Takes in requests that join while the handler runs."""
+        for request in requests:
+            request.state = State.RUNNING
+            request.batch = self
+        self.requests += requests
+        self.size += len(requests)
+        self.active += len(requests)
 
     def __repr__(self) -> str:
         return f"<Batch {self.id} size={self.size} cut={self.reason}>"

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.core.batch import Batch
+    from shoal.core.latency_model import LatencyModelSnapshot
     from shoal.core.options import BatchOptions
 
 SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
@@ -99,12 +100,16 @@ class BatcherStatistics:
         cancelled: Requests whose callers left.
         expired: Requests that ran out of time.
         rejected: Calls that were refused because the line was full.
+        shed: Requests that were failed to make room for others.
         batches: Batches by why they were cut.
         batch_size: Requests a batch.
         wait_s: How long the oldest request of each batch waited in line, in seconds.
         run_s: How long the handler had each batch, in seconds.
         max_batch_size: The option in force.
         batch_wait_timeout_s: The option in force, in seconds.
+        latency_model: What is known of the handler's run times.
+        batch_size_limit: The most that a batch may hold now; below `max_batch_size` where it is
+            chosen against a latency target.
     """
 
     name: str
@@ -118,12 +123,15 @@ class BatcherStatistics:
     cancelled: int
     expired: int
     rejected: int
+    shed: int
     batches: Mapping[CutReason, int]
     batch_size: HistogramSnapshot
     wait_s: HistogramSnapshot
     run_s: HistogramSnapshot
     max_batch_size: int
     batch_wait_timeout_s: float | None
+    latency_model: LatencyModelSnapshot | None
+    batch_size_limit: float
 
 
 class Counters:
@@ -138,6 +146,7 @@ class Counters:
         "finished",
         "rejected",
         "run_s",
+        "shed",
         "wait_s",
     )
 
@@ -147,6 +156,7 @@ class Counters:
         self.cancelled = 0
         self.expired = 0
         self.rejected = 0
+        self.shed = 0
         self.batches = dict.fromkeys(CutReason, 0)
         self.batch_size = Histogram(SIZE_BOUNDS)
         self.wait_s = Histogram(TIME_BOUNDS_S)
@@ -160,6 +170,8 @@ class Counters:
         queued: int,
         parked: int,
         batches: Sequence[Batch],
+        latency_model: LatencyModelSnapshot | None = None,
+        batch_size_limit: float | None = None,
     ) -> BatcherStatistics:
         """Returns the totals together with what the batcher is doing now.
 
@@ -170,6 +182,8 @@ class Counters:
             queued: How many requests are in line.
             parked: How many requests wait to be admitted.
             batches: The batches in the handler.
+            latency_model: What is known of the run times; None before the first opening.
+            batch_size_limit: The most that a batch may hold; None for `max_batch_size`.
         """
         return BatcherStatistics(
             name=name,
@@ -183,10 +197,15 @@ class Counters:
             cancelled=self.cancelled,
             expired=self.expired,
             rejected=self.rejected,
+            shed=self.shed,
             batches=MappingProxyType(dict(self.batches)),
             batch_size=self.batch_size.snapshot(),
             wait_s=self.wait_s.snapshot(),
             run_s=self.run_s.snapshot(),
             max_batch_size=options.max_batch_size,
             batch_wait_timeout_s=options.batch_wait_timeout_s,
+            latency_model=latency_model,
+            batch_size_limit=(
+                options.max_batch_size if batch_size_limit is None else batch_size_limit
+            ),
         )

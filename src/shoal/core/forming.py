@@ -1,38 +1,34 @@
-"""Which requests make the next batch, and when: the line, and the rule of size or wait.
+"""The line of a batcher: who is let in, who leaves, and when a free slot takes a batch.
 
-The rule decides, others act. `Former.decide` looks at the line, the options and the clock, and
-returns either a `Cut` (take so many now, for this reason) or a `Wait` (ask again at that time, or
-when so many are in line). It is asked only by a slot that is free, which is the whole of late
-binding: while every slot is busy nobody asks, requests pile up, and the next batch is one large
-one. The rival rule, to close a batch when its timer ends and to let closed batches queue for a
-slot, makes many small batches out of the same load.
+What a batch is made of is a policy's to decide (`policies`), and `Waiting` asks it; here is who may
+wait at all, for how long, and what becomes of the others.
 
-The wait is counted from the oldest request's arrival, so a request that has waited long enough
-behind a busy slot does not wait again.
-
-Leaving the line costs O(1): the request is marked, counted out, and skipped when its turn comes.
-The line is swept when more than half of it is such leftovers, so callers that come and go behind
-a busy slot can't make it grow.
+All of it decides, others act: whoever has a clock asks again when `Wait` says so, and ends what is
+`overdue`; whoever has slots tells how many are idle. So the engine and the simulation run the same
+line.
 
 Invariants:
-    ``live`` == number of requests in ``queue`` in the state QUEUED.
     ``parked`` == number of requests in ``_parked`` in the state PARKED.
-    A request is parked only while ``live >= room``, so parked ones never overtake each other.
+    A request is parked only while there is no room, so parked ones never overtake each other.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from shoal.core.batch import CutReason
+from shoal.core.gate import Admission, Gate, needs_a_gate
+from shoal.core.overdue import Overdue
+from shoal.core.policies.choice import tells_requests_apart
+from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.request import Request, State
+from shoal.core.waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from shoal.core.batch import Batch
     from shoal.core.options import BatchOptions
 
 QUEUED = State.QUEUED
@@ -40,241 +36,260 @@ PARKED = State.PARKED
 _LEFTOVERS_WORTH_A_SWEEP = 64
 
 
-class Cut(NamedTuple):
-    """Take `size` requests from the front of the line now."""
+class Former(Waiting):
+    """The line of one batcher.
 
-    size: int
-    reason: CutReason
-
-
-class Wait(NamedTuple):
-    """Decide again at the time `until`, or when `wake_at` requests are in line."""
-
-    until: float | None
-    wake_at: int
-
-
-_UNTIL_SOMEONE_COMES = Wait(None, 1)
-
-
-class Former:
-    """The line of one batcher, and the rule that cuts batches from it."""
+    Attributes:
+        parked: How many requests wait to be let in.
+        room: How many requests may be in line; above it, calls meet the overload rule. Requests
+            that an idle slot takes at once do not count as waiting, so a burst into an idle batcher
+            is let in.
+        idle_slots: How many slots are idle.
+        open_room: How much more the batches take that are open.
+        closed: Whether nobody is let in any more.
+        overdue: Which requests have run out of time.
+        batches: The batches in the handler and since when, in seconds; whoever runs them sets it.
+        takes_anyone: Whether a request that has nothing but an item can be put in line by `append`.
+    """
 
     __slots__ = (
-        "_flush",
-        "_flushed",
+        "_gate",
         "_parked",
+        "batches",
         "closed",
-        "draining",
         "idle_slots",
-        "live",
-        "options",
+        "open_room",
+        "overdue",
         "parked",
-        "queue",
         "room",
-        "wake_at",
+        "takes_anyone",
     )
 
     def __init__(self, options: BatchOptions) -> None:
-        self.options = options
-        self.queue: deque[Request] = deque()
+        self._gate: Gate | None = None
         self._parked: deque[Request] = deque()
-        self.live = 0
         self.parked = 0
-        # How many places from the front of the line, leftovers among them, a flush still covers.
-        self._flush = 0
-        # How many of the requests of the last `take` it covered.
-        self._flushed = 0
+        self.overdue = Overdue(self._demote)
+        self.batches: Mapping[Batch, float] = {}
         self.closed = False
-        self.draining = False
         self.idle_slots = 0
-        # How many requests may be in line; above it, calls meet the overload rule. Requests that an
-        # idle slot takes at once do not count as waiting, so a burst into an idle batcher is let
-        # in.
+        self.open_room: float = 0
         self.room: float = 0
-        # The number of requests in line that the waiting slot wants to be told of; 0 for none.
-        self.wake_at = 0
+        super().__init__(options)
 
-    def arrive(self, request: Request) -> bool:
-        """Puts a request at the end of the line; the caller has seen that there is room.
+    def admit(self, request: Request) -> Admission:
+        """Lets a request in, parks it, or says why not.
+
+        Args:
+            request: A new one, in no state yet.
+        """
+        gate = self._gate
+        if gate is not None and not self.closed:
+            refusal = gate.full_level(request, self._takes_at_once())
+            if refusal is None:
+                refusal = gate.lateness(request, request.arrived_at, self.batches)
+            if refusal is not None:
+                return Admission(refusal)
+        victim = None
+        # Who comes does not overtake who waits to be let in.
+        if self.parked or not self._has_room(request):
+            if self.closed:
+                return Admission("it is closed")
+            if self.options.overload == "wait":
+                self._park(request)
+                return Admission()
+            victim = None if gate is None else gate.victim(request)
+            if victim is None:
+                return Admission(self._fullness())
+            self._drop(victim, State.FAILED)
+        request.state = QUEUED
+        if gate is not None:
+            gate.came(request)
+            gate.may_be_shed(request, self.live)
+        return Admission(victim=victim, ring=self.arrive(request))
+
+    def refusal_of(self, requests: int) -> str | None:
+        """Says why so many requests can't be let in together; None if that is not certain."""
+        if self.options.overload != "reject" or self.live + requests <= self.room:
+            return None
+        return self._fullness() if self._gate is None else None
+
+    def leave(self, request: Request, state: State = State.CANCELLED) -> bool:
+        """Lets a request go that is queued or parked: its caller has left, or it has failed.
 
         Returns:
             Whether the slot that waits for requests must be woken.
         """
-        self.queue.append(request)
-        self.live = live = self.live + 1
-        return live == self.wake_at
+        self._drop(request, state)
+        return self.parked > 0 and self._let_in()
 
-    def arrive_all(self, requests: list[Request]) -> bool:
-        """Puts many requests at the end of the line; the caller has seen that there is room.
+    def reform(self, *, idle_slots: int | None = None, open_room: float = 0) -> bool:
+        """Takes in another number of idle slots, or a place that is free in line.
 
-        Returns:
-            Whether the slot that waits for requests must be woken.
-        """
-        before = self.live
-        self.queue.extend(requests)
-        self.live += len(requests)
-        return before < self.wake_at <= self.live
-
-    def park(self, request: Request) -> None:
-        """Lets a request wait, in order, until the line has room for it."""
-        self._parked.append(request)
-        self.parked += 1
-
-    def leave(self, request: Request) -> bool:
-        """Lets a request go that is queued or parked and whose caller has left.
+        Args:
+            idle_slots: How many slots are idle; None for as many as before.
+            open_room: How much more the batches take that are open.
 
         Returns:
             Whether the slot that waits for requests must be woken.
         """
-        was, request.state = request.state, State.CANCELLED
-        if was is PARKED:
-            self.parked -= 1
-            if _is_worth_a_sweep(self._parked, self.parked):
-                self._parked = deque(other for other in self._parked if other.state is PARKED)
-            return False
-        self.live -= 1
-        if _is_worth_a_sweep(self.queue, self.live):
-            covered = islice(self.queue, self._flush)
-            self._flush = sum(other.state is QUEUED for other in covered)
-            self.queue = deque(other for other in self.queue if other.state is QUEUED)
-        return self.parked > 0 and self._admit()
-
-    def reform(self, options: BatchOptions | None = None, *, idle_slots: int | None = None) -> bool:
-        """Takes in new options or another number of idle slots.
-
-        Returns:
-            Whether the slot that waits for requests must be woken.
-        """
-        if options is not None:
-            self.options = options
         if idle_slots is not None:
             self.idle_slots = idle_slots
+            self.open_room = open_room
         bound = self.options.max_queued_requests
         if self.closed:
             self.room = 0
         elif bound is None:
             self.room = math.inf
+        elif self.options.batch_size_fn is not None:
+            self.room = bound
         else:
-            self.room = bound + self.idle_slots * self.options.max_batch_size
-        return self.parked > 0 and self._admit()
+            self.room = bound + self._takes_at_once()
+        return self.parked > 0 and self._let_in()
+
+    def change(
+        self, options: BatchOptions, describe: Callable[[Request], Exception | None]
+    ) -> list[tuple[Request, Exception]]:
+        """Takes in new options, and files those that wait by them, in order of arrival.
+
+        Args:
+            options: The new ones.
+            describe: Says anew what a waiting request counts for, or why it can't be served.
+
+        Returns:
+            The requests that can't be served under the new options, and why; they have left.
+        """
+        queued = list(self._policy.waiting())
+        if not isinstance(self._policy, SizeOrWait):
+            queued.sort(key=_arrival)
+        parked = [request for request in self._parked if request.state is PARKED]
+        self._take_in(options)
+        self._urgency.forget_times()
+        failed: list[tuple[Request, Exception]] = []
+        for request in (*queued, *parked):
+            error = describe(request)
+            if error is not None:
+                failed.append((request, error))
+                self.live -= request.state is QUEUED
+                self.parked -= request.state is PARKED
+                request.state = State.FAILED
+                self._urgency.left(request)
+                continue
+            if self._gate is not None:
+                self._gate.came(request)
+            if request.state is QUEUED:
+                if self._gate is not None:
+                    self._gate.may_be_shed(request, self.live)
+                # It has been counted already.
+                self.live -= 1
+                self.arrive(request)
+        self.reform()
+        return failed
 
     def close(self) -> None:
         """Lets nobody in any more, and everybody who waits for room at once."""
-        self.closed = self.draining = True
+        self.closed = True
+        self.drain()
         self.room = math.inf
-        self._admit()
+        self._let_in()
         self.room = 0
 
-    def flush(self) -> None:
-        """Makes what is in line now leave with the next cuts, full or not."""
-        self._flush = len(self.queue)
-
-    def decide(self, now: float) -> Cut | Wait:
-        """Says what a free slot should do.
-
-        Args:
-            now: The time on the event loop's clock, in seconds.
-
-        Returns:
-            What to take, or when to ask again.
-        """
-        live = self.live
-        if live == 0:
-            self._flush = 0
-            return _UNTIL_SOMEONE_COMES
-        size = self.options.max_batch_size
-        if live >= size:
-            return Cut(size, CutReason.FULL)
-        oldest = self._oldest()
-        if self._flush:
-            return Cut(live, CutReason.FLUSH)
-        if self.draining:
-            return Cut(live, CutReason.DRAIN)
-        wait = self.options.batch_wait_timeout_s
-        if wait is None:
-            return Wait(None, size)
-        due = oldest.arrived_at + wait
-        if due <= now:
-            return Cut(live, CutReason.TIMER)
-        return Wait(due, size)
-
-    def take(self, size: int) -> list[Request]:
-        """Takes up to `size` requests from the front of the line, in order of arrival.
-
-        Parked requests follow when the taker has said, by `reform`, that its slot is not idle now.
-
-        Args:
-            size: How many at most; `decide` says how many.
-
-        Returns:
-            The requests, all in the state QUEUED; the caller moves them on.
-        """
-        if len(self.queue) == self.live:  # nobody has left, which is the usual case
-            popleft = self.queue.popleft
-            taken = [popleft() for _ in range(min(size, self.live))]
-            self._flushed = min(self._flush, len(taken))
-            self._flush -= self._flushed
-        else:
-            taken = self._take_past_leftovers(size)
-        self.live -= len(taken)
-        return taken
-
-    def put_back(self, requests: list[Request]) -> None:
-        """Undoes the last `take`; those of its requests that are not QUEUED now are leftovers."""
-        self.queue.extendleft(reversed(requests))
-        self.live += sum(request.state is QUEUED for request in requests)
-        self._flush += self._flushed
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
+        super().put_back(requests)
+        if self._gate is not None:
+            for request in requests:
+                if request.state is QUEUED:
+                    self._gate.came(request)
 
     def clear(self) -> Iterator[Request]:
         """Empties the line and yields all that waited in it, parked ones last."""
-        waiting = [r for r in self.queue if r.state is QUEUED]
-        waiting += [r for r in self._parked if r.state is PARKED]
-        self.queue.clear()
+        waiting = [*self._policy.waiting(), *(r for r in self._parked if r.state is PARKED)]
         self._parked.clear()
         self.live = self.parked = 0
+        self._take_in(self.options)
         return iter(waiting)
 
-    def _take_past_leftovers(self, size: int) -> list[Request]:
-        taken: list[Request] = []
-        self._flushed = 0
-        while len(taken) < size and self.queue:
-            request = self.queue.popleft()
-            is_flushed = self._flush > 0
-            self._flush -= is_flushed
-            if request.state is QUEUED:
-                taken.append(request)
-                self._flushed += is_flushed
-        return taken
+    def _take_in(self, options: BatchOptions) -> None:
+        super()._take_in(options)
+        self._gate = Gate(options, self.model) if needs_a_gate(options) else None
+        self.takes_anyone = self._gate is None and not tells_requests_apart(options)
 
-    def _oldest(self) -> Request:
-        """Returns the first live request; there is one. Drops the leftovers before it."""
-        queue = self.queue
-        while queue[0].state is not QUEUED:
-            queue.popleft()
-            self._flush = max(0, self._flush - 1)
-        return queue[0]
+    def _handed_out(self, taken: list[Request]) -> list[Request]:
+        if self._gate is not None:
+            for request in taken:
+                self._gate.went(request, QUEUED)
+        return super()._handed_out(taken)
 
-    def _admit(self) -> bool:
+    def _fullness(self) -> str:
+        return (
+            f"{self.live} requests are waiting, "
+            f"and max_queued_requests={self.options.max_queued_requests}"
+        )
+
+    def _has_room(self, request: Request) -> bool:
+        if self.live < self.room:
+            return True
+        if self.closed or self._gate is None or self.options.batch_size_fn is None:
+            return False
+        # An item may be as large as a batch, so it is by their sizes that idle slots take them.
+        return self._gate.size + request.cost <= self._takes_at_once()
+
+    def _takes_at_once(self) -> float:
+        """Returns how much of the line slots and open batches are about to take."""
+        return self.idle_slots * self.options.max_batch_size + self.open_room
+
+    def _park(self, request: Request) -> None:
+        request.state = PARKED
+        self._parked.append(request)
+        self.parked += 1
+        if self._gate is not None:
+            self._gate.came(request)
+
+    def _let_in(self) -> bool:
         """Moves parked requests to the line while it has room."""
         woken = False
-        while self._parked and self.live < self.room:
-            request = self._parked.popleft()
+        while self._parked:
+            request = self._parked[0]
             if request.state is PARKED:
+                if not self._has_room(request):
+                    break
                 self.parked -= 1
                 request.state = QUEUED
+                if self._gate is not None:
+                    self._gate.let_in(request, self.live)
                 woken = self.arrive(request) or woken
+            self._parked.popleft()
         return woken
+
+    def _drop(self, request: Request, state: State) -> None:
+        was, request.state = request.state, state
+        if self._gate is not None:
+            self._gate.went(request, was)
+        if was is QUEUED:
+            self._remove(request)
+            return
+        self.parked -= 1
+        if len(self._parked) - self.parked > max(self.parked, _LEFTOVERS_WORTH_A_SWEEP):
+            self._parked = deque(other for other in self._parked if other.state is PARKED)
+
+    def _tidy(self) -> None:
+        super()._tidy()
+        if self._gate is not None and not self.parked:
+            self._gate.tidy()
+
+    def _demote(self, request: Request) -> None:
+        self._policy.demote(request)
 
     def _check(self) -> None:
         """Asserts the invariants; the tests call it after each step."""
-        assert self.live == sum(r.state is QUEUED for r in self.queue)
-        assert self.parked == sum(r.state is PARKED for r in self._parked)
-        assert (
-            self.parked == 0 or self.live >= self.room > 0 or self.options.max_queued_requests == 0
-        )
+        waiting = list(self._policy.waiting())
+        assert self.live == len(waiting)
+        assert all(request.state is QUEUED for request in waiting)
+        parked = [request for request in self._parked if request.state is PARKED]
+        assert self.parked == len(parked)
+        assert not parked or not self._has_room(parked[0])
 
 
-def _is_worth_a_sweep(line: deque[Request], live: int) -> bool:
-    """Says whether the leftovers of a line outnumber the `live` requests in it."""
-    return len(line) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP)
+def _arrival(request: Request) -> tuple[float, int]:
+    return request.arrived_at, 0 if request.options is None else request.options.number

@@ -1,33 +1,20 @@
 """The options of a batcher: one frozen record, checked when it is made.
 
 Frozen, so that a running batcher can be given another set atomically: a batch is formed and run
-under the record that was in force when it was cut. The names are Ray Serve's where it has one.
+under the record that was in force when it was cut. The names are Ray Serve's where it has one, then
+TensorFlow's and Triton's.
 """
 
-import math
-import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self, TypedDict, get_args
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self, get_args
 
-Overload = Literal["reject", "wait"]
-
-
-class OptionKeywords(TypedDict, total=False):
-    """The options as keywords, for type checkers; `BatchOptions` says what they mean."""
-
-    max_batch_size: int
-    batch_wait_timeout_s: float | None
-    max_concurrent_batches: int
-    max_queued_requests: int | None
-    overload: Overload
-    stream_buffer: int
-    slow_reader_timeout_s: float | None
-    cancel_abandoned: bool
-    handler_timeout_s: float | None
-    request_timeout_s: float | None
-    isolate_errors: bool
-    graceful_shutdown_timeout_s: float
+from shoal.core.latency_target import LatencyTarget
+from shoal.core.mixes import refused_mix
+from shoal.core.option_checks import ascending, function, one_of, seconds, whole, yes_or_no
+from shoal.core.option_keywords import Order, Overload, Padding, PriorityMixing
+from shoal.core.policies.base import BatchPolicy
+from shoal.core.queue_policy import QueuePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +22,51 @@ class BatchOptions:
     """How batches are formed, bounded and timed.
 
     Attributes:
-        max_batch_size: The most requests in one batch, at least 1.
+        max_batch_size: The most requests in one batch, at least 1; with `batch_size_fn` the most
+            that their costs may sum up to.
         batch_wait_timeout_s: How long the oldest request may wait for company, in seconds, counted
             from its arrival. 0 takes what is there after one pass of the scheduler. None waits
             until the batch is full, flushed or drained.
+        idle_timeout_s: The wait also ends when no request came for so many seconds. Beside it, a
+            `batch_wait_timeout_s` of 0 means that the wait has no other end. None for no such end.
         max_concurrent_batches: How many batches may be in the handler at once, at least 1.
         max_queued_requests: The most requests that may wait for a slot; None for no bound. 0 admits
             only what can start now.
         overload: What a call meets when the line is full: ``"reject"`` raises `Overloaded` at once,
-            ``"wait"`` parks the caller, in order.
+            ``"wait"`` parks the caller, in order, ``"shed_oldest"`` fails the oldest request of the
+            lowest level instead, ``"shed_lowest"`` the newest of the lowest level if that is below
+            the newcomer's.
+        batch_size_fn: The cost of one item, at least 0. One that costs more than `max_batch_size`
+            is refused with `ItemTooLarge`. An item that does not fit waits, first in line.
+        bucket_by: The key of one item; only requests with equal keys share a batch. Of the buckets
+            that are due, the one with the oldest request goes first.
+        allowed_batch_sizes: The sizes that the handler may be given, ascending; the last is
+            `max_batch_size`. Batches in between are padded.
+        padding: ``"up"`` pads to the next allowed size, ``"down"`` cuts back to the one before,
+            ``"cost"`` does what costs less per request by the run times measured.
+        pad: Makes a list of items up to a size: ``pad(items, n)`` returns `items` and as many more
+            as it takes. By default the last item is repeated. The results of padding are dropped.
+        preferred_batch_sizes: Sizes that are worth sending at once, ascending. A smaller batch
+            waits, a larger one than the last does not form.
+        priority_levels: How many levels of priority there are; 1 is the highest.
+        default_priority: The level of a call that names none; the middle one by default.
+        priority_aging_s: How many seconds of waiting make up for one level, so that no level
+            starves. None for strict priorities.
+        priority_mixing: ``"merge"`` lets a batch have requests of several levels, the lower ones in
+            the room that the higher ones leave; ``"isolate"`` does not.
+        queue_policies: How the requests of a level may wait, by level.
+        default_queue_policy: The same for all other levels.
+        order: ``"arrival"`` or ``"deadline"``: which request of a level goes first. A request
+            without a deadline counts as due `priority_aging_s` after its arrival.
+        use_scope_deadline: Whether the deadline of the caller's cancel scope counts as the call's,
+            for the order, for leaving in time and for `refuse_late`.
+        refuse_late: Whether a call that can't end by its deadline, by the run times measured, is
+            refused with `Overloaded`.
+        split: Divides an item that does not fit: ``split(item, room)`` returns its parts, in order,
+            the first of which costs at most `room`, and each other at most `max_batch_size`.
+        join: Makes one result of the results of the parts, in their order.
+        adaptive: The latency against which batch size and wait are chosen; None for fixed ones.
+        policy: Makes a rule of your own, a `BatchPolicy`, from these options.
         stream_buffer: How many items of a stream may wait for its reader, at least 1.
         slow_reader_timeout_s: For how long in all a slow reader may hold its batch back before it
             alone fails; its allowance is whole again once it has caught up. None for no limit.
@@ -58,9 +81,31 @@ class BatchOptions:
 
     max_batch_size: int = 10
     batch_wait_timeout_s: float | None = 0.0
+    idle_timeout_s: float | None = None
     max_concurrent_batches: int = 1
     max_queued_requests: int | None = None
     overload: Overload = "reject"
+    batch_size_fn: Callable[[Any], float] | None = None
+    bucket_by: Callable[[Any], Hashable] | None = None
+    allowed_batch_sizes: Sequence[int] | None = None
+    padding: Padding = "up"
+    pad: Callable[[list[Any], int], Sequence[Any]] | None = None
+    preferred_batch_sizes: Sequence[int] | None = None
+    priority_levels: int = 1
+    default_priority: int | None = None
+    priority_aging_s: float | None = 10.0
+    priority_mixing: PriorityMixing = "merge"
+    queue_policies: Mapping[int, QueuePolicy] = field(
+        default_factory=dict[int, QueuePolicy], hash=False
+    )
+    default_queue_policy: QueuePolicy | None = None
+    order: Order = "arrival"
+    use_scope_deadline: bool = False
+    refuse_late: bool = False
+    split: Callable[[Any, float], Sequence[Any]] | None = None
+    join: Callable[[list[Any]], Any] | None = None
+    adaptive: LatencyTarget | None = None
+    policy: Callable[["BatchOptions"], BatchPolicy] | None = None
     stream_buffer: int = 16
     slow_reader_timeout_s: float | None = 10.0
     cancel_abandoned: bool = True
@@ -71,38 +116,82 @@ class BatchOptions:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen; this is its own constructor
-        put(self, "max_batch_size", _whole("max_batch_size", self.max_batch_size, least=1))
-        put(
-            self,
-            "max_concurrent_batches",
-            _whole("max_concurrent_batches", self.max_concurrent_batches, least=1),
-        )
-        put(self, "stream_buffer", _whole("stream_buffer", self.stream_buffer, least=1))
-        if self.max_queued_requests is not None:
-            put(
-                self,
-                "max_queued_requests",
-                _whole("max_queued_requests", self.max_queued_requests, least=0),
-            )
-        for name in (
-            "batch_wait_timeout_s",
-            "slow_reader_timeout_s",
-            "handler_timeout_s",
-            "request_timeout_s",
-        ):
+        for name, least in _WHOLE.items():
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name not in _MAY_BE_NONE:
+                put(self, name, whole(name, value, least=least))
+        for name in _SECONDS:
+            value = getattr(self, name)
+            if value is not None or name not in _MAY_BE_NONE:
                 put(self, name, seconds(name, value))
-        put(
-            self,
-            "graceful_shutdown_timeout_s",
-            seconds("graceful_shutdown_timeout_s", self.graceful_shutdown_timeout_s),
-        )
-        for name in ("cancel_abandoned", "isolate_errors"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, not {getattr(self, name)!r}")
-        if self.overload not in get_args(Overload):
-            raise ValueError(f"overload must be 'reject' or 'wait', not {self.overload!r}")
+        for name in ("cancel_abandoned", "isolate_errors", "use_scope_deadline", "refuse_late"):
+            yes_or_no(name, getattr(self, name))
+        for name, choice in _CHOICES.items():
+            one_of(name, getattr(self, name), get_args(choice))
+        for name, form in _FUNCTIONS.items():
+            if getattr(self, name) is not None:
+                function(name, getattr(self, name), form)
+        for name in ("allowed_batch_sizes", "preferred_batch_sizes"):
+            if getattr(self, name) is not None:
+                put(self, name, ascending(name, getattr(self, name), self.max_batch_size))
+        self._check_sizes_and_levels()
+        put(self, "queue_policies", dict(self.queue_policies))
+        if (refusal := refused_mix(self)) is not None:
+            raise ValueError(refusal)
+
+    def _check_sizes_and_levels(self) -> None:
+        sizes = self.allowed_batch_sizes
+        if sizes is not None and sizes[-1] != self.max_batch_size:
+            raise ValueError(
+                f"the last of allowed_batch_sizes must be max_batch_size={self.max_batch_size}, "
+                f"not {sizes[-1]}"
+            )
+        adaptive: Any = self.adaptive
+        if adaptive is not None and not isinstance(adaptive, LatencyTarget):
+            raise TypeError(
+                f"adaptive must be a LatencyTarget or None, not {adaptive!r}; "
+                "write adaptive=shoal.LatencyTarget(p99_s=0.1)"
+            )
+        by_level: Any = self.queue_policies
+        if not isinstance(by_level, Mapping):
+            raise TypeError(
+                f"queue_policies must map levels to QueuePolicy records, not "
+                f"{by_level!r}; write queue_policies={{2: QueuePolicy(timeout_s=1)}}"
+            )
+        for level in self.queue_policies:
+            self.checked_priority("a level of queue_policies", level)
+        policies: list[Any] = list(self.queue_policies.values())
+        if self.default_queue_policy is not None:
+            policies.append(self.default_queue_policy)
+        for policy in policies:
+            if not isinstance(policy, QueuePolicy):
+                raise TypeError(f"a queue policy must be a QueuePolicy record, not {policy!r}")
+        if self.default_priority is not None:
+            self.checked_priority("default_priority", self.default_priority)
+
+    def checked_priority(self, name: str, value: Any) -> int:
+        """Checks a level of priority.
+
+        Raises:
+            TypeError: It is no whole number.
+            ValueError: There is no such level.
+        """
+        level = whole(name, value, least=1)
+        if level > self.priority_levels:
+            raise ValueError(
+                f"{name} must be from 1, the highest, to priority_levels={self.priority_levels}, "
+                f"not {value!r}"
+            )
+        return level
+
+    @property
+    def usual_priority(self) -> int:
+        """The level of a call that names none."""
+        return self.default_priority or (self.priority_levels + 1) // 2
+
+    def queue_policy(self, priority: int) -> QueuePolicy | None:
+        """Returns how the requests of a level may wait; None if nothing is said about it."""
+        return self.queue_policies.get(priority, self.default_queue_policy)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -116,7 +205,7 @@ class BatchOptions:
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type.
-            ValueError: A value is out of its range.
+            ValueError: A value is out of its range, or two options do not go together.
         """
         _refuse_unknown(cls, given)
         return cls(**given)
@@ -132,7 +221,7 @@ class BatchOptions:
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type.
-            ValueError: A value is out of its range.
+            ValueError: A value is out of its range, or two options do not go together.
         """
         _refuse_unknown(type(self), changes)
         return replace(self, **changes)
@@ -149,38 +238,41 @@ class BatchOptions:
         )
 
 
+_WHOLE = {
+    "max_batch_size": 1,
+    "max_concurrent_batches": 1,
+    "stream_buffer": 1,
+    "max_queued_requests": 0,
+    "priority_levels": 1,
+}
+_SECONDS = (
+    "batch_wait_timeout_s",
+    "idle_timeout_s",
+    "priority_aging_s",
+    "slow_reader_timeout_s",
+    "handler_timeout_s",
+    "request_timeout_s",
+    "graceful_shutdown_timeout_s",
+)
+_MAY_BE_NONE = {*_SECONDS, "max_queued_requests"} - {"graceful_shutdown_timeout_s"}
+_CHOICES = {
+    "overload": Overload,
+    "padding": Padding,
+    "order": Order,
+    "priority_mixing": PriorityMixing,
+}
+_FUNCTIONS = {
+    "batch_size_fn": "batch_size_fn=lambda item: len(item)",
+    "bucket_by": "bucket_by=lambda item: item.shape",
+    "pad": "pad=lambda items, n: items + [blank] * (n - len(items))",
+    "split": "split=lambda item, room: [item[:room], item[room:]]",
+    "join": "join=lambda results: sum(results, [])",
+    "policy": "policy=MyPolicy, a function of the options that makes a BatchPolicy",
+}
+
+
 def _refuse_unknown(cls: type[BatchOptions], given: Mapping[str, Any]) -> None:
     names = [field.name for field in fields(cls)]
     for name in given:
         if name not in names:
             raise TypeError(f"{name!r} is not an option of a batcher; there are {', '.join(names)}")
-
-
-def _whole(name: str, value: Any, *, least: int) -> int:
-    try:
-        whole = operator.index(_as_int(value))
-    except TypeError:
-        raise TypeError(f"{name} must be a whole number, not {value!r}") from None
-    if isinstance(value, bool):
-        raise TypeError(f"{name} must be a whole number, not {value!r}")
-    if whole < least:
-        raise ValueError(f"{name} must be at least {least}, not {value!r}")
-    return whole
-
-
-def seconds(name: str, value: Any) -> float:
-    """Checks a number of seconds.
-
-    Raises:
-        TypeError: It is no number.
-        ValueError: It is negative, or not a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-    if math.isnan(value) or value < 0:
-        raise ValueError(f"{name} must be at least 0 seconds, not {value!r}")
-    return float(value)
-
-
-def _as_int(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value

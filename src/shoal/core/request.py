@@ -21,11 +21,18 @@ Invariants:
 from __future__ import annotations
 
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
     from contextvars import Context
+
+    from shoal.core.timers import Timer
+
+
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+"""The metadata of a call that has none."""
 
 
 class State(Enum):
@@ -63,28 +70,64 @@ class Company:
 
     Attributes:
         active: How many of them are in the state RUNNING.
-        on_abandoned: Called when the last of them is left by its caller; None for nothing.
+        on_left: Called when one of them has been left by its caller; None for nothing.
     """
 
-    __slots__ = ("active", "on_abandoned")
+    __slots__ = ("active", "on_left")
 
     active: int
-    on_abandoned: Callable[[], object] | None
+    on_left: Callable[[], object] | None
 
 
 class CallOptions:
-    """What one call asks for beside its item.
+    """What one call asks for beside its item, and what its item counts for in line.
+
+    A line in which requests are not all alike has one for each request; else it is shared, or None.
 
     Attributes:
         deadline: When the request must have ended, on the event loop's clock; None for never.
         metadata: Whatever the caller wants the handler to know about this request.
+        priority: Its level; 1 is the highest.
+        cost: How much of ``max_batch_size`` it takes up.
+        key: What requests of one batch must have in common.
+        queue_timeout_s: How long it may wait in line, in seconds; None for no limit.
+        due: When its order in line says that it is due; the deadline, or that of the caller's
+            cancel scope.
+        number: Its place in the order of arrival; the line sets it.
+        delayed_at: Since when it must let others go first, for it waited too long; None if not.
+        timers: What ends its wait; whoever watches it sets them.
     """
 
-    __slots__ = ("deadline", "metadata")
+    __slots__ = (
+        "cost",
+        "deadline",
+        "delayed_at",
+        "due",
+        "key",
+        "metadata",
+        "number",
+        "priority",
+        "queue_timeout_s",
+        "timers",
+    )
 
-    def __init__(self, deadline: float | None, metadata: Mapping[str, Any] | None) -> None:
-        self.deadline = deadline
-        self.metadata: Mapping[str, Any] = {} if metadata is None else metadata
+    def __init__(
+        self,
+        deadline: float | None = None,
+        metadata: Mapping[str, Any] = NOTHING,
+        priority: int = 1,
+        cost: float = 1,
+        key: Hashable = None,
+    ) -> None:
+        self.deadline = self.due = deadline
+        self.metadata = metadata
+        self.priority = priority
+        self.cost = cost
+        self.key = key
+        self.queue_timeout_s: float | None = None
+        self.number = 0
+        self.delayed_at: float | None = None
+        self.timers: tuple[Timer, ...] = ()
 
 
 class Request:
@@ -132,7 +175,22 @@ class Request:
     @property
     def metadata(self) -> Mapping[str, Any]:
         """What the caller passed as ``options(metadata=...)``; empty if nothing."""
-        return {} if self.options is None else self.options.metadata
+        return NOTHING if self.options is None else self.options.metadata
+
+    @property
+    def priority(self) -> int:
+        """Its priority level; 1 is the highest."""
+        return 1 if self.options is None else self.options.priority
+
+    @property
+    def cost(self) -> float:
+        """How much of ``max_batch_size`` it takes up: 1, or what ``batch_size_fn`` says."""
+        return 1 if self.options is None else self.options.cost
+
+    @property
+    def key(self) -> Hashable:
+        """What ``bucket_by`` says about its item; None without one."""
+        return None if self.options is None else self.options.key
 
     @property
     def cancelled(self) -> bool:

@@ -25,13 +25,14 @@ from shoal.http.sources import source_of
 from shoal.observe.metrics import ShoalCollector
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
     from typing import Unpack
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
+    from shoal.batching.handlers import Fill
     from shoal.core.counters import BatcherStatistics
-    from shoal.core.options import OptionKeywords
+    from shoal.core.option_keywords import OptionKeywords
     from shoal.http.asgi import Exchange
     from shoal.http.settings import OverloadStatus
 
@@ -105,6 +106,8 @@ class App:
         *,
         methods: tuple[str, ...] = ("POST",),
         name: str | None = None,
+        fill: Fill = "closed",
+        streams: bool = False,
         **options: Unpack[OptionKeywords],
     ) -> Callable[[H], H]:
         """Declares an endpoint; decorates its handler, which stays as it is.
@@ -119,6 +122,8 @@ class App:
             path: Where it is; plain text, without parameters.
             methods: The methods that it answers.
             name: What to call it in messages and metrics; the handler's name by default.
+            fill: When a batch is complete, as in `shoal.Batcher`.
+            streams: Whether calls to an open batch are answered by streams.
             **options: As in `BatchOptions`. ``max_queued_requests`` is 1,024 unless given.
 
         Raises:
@@ -130,9 +135,12 @@ class App:
         line = f'@app.endpoint("/{str(path).strip("/")}")'
         checked_path(path, line)
         capitals = checked_methods(methods)
+        given: dict[str, Any] = {**options}
+        if fill != "closed" or streams:
+            given |= {"fill": fill, "streams": streams}
 
         def declare(handler: H) -> H:
-            self._declare(handler, path, capitals, name, options)
+            self._declare(handler, path, capitals, name, given)
             return handler
 
         return declare
@@ -215,7 +223,7 @@ class App:
         path: str,
         methods: tuple[str, ...],
         name: str | None,
-        options: OptionKeywords,
+        options: Mapping[str, Any],
     ) -> None:
         if self._is_up():
             raise RuntimeError(f"{path}: endpoints are declared before the application is opened")

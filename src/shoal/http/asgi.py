@@ -25,7 +25,14 @@ JSON: Final = b"application/json"
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 # What is looked at in each request, found in one pass over its headers.
 _WANTED: Final = frozenset(
-    {b"accept", b"content-encoding", b"content-length", b"content-type", b"x-request-id"}
+    {
+        b"accept",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"x-priority",
+        b"x-request-id",
+    }
 )
 
 

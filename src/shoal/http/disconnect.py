@@ -20,7 +20,6 @@ tell the two apart without writing.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -33,8 +32,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-    from shoal.batching.intake import Intake
-    from shoal.core.request import CallOptions
+    from shoal.batching.entry import Entry
+    from shoal.core.terms import Wishes
 
 
 class _ScopeCell:
@@ -55,15 +54,15 @@ class _ScopeCell:
 
 
 async def call_unless_client_leaves(
-    receive: Receive, intake: Intake, item: Any, options: CallOptions
+    receive: Receive, entry: Entry, item: Any, wishes: Wishes
 ) -> Any:
     """Makes a call with one result, and drops it if the client leaves first.
 
     Args:
         receive: The ASGI callable; the request's body has been read from it.
-        intake: The line to put the call in.
+        entry: Where the call enters.
         item: What the handler gets.
-        options: The call's deadline and metadata.
+        wishes: The call's time limit, metadata and priority.
 
     Returns:
         The result.
@@ -74,9 +73,9 @@ async def call_unless_client_leaves(
 
     Cancellation: the call is dropped.
     """
-    deadline = math.inf if options.deadline is None else options.deadline
-    scope = anyio.CancelScope(deadline=deadline)
-    request = intake.enter(item, options)
+    intake = entry.intake
+    scope = anyio.CancelScope()
+    request = intake.enter(item, entry.options_of(item, wishes))
     request.cell = _ScopeCell(scope)
     try:
         with scope:
@@ -84,18 +83,35 @@ async def call_unless_client_leaves(
     except BaseException:
         intake.abandon(request)
         raise
+    finally:
+        intake.forget(request)
     if request.state is State.FINISHED:
         return request.value
-    if request.state is not State.FAILED:
-        if not scope.cancelled_caught:
-            intake.abandon(request)
-            raise ClientLeft("the client left before its call was answered")
-        intake.expire(request)
-    assert request.error is not None
+    if request.error is None:
+        intake.abandon(request)
+        raise ClientLeft("the client left before its call was answered")
     try:
         raise request.error
     finally:  # the error's traceback holds this frame, so the frame lets go of the error
         request.error = None
+
+
+async def call_of_parts(receive: Receive, entry: Entry, item: Any, wishes: Wishes) -> Any:
+    """Does the same for an item that may have to be divided, and so has no request of its own.
+
+    Raises:
+        ClientLeft: The client left.
+        Exception: As for any call.
+    """
+    call = entry.begin_item(item, wishes)
+    result: Any = None
+
+    async def run() -> None:
+        nonlocal result
+        result = await call
+
+    await run_unless_client_leaves(receive, run)
+    return result
 
 
 async def run_unless_client_leaves(receive: Receive, run: Callable[[], Awaitable[None]]) -> None:

@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from shoal.batching.stream import ResultStream
-from shoal.core.request import CallOptions
+from shoal.core.terms import Wishes
 from shoal.errors import NotOpen
 from shoal.http.asgi import JSON
 from shoal.http.body import read_body
-from shoal.http.disconnect import call_unless_client_leaves
+from shoal.http.disconnect import call_of_parts, call_unless_client_leaves
 from shoal.http.payload import encoded, reader_for
-from shoal.http.problem import Refused, explained, not_open
+from shoal.http.problem import Refused, explained, no_such_priority, not_open
 from shoal.http.streaming import answer_with_stream
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
     from shoal.batching.batcher import Batcher
-    from shoal.batching.intake import Intake
+    from shoal.batching.entry import Entry
+    from shoal.core.options import BatchOptions
     from shoal.http.asgi import Exchange
     from shoal.http.settings import HttpSettings
     from shoal.http.sources import Source
@@ -65,7 +65,7 @@ class Endpoint:
             ClientLeft: The client is gone, or did not read in time; the call was cancelled.
             Exception: What went wrong before an answer had begun.
         """
-        batcher, intake = self._open_batcher()
+        batcher, entry = self._open_batcher()
         body = await read_body(
             exchange.receive,
             exchange.headers.get(b"content-length"),
@@ -75,26 +75,28 @@ class Endpoint:
         timeout_s = batcher.options.request_timeout_s
         if timeout_s is None and not self.source.streams:
             timeout_s = self._settings.answer_timeout_s
-        options = CallOptions(
-            None if timeout_s is None else anyio.current_time() + timeout_s,
+        wishes = Wishes(
+            timeout_s,
             CallMetadata(exchange.request_id, exchange.scope),
+            _priority(exchange, batcher.options),
         )
         if self.source.streams:
             await answer_with_stream(
                 exchange,
-                ResultStream(intake, item, options),
+                ResultStream(entry.intake, item, entry.options_of(item, wishes)),
                 lambda error: explained(error, self._settings, self.name, exchange.request_id),
                 self._settings.heartbeat_s,
             )
             return
-        result = await call_unless_client_leaves(exchange.receive, intake, item, options)
+        call = call_of_parts if batcher.options.split is not None else call_unless_client_leaves
+        result = await call(exchange.receive, entry, item, wishes)
         if isinstance(result, Response):
             await _answer_with_response(exchange, result)
         else:
             await exchange.answer(200, JSON, encoded(result))
 
-    def _open_batcher(self) -> tuple[Batcher[Any], Intake]:
-        """Returns the batcher and its line.
+    def _open_batcher(self) -> tuple[Batcher[Any], Entry]:
+        """Returns the batcher and where its calls enter.
 
         Raises:
             Refused: The application is not open here.
@@ -106,7 +108,22 @@ class Endpoint:
             entry = batcher.find()
         except NotOpen:
             raise Refused(not_open(self._settings)) from None
-        return batcher, entry.intake
+        return batcher, entry
+
+
+def _priority(exchange: Exchange, options: BatchOptions) -> int | None:
+    """Returns the level that a request asks for in ``X-Priority``; None for the usual one.
+
+    Raises:
+        Refused: There is no such level.
+    """
+    given = exchange.headers.get(b"x-priority")
+    if given is None or options.priority_levels == 1:
+        return None
+    try:
+        return options.checked_priority("X-Priority", int(given))
+    except ValueError:
+        raise Refused(no_such_priority(options.priority_levels)) from None
 
 
 class CallMetadata(Mapping[str, Any]):

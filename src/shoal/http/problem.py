@@ -19,6 +19,7 @@ from shoal.errors import (
     BatcherClosed,
     DeadlineExceeded,
     HandlerTimeout,
+    ItemTooLarge,
     Overloaded,
     SlowReader,
 )
@@ -124,6 +125,9 @@ def problem_of(error: Exception, settings: HttpSettings) -> Problem:
             title = "The endpoint has stopped"
             detail = "It takes no more calls in this process."
             return Problem(503, "closed", title, detail, retry)
+        case ItemTooLarge():
+            title = "The item is too large"
+            return Problem(413, "item-too-large", title, "No batch has room for it.")
         case DeadlineExceeded():
             return Problem(504, "deadline-exceeded", "The call was not answered in time")
         case HandlerTimeout():
@@ -182,4 +186,14 @@ def not_open(settings: HttpSettings) -> Problem:
         "opened by the outer one: Starlette(lifespan=app.lifespan, "
         'routes=[Mount("/ml", app=app)]).',
         ((b"retry-after", str(settings.retry_after_s).encode("ascii")),),
+    )
+
+
+def no_such_priority(levels: int) -> Problem:
+    """Returns the problem of a request whose priority is none of the endpoint's levels."""
+    return Problem(
+        400,
+        "no-such-priority",
+        "There is no such priority",
+        f"X-Priority takes a whole number from 1, the highest, to {levels}.",
     )

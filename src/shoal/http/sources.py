@@ -130,6 +130,10 @@ class DecoratedSource(Source):
     """
 
     def __init__(self, face: Decorated, options: Mapping[str, Any]) -> None:
+        if "fill" in options:
+            raise TypeError(
+                f"fill and streams belong to the handler: write them where {face!r} is decorated"
+            )
         BatchOptions.of(options)
         _check_annotations(getattr(face, "__wrapped__", None))
         self._face = face

@@ -127,7 +127,7 @@ def _requests(batchers: Named) -> Metric:
         "shoal_requests", "Requests by how they ended.", labels=["endpoint", "outcome"]
     )
     for endpoint, statistics in batchers:
-        for outcome in ("finished", "failed", "cancelled", "expired", "rejected"):
+        for outcome in ("finished", "failed", "cancelled", "expired", "rejected", "shed"):
             family.add_metric([endpoint, outcome], getattr(statistics, outcome))
     return family
 

@@ -1,0 +1,295 @@
+"""What continuous batches are worth: the demo's language model, writing up to 8 texts at once.
+
+The same model, with the same cache of keys and values, writes on from the same prompts in three
+ways. The prompts are of mixed length, and so is what is written: 16 to 256 characters each, drawn
+once for all (the model is kept from ending a text by itself).
+
+* *continuous*: a prompt joins as soon as one of 8 places is free (`ContinuousTextGenerator`).
+* *closed*: 8 prompts start together and run until all are done; one that is done costs no more
+  work, but its place stays empty (`TextGenerator`).
+* *closed, held*: the same, but each step does the work of 8 until the last is done, as where a
+  model is compiled for one shape.
+
+Two loads. *Saturated*: 32 readers, each of whom asks for the next text when the last has been read.
+*Half*: readers come at random, half as many a second as the closed batches could just serve.
+
+A step costs something for each text in it, and something however many there are. Continuous batches
+save the latter alone, by taking fewer steps. So beside the tokens a second stand the texts a step:
+their ratio is what there is to gain where a step takes as long for one text as for eight.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import random
+import time
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import numpy as np
+
+import shoal
+from benchmarks.http_load import percentile_ms
+from benchmarks.report import Panel, Report, parser, print_table, verdict
+from examples.language_model.continuous import TEXTS_AT_ONCE, ContinuousTextGenerator
+from examples.language_model.generate import TextGenerator, generate
+from examples.language_model.model import BOUNDARY, CharTransformer
+from examples.language_model.writing import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from examples.language_model.generate import Slot
+    from examples.language_model.layers import Array
+
+READERS: Final = 32
+SHORTEST, LONGEST = 16, 256
+TARGET: Final = 2.0
+SEED: Final = 20
+
+SATURATED: Final = "saturated"
+HALF: Final = "half"
+
+HELD: Final = "closed, held"
+CLOSED: Final = "closed"
+CONTINUOUS: Final = "continuous"
+WAYS: Final = (HELD, CLOSED, CONTINUOUS)
+
+# How the lengths are drawn. By ratio, as many are from 16 to 32 as from 128 to 256.
+MIXES: Final[dict[str, Callable[[random.Random], int]]] = {
+    "evenly": lambda chance: chance.randint(SHORTEST, LONGEST),
+    "by ratio": lambda chance: round(SHORTEST * (LONGEST / SHORTEST) ** chance.random()),
+}
+
+
+class Endless(CharTransformer):
+    """The model, which never says that a text is over, and counts its steps."""
+
+    steps = 0
+
+    def scores(self, hidden: Array) -> Array:
+        """Score every token but the one that ends a text."""
+        self.steps += 1
+        scores = super().scores(hidden)
+        scores[:, BOUNDARY] = -np.inf
+        return scores
+
+
+class HeldTextGenerator:
+    """The handler of closed batches that do the work of all prompts until the last is done."""
+
+    def __init__(self, model: CharTransformer) -> None:
+        self._model = model
+
+    def __call__(self, prompts: list[Prompt]) -> Iterator[list[Slot]]:
+        """Stream a character for each prompt, step by step."""
+        longest = max(prompt.max_tokens for prompt in prompts)
+        held = [prompt.model_copy(update={"max_tokens": longest}) for prompt in prompts]
+        for nth, slots in enumerate(generate(self._model, held)):
+            yield [
+                slot if nth < prompt.max_tokens else shoal.END
+                for slot, prompt in zip(slots, prompts, strict=True)
+            ]
+
+
+def batcher(way: str, model: CharTransformer) -> Any:
+    """Makes the batcher of one way."""
+    make: Any = shoal.Batcher
+    if way == CONTINUOUS:
+        handler: Any = ContinuousTextGenerator(model)
+        return make(handler, fill="continuous", streams=True, max_batch_size=TEXTS_AT_ONCE)
+    handler = TextGenerator(model) if way == CLOSED else HeldTextGenerator(model)
+    return make(handler, max_batch_size=TEXTS_AT_ONCE)
+
+
+def prompts(mix: str, count: int) -> list[Prompt]:
+    """Draws the prompts, the same ones each time: passages of this file's first lines."""
+    chance = random.Random(SEED)
+    starts = [chance.randrange(len(__doc__) - 200) for _ in range(count)]
+    texts = [__doc__[start : start + chance.randint(0, 200)] for start in starts]
+    return [
+        Prompt(text=text, max_tokens=MIXES[mix](chance), seed=seed)
+        for seed, text in enumerate(texts)
+    ]
+
+
+@dataclass
+class Seen:
+    """What the readers saw of one way."""
+
+    tokens: int = 0
+    first_token_s: list[float] = field(default_factory=list)
+    took_s: float = 0.0
+    cpu_s: float = 0.0
+    texts_a_step: float = 0.0
+
+    @property
+    def tokens_a_second(self) -> float:
+        """How fast it was."""
+        return self.tokens / self.took_s
+
+
+async def read(call: Any, prompt: Prompt, seen: Seen) -> None:
+    """Asks for one text and reads it."""
+    began = time.perf_counter()
+    got = 0
+    async with call(prompt) as stream:
+        async for _ in stream:
+            if not got:
+                seen.first_token_s.append(time.perf_counter() - began)
+            got += 1
+    assert got == prompt.max_tokens
+    seen.tokens += got
+
+
+async def saturate(call: Any, asked: list[Prompt], seen: Seen) -> None:
+    """Has a fixed number of readers read all texts."""
+    line = iter(asked)
+
+    async def reader() -> None:
+        for prompt in line:
+            await read(call, prompt, seen)
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(READERS):
+            tasks.start_soon(reader)
+
+
+async def trickle(call: Any, asked: list[Prompt], seen: Seen, texts_a_second: float) -> None:
+    """Has a reader come for each text, at random times."""
+    chance = random.Random(SEED)
+    at = anyio.current_time()
+    async with anyio.create_task_group() as tasks:
+        for prompt in asked:
+            at += chance.expovariate(texts_a_second)
+            await anyio.sleep_until(at)
+            tasks.start_soon(read, call, prompt, seen)
+
+
+def measure(
+    way: str, model: Endless, asked: list[Prompt], texts_a_second: float | None = None
+) -> Seen:
+    """Puts one way under a load: saturated, unless it is said how often readers come."""
+    seen = Seen()
+
+    async def run() -> None:
+        async with batcher(way, model) as call:
+            model.steps = 0
+            began, cpu = time.perf_counter(), time.process_time()
+            if texts_a_second is None:
+                await saturate(call, asked, seen)
+            else:
+                await trickle(call, asked, seen, texts_a_second)
+            seen.took_s, seen.cpu_s = time.perf_counter() - began, time.process_time() - cpu
+
+    anyio.run(run, backend="trio")
+    seen.texts_a_step = seen.tokens / model.steps
+    return seen
+
+
+# What was seen of each load, mix and way, in each round.
+Rounds = dict[tuple[str, str, str], list[Seen]]
+
+
+def rounds_of(count: int, texts: int) -> Rounds:
+    """Puts all ways under all loads, in turns; the first round warms up, and is not counted."""
+    model = Endless.load()
+    rounds: Rounds = {
+        (load, mix, way): [] for load in (SATURATED, HALF) for mix in MIXES for way in WAYS
+    }
+    for nth in range(count + 1):
+        for mix in MIXES:
+            asked = prompts(mix, texts)
+            at_most = {way: measure(way, model, asked) for way in WAYS}
+            rate = texts / at_most[CLOSED].took_s / 2
+            at_half = {way: measure(way, model, asked, rate) for way in WAYS}
+            for way in WAYS if nth else ():
+                rounds[SATURATED, mix, way].append(at_most[way])
+                rounds[HALF, mix, way].append(at_half[way])
+        print(f"round {nth} of {count}", file=sys.stderr)
+    return rounds
+
+
+def medians(rounds: Rounds) -> list[dict[str, Any]]:
+    """Returns a row for each load, mix and way; ratios are to the closed batches of the round."""
+    rows = []
+    for (load, mix, way), seen in rounds.items():
+        pairs = list(zip(seen, rounds[load, mix, CLOSED], strict=True))
+        row: dict[str, Any] = {"load": load, "lengths": mix, "way": way}
+        row["tokens_a_second"] = median(one.tokens_a_second for one in seen)
+        row["first_p50_ms"] = median(percentile_ms(one.first_token_s, 50) for one in seen)
+        row["first_p99_ms"] = median(percentile_ms(one.first_token_s, 99) for one in seen)
+        row["cpu_us"] = median(one.cpu_s / one.tokens * 1e6 for one in seen)
+        row["texts_a_step"] = median(one.texts_a_step for one in seen)
+        if load == SATURATED:
+            row["ratio"] = median(one.tokens_a_second / it.tokens_a_second for one, it in pairs)
+            row["cpu_ratio"] = median(it.cpu_s / one.cpu_s for one, it in pairs)
+            row["step_ratio"] = median(one.texts_a_step / it.texts_a_step for one, it in pairs)
+            if way == CONTINUOUS:
+                row["verdict"] = verdict(row["ratio"], at_least=TARGET)
+        rows.append(row)
+    return rows
+
+
+COLUMNS: Final = {
+    "tokens_a_second": ("tokens/s", ",.0f"),
+    "first_p50_ms": ("first p50 ms", ".0f"),
+    "first_p99_ms": ("first p99 ms", ".0f"),
+    "cpu_us": ("CPU us a token", ".0f"),
+    "texts_a_step": ("texts a step", ".1f"),
+    "ratio": ("ratio", ".2f"),
+    "cpu_ratio": ("CPU ratio", ".2f"),
+    "step_ratio": ("step ratio", ".2f"),
+    "verdict": ("target", ""),
+}
+
+
+def _panel(rows: list[dict[str, Any]], load: str, unit: str, key: str) -> Panel:
+    here = [row for row in rows if row["load"] == load]
+    series = {way: [row[key] for row in here if row["way"] == way] for way in WAYS}
+    return Panel(load, unit, [f"drawn {mix}" for mix in MIXES], series)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    made = parser("What continuous batches are worth against closed ones.", "continuous")
+    arguments = made.parse_args()
+    report = Report("continuous", arguments.json, ("shoal", "anyio", "trio", "numpy"))
+    report.print_environment()
+    count, texts = (1, 96) if arguments.quick else (3, 192)
+    print(f"{texts} texts of {SHORTEST} to {LONGEST} characters, {count} rounds\n")
+    report.rows = medians(rounds_of(count, texts))
+    cells = [
+        [
+            f"{row['load']}, lengths drawn {row['lengths']}: {row['way']}",
+            *(format(row[key], how) if key in row else "-" for key, (_, how) in COLUMNS.items()),
+        ]
+        for row in report.rows
+    ]
+    print_table(["load and way", *(head for head, _ in COLUMNS.values())], cells)
+    found = {(row["load"], row["lengths"], row["way"]): row for row in report.rows}
+    ours, closed = (found[SATURATED, "evenly", way] for way in (CONTINUOUS, CLOSED))
+    ours_at_half, closed_at_half = (found[HALF, "evenly", way] for way in (CONTINUOUS, CLOSED))
+    report.finish(
+        f"at lengths drawn evenly, continuous batches take {1 / ours['step_ratio']:.0%} of the "
+        f"steps of closed ones and write {ours['ratio']:.2f} times their tokens a second; the p99 "
+        f"of the first token is {ours['first_p99_ms']:.0f} ms to {closed['first_p99_ms']:.0f} ms, "
+        f"and at half the load {ours_at_half['first_p99_ms']:.0f} ms to "
+        f"{closed_at_half['first_p99_ms']:.0f} ms.",
+        [
+            _panel(report.rows, SATURATED, "tokens/s", "tokens_a_second"),
+            _panel(report.rows, SATURATED, "first token, p99 ms", "first_p99_ms"),
+            _panel(report.rows, HALF, "first token, p99 ms", "first_p99_ms"),
+        ],
+    )
+
+
+if __name__ == "__main__":
+    main()

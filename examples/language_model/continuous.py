@@ -1,0 +1,52 @@
+"""The language model behind a continuous batch: prompts join and leave between two steps.
+
+The handler never ends while Shoal is open. A prompt that is done, or whose reader has left, frees
+its place at once, and the next one in line is read and written on from the next step on. So no
+place stays empty while somebody waits, and nobody waits for the longest text of a batch.
+"""
+
+from collections.abc import Sequence
+
+from anyio import to_thread
+
+import shoal
+from examples.language_model.blas import one_blas_thread
+from examples.language_model.model import CharTransformer
+from examples.language_model.writing import Prompt, Writer, Written
+
+TEXTS_AT_ONCE = 8
+"""The room of the cache: what `max_batch_size` is to be."""
+
+Request = shoal.OpenRequest[Prompt, str]
+
+
+class ContinuousTextGenerator:
+    """The handler: one model, loaded once.
+
+    Args:
+        model: The model; the one that ships unless given.
+    """
+
+    def __init__(self, model: CharTransformer | None = None) -> None:
+        one_blas_thread()
+        self._model = model or CharTransformer.load()
+
+    async def __call__(self, batch: shoal.OpenBatch[Prompt, str]) -> None:
+        """Stream a character for each prompt, step by step."""
+        writer: Writer[Request] = Writer(self._model, TEXTS_AT_ONCE)
+        async for joined in batch.steps():
+            # A step blocks; in a thread it leaves the event loop to those who read and join.
+            for request, character, over in await to_thread.run_sync(_step, writer, joined):
+                if character is not None:
+                    await request.send(character)
+                if over:
+                    request.finish()
+
+
+def _step(writer: Writer[Request], joined: Sequence[Request]) -> list[Written[Request]]:
+    for request in writer.keys:
+        if request.ended:
+            writer.leave(request)
+    for request in joined:
+        writer.join(request, request.item)
+    return writer.step()

@@ -1,0 +1,96 @@
+"""Large items: divided into parts that fit into batches, and put together from their results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.core.options import BatchOptions
+    from shoal.core.request import CallOptions, Request
+    from shoal.core.terms import Terms, Wishes
+
+
+class Part(NamedTuple):
+    """One part of an item, or an item that is whole, and what it counts for in line."""
+
+    item: Any
+    options: CallOptions
+
+
+class Splitting:
+    """Divides the items of one batcher and joins their results.
+
+    Args:
+        name: The batcher's name, for messages.
+        options: Its options.
+        terms: What makes the records of the parts.
+    """
+
+    def __init__(self, name: str, options: BatchOptions, terms: Terms) -> None:
+        self._name = name
+        self._most = options.max_batch_size
+        self._split = options.split
+        self._join = options.join
+        self._terms = terms
+
+    def parts(
+        self, item: Any, whole: CallOptions, wishes: Wishes, now: float, queued: float
+    ) -> list[Part]:
+        """Divides an item so that it fits into the batches that will be cut.
+
+        Args:
+            item: What the caller passed.
+            whole: What it counts for.
+            wishes: What the call asks for.
+            now: The time, in seconds.
+            queued: The size of what waits in front of it.
+
+        Returns:
+            Its parts, in order; the item alone where it fits.
+
+        Raises:
+            ItemTooLarge: It, or a part, costs more than a batch may.
+            TypeError: ``split`` gave back something other than parts.
+            Exception: What ``split`` raised.
+        """
+        room = self._most - queued % self._most
+        parts = [Part(item, whole)]
+        if self._split is not None and whole.cost > room:
+            parts = [
+                Part(part, self._terms.of(part, wishes, now))
+                for part in self._checked(self._split(item, room))
+            ]
+        for part in parts:
+            # One deadline for all, and one bucket: the item's.
+            part.options.deadline, part.options.due = whole.deadline, whole.due
+            part.options.key = whole.key
+            refusal = self._terms.refusal(part.options)
+            if refusal is not None:
+                raise refusal
+        return parts
+
+    def joined(self, requests: Sequence[Request]) -> Any:
+        """Makes the result of an item of those of its parts, which have all ended.
+
+        Raises:
+            Exception: The first error of a part, or what ``join`` raised.
+        """
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        if len(requests) == 1:
+            return requests[0].value
+        join = cast("Callable[[list[Any]], Any]", self._join)
+        return join([request.value for request in requests])
+
+    def _checked(self, parts: Any) -> Sequence[Any]:
+        listed = cast("Sequence[Any]", parts)
+        if isinstance(parts, (str, bytes)) or not isinstance(parts, Sequence) or not parts:
+            raise TypeError(
+                f"split of {self._name} must give back a list of parts, at least one, "
+                f"not {parts!r:.80}"
+            )
+        return listed

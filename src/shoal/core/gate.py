@@ -1,0 +1,158 @@
+"""Who is let into a line of requests that are not all alike: the rules beside its bound.
+
+Invariant: ``_by_level`` counts the requests that are in line or parked, by level.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.core.request import State
+from shoal.core.shedding import Shedding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.core.batch import Batch
+    from shoal.core.latency_model import LatencyModel
+    from shoal.core.options import BatchOptions
+    from shoal.core.request import Request
+
+
+class Admission(NamedTuple):
+    """What became of a request that wanted to be let in.
+
+    Attributes:
+        refusal: Why it was not let in; None if it was.
+        victim: The request that was shed for it; None for none. It has left the line.
+        ring: Whether the slot that waits for requests must be woken.
+    """
+
+    refusal: str | None = None
+    victim: Request | None = None
+    ring: bool = False
+
+
+def needs_a_gate(options: BatchOptions) -> bool:
+    """Says whether there is more to letting requests in than how many they are."""
+    policies = [*options.queue_policies.values(), options.default_queue_policy]
+    return (
+        options.refuse_late
+        or options.overload in ("shed_oldest", "shed_lowest")
+        or any(policy is not None and policy.max_queued_requests is not None for policy in policies)
+        or (options.batch_size_fn is not None and options.max_queued_requests is not None)
+    )
+
+
+class Gate:
+    """Bounds of levels, calls that would be late, and who makes room for whom.
+
+    Attributes:
+        size: What the costs of the requests in line sum up to, without those that are parked.
+    """
+
+    def __init__(self, options: BatchOptions, model: LatencyModel) -> None:
+        self._options = options
+        self._model = model
+        self._by_level: dict[int, int] = {}
+        self._shedding = (
+            Shedding(newest=options.overload == "shed_lowest")
+            if options.overload in ("shed_oldest", "shed_lowest")
+            else None
+        )
+        self.size: float = 0
+
+    def came(self, request: Request) -> None:
+        """Notes that a request has been parked, or put in line."""
+        level = request.priority
+        self._by_level[level] = self._by_level.get(level, 0) + 1
+        if request.state is State.QUEUED:
+            self.size += request.cost
+
+    def may_be_shed(self, request: Request, live: int) -> None:
+        """Notes that a request is in line, as the newest beside `live` others."""
+        if self._shedding is not None:
+            self._shedding.add(request, live)
+
+    def let_in(self, request: Request, live: int) -> None:
+        """Notes that a request that was parked is in line, beside `live` others."""
+        self.size += request.cost
+        self.may_be_shed(request, live)
+
+    def went(self, request: Request, was: State) -> None:
+        """Notes that a request has left the line, to a slot or for good, or was parked and left."""
+        level = request.priority
+        self._by_level[level] -= 1
+        if not self._by_level[level]:
+            del self._by_level[level]
+        if was is State.QUEUED:
+            # Sums of fractions drift; an empty line is 0 for certain.
+            self.size = self.size - request.cost if self._by_level else 0
+
+    def tidy(self) -> None:
+        """Forgets what has ended, when nobody waits any more."""
+        if self._shedding is not None:
+            self._shedding.clear()
+
+    def victim(self, newcomer: Request) -> Request | None:
+        """Returns the request that makes room for a newcomer; None if none does."""
+        return None if self._shedding is None else self._shedding.victim(newcomer)
+
+    def full_level(self, request: Request, takes_at_once: float) -> str | None:
+        """Says why a request's level has no room for it; None if it has.
+
+        Args:
+            request: The newcomer.
+            takes_at_once: How much of the line slots are about to take.
+        """
+        policy = self._options.queue_policy(request.priority)
+        bound = None if policy is None else policy.max_queued_requests
+        if bound is None or self._by_level.get(request.priority, 0) < bound:
+            return None
+        if self.size + request.cost <= takes_at_once:
+            return None
+        return f"{bound} requests of priority {request.priority} are waiting, which is its bound"
+
+    def lateness(self, request: Request, now: float, batches: Mapping[Batch, float]) -> str | None:
+        """Says why a request can't end in time, by the run times measured; None if it may.
+
+        Those who say that a request can't do so must not err, so only what is certain to go first
+        counts as being ahead of it.
+        """
+        due = None if request.options is None else request.options.due
+        if due is None or not self._options.refuse_late:
+            return None
+        most = self._options.max_batch_size
+        full_s = self._model.run_s(most)
+        if full_s is None:
+            return None
+        ahead = self._size_ahead(request)
+        full_batches = int(ahead // most)
+        own_s = self._model.run_s(min(most, ahead - full_batches * most + request.cost))
+        assert own_s is not None
+        free = _free_times(batches, now, self._options.max_concurrent_batches, self._model)
+        slot = full_batches % len(free)
+        end = free[slot] + full_batches // len(free) * full_s + own_s
+        if end <= due:
+            return None
+        return (
+            f"the call would end {end - now:.3g} s from now, "
+            f"and is due in {max(0.0, due - now):.3g} s"
+        )
+
+    def _size_ahead(self, request: Request) -> float:
+        options = self._options
+        if options.order == "deadline" or options.bucket_by is not None or not self.size:
+            return 0
+        if options.priority_levels == 1:
+            return self.size
+        ahead = sum(n for level, n in self._by_level.items() if level <= request.priority)
+        return ahead * self.size / sum(self._by_level.values())
+
+
+def _free_times(
+    batches: Mapping[Batch, float], now: float, slots: int, model: LatencyModel
+) -> list[float]:
+    """Returns when each slot is expected to be free, soonest first."""
+    ends = [max(now, since + (model.run_s(batch.load) or 0)) for batch, since in batches.items()]
+    return sorted([*ends, *[now] * (slots - len(ends))])

@@ -1,0 +1,159 @@
+"""Requests in an order, from which any can leave in O(1).
+
+One that leaves is not searched for: its state says that it does not wait any more, and it is
+skipped when its turn comes. A line is swept when more than half of it is such leftovers, so callers
+that come and go behind a busy slot can't make it grow.
+
+There are two: in order of arrival, which is a deque, and by a rank, which is a heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.core.request import Request, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+QUEUED = State.QUEUED
+LEFTOVERS_WORTH_A_SWEEP: Final = 64
+
+
+class Line(ABC):
+    """Requests in an order. Those that do not wait any more are leftovers."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def push(self, request: Request) -> None:
+        """Puts a request to its place."""
+
+    @abstractmethod
+    def first(self) -> Request | None:
+        """Returns the request whose turn it is; None if nobody waits. Drops what is before it."""
+
+    @abstractmethod
+    def pop(self) -> None:
+        """Takes the request out that `first` returned."""
+
+    @abstractmethod
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Puts requests to their old places that were popped last, in this order."""
+
+    @abstractmethod
+    def sweep(self) -> None:
+        """Drops all leftovers."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drops everything."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of its places, leftovers among them."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Request]:
+        """Yields those that wait, in order."""
+
+
+class ArrivalLine(Line):
+    """In order of arrival."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self) -> None:
+        self.entries: deque[Request] = deque()
+
+    def push(self, request: Request) -> None:
+        self.entries.append(request)
+
+    def first(self) -> Request | None:
+        entries = self.entries
+        while entries:
+            if entries[0].state is QUEUED:
+                return entries[0]
+            entries.popleft()
+        return None
+
+    def pop(self) -> None:
+        self.entries.popleft()
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        self.entries.extendleft(reversed(requests))
+
+    def sweep(self) -> None:
+        waiting = list(self)
+        self.entries.clear()
+        self.entries.extend(waiting)
+
+    def clear(self) -> None:
+        self.entries.clear()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([request for request in self.entries if request.state is QUEUED])
+
+
+class RankedLine(Line):
+    """By a rank, lowest first, and by arrival among equals.
+
+    Who pushes a request gives it a number first, higher than all before. Given another one and
+    pushed again, it has a place according to its rank of now, and its old place is a leftover.
+    """
+
+    __slots__ = ("_heap", "_rank")
+
+    def __init__(self, rank: Callable[[Request], Any]) -> None:
+        self._rank = rank
+        self._heap: list[tuple[Any, int, Request]] = []
+
+    def push(self, request: Request) -> None:
+        assert request.options is not None
+        heapq.heappush(self._heap, (self._rank(request), request.options.number, request))
+
+    def first(self) -> Request | None:
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            if _waits(entry):
+                return entry[2]
+            heapq.heappop(heap)
+        return None
+
+    def pop(self) -> None:
+        heapq.heappop(self._heap)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self.push(request)
+
+    def sweep(self) -> None:
+        self._heap = [entry for entry in self._heap if _waits(entry)]
+        heapq.heapify(self._heap)
+
+    def clear(self) -> None:
+        self._heap.clear()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([entry[2] for entry in sorted(self._heap) if _waits(entry)])
+
+
+def is_worth_a_sweep(line: Line, live: int) -> bool:
+    """Says whether the leftovers of a line outnumber the `live` requests in it."""
+    return len(line) - live > max(live, LEFTOVERS_WORTH_A_SWEEP)
+
+
+def _waits(entry: tuple[Any, int, Request]) -> bool:
+    request = entry[2]
+    assert request.options is not None
+    return request.state is QUEUED and request.options.number == entry[1]

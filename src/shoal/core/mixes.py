@@ -1,0 +1,184 @@
+"""Which options do not go together, and why: one table, asked when a batcher is made.
+
+A mix that is not here is meaningful, and tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from shoal.core.queue_policy import SAME
+
+Options: TypeAlias = Any
+"""A `BatchOptions`, whose module asks this one."""
+
+Mix: TypeAlias = tuple[str, str, str, Callable[[Options], bool]]
+
+
+def _with(first: str, second: str, why: str) -> Mix:
+    return first, second, why, lambda o: _is_set(o, first) and _is_set(o, second)
+
+
+def _is_set(options: Options, name: str) -> bool:
+    value = getattr(options, name)
+    return value is not None and value is not False and value != {}
+
+
+def _sets_windows(options: Options) -> bool:
+    policies = [*options.queue_policies.values(), options.default_queue_policy]
+    return any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
+
+
+_OWN_RULE: Final = "the policy decides alone what a batch is made of"
+
+_REFUSED: Final[tuple[Mix, ...]] = (
+    _with(
+        "allowed_batch_sizes",
+        "preferred_batch_sizes",
+        "one says which sizes a batch may have and the other which it should have; "
+        "pass the allowed ones alone",
+    ),
+    _with(
+        "adaptive",
+        "allowed_batch_sizes",
+        "the run times of padded batches lie on steps, and the model of them is a line",
+    ),
+    _with("adaptive", "preferred_batch_sizes", "both choose the size of a batch"),
+    _with("adaptive", "idle_timeout_s", "both choose how long a batch waits"),
+    (
+        "adaptive",
+        "queue_policies",
+        "the wait is chosen against the target; leave batch_wait_timeout_s out of the policies",
+        lambda o: o.adaptive is not None and _sets_windows(o),
+    ),
+    (
+        "adaptive",
+        "batch_wait_timeout_s",
+        "the wait is chosen against the target; leave batch_wait_timeout_s out",
+        lambda o: o.adaptive is not None and o.batch_wait_timeout_s != 0,
+    ),
+    (
+        "allowed_batch_sizes",
+        "batch_size_fn",
+        "padding has to make up a cost, which only you can: pass pad=(items, n) -> items",
+        lambda o: bool(o.allowed_batch_sizes) and bool(o.batch_size_fn) and o.pad is None,
+    ),
+    (
+        "pad",
+        "allowed_batch_sizes",
+        "there is nothing to pad to; pass allowed_batch_sizes=(8, 16, 32)",
+        lambda o: o.pad is not None and not o.allowed_batch_sizes,
+    ),
+    (
+        "padding",
+        "allowed_batch_sizes",
+        "there is nothing to pad to; pass allowed_batch_sizes=(8, 16, 32)",
+        lambda o: o.padding != "up" and not o.allowed_batch_sizes,
+    ),
+    (
+        "split",
+        "join",
+        "what is split must be joined again; pass both",
+        lambda o: (o.split is None) != (o.join is None),
+    ),
+    (
+        "split",
+        "batch_size_fn",
+        "only the cost of an item says that it is too large; pass batch_size_fn=(item) -> cost",
+        lambda o: o.split is not None and o.batch_size_fn is None,
+    ),
+    (
+        "priority_mixing",
+        "priority_levels",
+        "there is one level only; pass priority_levels=2 or more",
+        lambda o: o.priority_mixing == "isolate" and o.priority_levels == 1,
+    ),
+    (
+        "overload",
+        "max_queued_requests",
+        "an unbounded line is never overloaded; pass max_queued_requests=1000, say",
+        lambda o: o.overload in ("shed_oldest", "shed_lowest") and o.max_queued_requests is None,
+    ),
+    (
+        "overload",
+        "max_queued_requests",
+        "a line of no places has nobody to shed; pass max_queued_requests=1 or more",
+        lambda o: o.overload in ("shed_oldest", "shed_lowest") and o.max_queued_requests == 0,
+    ),
+    *(
+        _with("policy", other, _OWN_RULE)
+        for other in (
+            "idle_timeout_s",
+            "batch_size_fn",
+            "bucket_by",
+            "allowed_batch_sizes",
+            "preferred_batch_sizes",
+            "queue_policies",
+            "default_queue_policy",
+            "adaptive",
+        )
+    ),
+    (
+        "policy",
+        "order",
+        _OWN_RULE,
+        lambda o: o.policy is not None and o.order != "arrival",
+    ),
+    (
+        "policy",
+        "priority_mixing",
+        _OWN_RULE,
+        lambda o: o.policy is not None and o.priority_mixing != "merge",
+    ),
+)
+
+
+_REFUSED_FOR_OPEN: Final = {
+    "allowed_batch_sizes": "a batch that still grows has no size to be padded to",
+    "preferred_batch_sizes": "the handler starts with the first request, whatever size there is",
+    "bucket_by": "one key's batch would keep the other keys waiting for as long as it is open",
+    "split": "parts would meet in one batch, which has no bound that they could be cut to",
+    "adaptive": "there is no run time of a batch that grows while it runs",
+    "policy": "a batch that is open takes whoever comes next, and no policy cuts it",
+    "isolate_errors": "the handler answers each request by itself, so nobody else's error is its",
+}
+_REFUSED_FOR_CONTINUOUS: Final = {
+    "batch_wait_timeout_s": "its batch never closes, so there is no wait to end",
+    "idle_timeout_s": "its batch never closes, so there is no wait to end",
+    "handler_timeout_s": "its handler runs for as long as the batcher is open",
+}
+
+
+_NO_WINDOW: Final = ("batch_wait_timeout_s", 0)
+
+
+def refused_fill(fill: str, options: Options) -> str | None:
+    """Says which option does not go with how batches are filled, and why; None if all do."""
+    if fill == "closed":
+        return None
+    refused = dict(_REFUSED_FOR_OPEN)
+    if fill == "continuous":
+        refused |= _REFUSED_FOR_CONTINUOUS
+    for name, why in refused.items():
+        if _is_set(options, name) and (name, getattr(options, name)) != _NO_WINDOW:
+            return f"fill={fill!r} and {name}={getattr(options, name)!r} do not go together: {why}"
+    if _sets_windows(options):
+        return f"fill={fill!r} has one window for all levels; leave it out of the queue policies"
+    if options.priority_mixing == "isolate":
+        return (
+            f"fill={fill!r} and priority_mixing='isolate' do not go together: one level's batch "
+            "would keep the others waiting for as long as it is open"
+        )
+    return None
+
+
+def refused_mix(options: Options) -> str | None:
+    """Says which two options do not go together and why; None if all do."""
+    for first, second, why, meets in _REFUSED:
+        if meets(options):
+            values = (
+                f"{first}={getattr(options, first)!r} and {second}={getattr(options, second)!r}"
+            )
+            return f"{values} do not go together: {why}"
+    return None

@@ -1,0 +1,50 @@
+"""The options of a batcher as keywords, for type checkers."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from shoal.core.latency_target import LatencyTarget
+from shoal.core.policies.base import BatchPolicy
+from shoal.core.queue_policy import QueuePolicy
+
+Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
+Order = Literal["arrival", "deadline"]
+Padding = Literal["up", "down", "cost"]
+PriorityMixing = Literal["merge", "isolate"]
+
+
+class OptionKeywords(TypedDict, total=False):
+    """What `BatchOptions` takes; it says what they mean."""
+
+    max_batch_size: int
+    batch_wait_timeout_s: float | None
+    idle_timeout_s: float | None
+    max_concurrent_batches: int
+    max_queued_requests: int | None
+    overload: Overload
+    batch_size_fn: Callable[[Any], float] | None
+    bucket_by: Callable[[Any], Hashable] | None
+    allowed_batch_sizes: Sequence[int] | None
+    padding: Padding
+    pad: Callable[[list[Any], int], Sequence[Any]] | None
+    preferred_batch_sizes: Sequence[int] | None
+    priority_levels: int
+    default_priority: int | None
+    priority_aging_s: float | None
+    priority_mixing: PriorityMixing
+    queue_policies: Mapping[int, QueuePolicy]
+    default_queue_policy: QueuePolicy | None
+    order: Order
+    use_scope_deadline: bool
+    refuse_late: bool
+    split: Callable[[Any, float], Sequence[Any]] | None
+    join: Callable[[list[Any]], Any] | None
+    adaptive: LatencyTarget | None
+    policy: Callable[[Any], BatchPolicy] | None
+    stream_buffer: int
+    slow_reader_timeout_s: float | None
+    cancel_abandoned: bool
+    handler_timeout_s: float | None
+    request_timeout_s: float | None
+    isolate_errors: bool
+    graceful_shutdown_timeout_s: float

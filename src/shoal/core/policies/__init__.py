@@ -1,0 +1,1 @@
+"""Rules that form batches: which requests make the next one, and when."""

@@ -1,0 +1,239 @@
+"""Buckets: requests of one batch have equal keys, and each key has a rule of its own.
+
+Two heaps know which bucket is next, so that a decision costs O(log b) in the number of buckets that
+are not empty. The *agenda* has each bucket by when it is due; those whose time has come move to
+*ready*, by the request that heads them, and the first there leaves. Entries are not searched for
+when a bucket changes: a newer one is pushed, and an old one is seen to be old when it comes up.
+
+A bucket exists while requests wait in it.
+
+Invariants:
+    A bucket has at most one valid entry in each heap: the last that was pushed.
+    A bucket that would be cut now is in ``ready``, or in the agenda at a time that has come.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.core.policies.base import BatchPolicy, Cut, Wait
+from shoal.core.policies.ranked import NOBODY_WAITS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from shoal.core.policies.base import Hurry
+    from shoal.core.policies.ranked import Ranked
+    from shoal.core.policies.ranks import Rank
+    from shoal.core.request import CallOptions, Request
+
+_OLD_ENTRIES_WORTH_A_SWEEP: Final = 64
+
+
+class _Bucket:
+    """One key's requests, and where the heaps have it."""
+
+    __slots__ = ("due_at", "head", "key", "rule")
+
+    def __init__(self, key: Hashable, rule: Ranked) -> None:
+        self.key = key
+        self.rule = rule
+        # The time of its valid entry in the agenda; infinity for none.
+        self.due_at = math.inf
+        # What it is ordered by in its valid entry among the ready ones; None for none.
+        self.head: Any = None
+
+
+class Buckets(BatchPolicy):
+    """A rule of its own for each key, and the bucket with the oldest request first.
+
+    Args:
+        make: Makes the rule of one bucket.
+        key_of: What the requests of one batch must have in common.
+        rank: What requests are ordered by; None for their arrival.
+    """
+
+    __slots__ = (
+        "_agenda",
+        "_asleep_until",
+        "_buckets",
+        "_chosen",
+        "_key_of",
+        "_make",
+        "_number",
+        "_rank",
+        "_ready",
+    )
+
+    def __init__(
+        self,
+        make: Callable[[], Ranked],
+        key_of: Callable[[CallOptions], Hashable],
+        rank: Rank | None,
+    ) -> None:
+        self._make = make
+        self._key_of = key_of
+        self._rank = rank
+        self._buckets: dict[Hashable, _Bucket] = {}
+        self._agenda: list[tuple[float, int, _Bucket]] = []
+        self._ready: list[tuple[Any, int, _Bucket]] = []
+        self._number = 0
+        self._chosen: _Bucket | None = None
+        self._asleep_until = NOBODY_WAITS
+
+    def add(self, request: Request) -> bool:
+        key = self._key(request)
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = _Bucket(key, self._make())
+        bucket.rule.add(request)
+        if bucket.head is not None:
+            if bucket.rule.head() is request:
+                self._make_ready(bucket)
+            return False
+        return self._plan(bucket, request.arrived_at) < self._asleep_until
+
+    def remove(self, request: Request) -> None:
+        bucket = self._buckets[self._key(request)]
+        bucket.rule.remove(request)
+        self._forget_if_empty(bucket)
+
+    def demote(self, request: Request) -> bool:
+        return self._buckets[self._key(request)].rule.demote(request)
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        self._asleep_until = NOBODY_WAITS
+        self._chosen = None
+        if not self._buckets:
+            return Wait(None, 1)
+        if hurry is not None and hurry.request is not None:
+            return self._ask(self._buckets[self._key(hurry.request)], now, hurry)
+        self._move_due_ones(now)
+        decision = self._ask_ready_ones(now, hurry)
+        if decision is None and hurry is not None:
+            for bucket in self._buckets.values():
+                self._make_ready(bucket)
+            decision = self._ask_ready_ones(now, hurry)
+        if decision is not None:
+            return decision
+        self._asleep_until = self._next_due()
+        return Wait(None if self._asleep_until == math.inf else self._asleep_until)
+
+    def take(self, cut: Cut) -> list[Request]:
+        bucket = self._chosen
+        assert bucket is not None
+        taken = bucket.rule.take(cut)
+        bucket.head = None
+        if bucket.rule.count:
+            # As if it were due: it is looked at when the next slot asks, in its new order.
+            self._plan_at(bucket, NOBODY_WAITS)
+        else:
+            self._forget_if_empty(bucket)
+        return taken
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        bucket = self._chosen
+        assert bucket is not None
+        bucket.rule.put_back(requests)
+        if bucket.rule.count:
+            self._buckets[bucket.key] = bucket
+            self._plan_at(bucket, NOBODY_WAITS)
+
+    def waiting(self) -> Iterator[Request]:
+        waiting = [
+            request for bucket in self._buckets.values() for request in bucket.rule.waiting()
+        ]
+        return iter(sorted(waiting, key=self._order_of))
+
+    def size_beside(self, asked: CallOptions) -> float:
+        """Returns what the costs of the requests sum up to that may share a batch with another."""
+        bucket = self._buckets.get(self._key_of(asked))
+        return 0 if bucket is None else bucket.rule.size
+
+    def _key(self, request: Request) -> Hashable:
+        assert request.options is not None
+        return self._key_of(request.options)
+
+    def _ask(self, bucket: _Bucket, now: float, hurry: Hurry | None) -> Cut | Wait:
+        self._chosen = bucket
+        return bucket.rule.decide(now, hurry)
+
+    def _ask_ready_ones(self, now: float, hurry: Hurry | None) -> Cut | None:
+        """Asks the ready buckets in order until one is cut; None if none is."""
+        while self._ready:
+            head, _number, bucket = self._ready[0]
+            if bucket.head is None or bucket.head != head or not bucket.rule.count:
+                heapq.heappop(self._ready)
+                continue
+            first = bucket.rule.head()
+            assert first is not None
+            if self._order_of(first) != head:  # its head has left
+                heapq.heappop(self._ready)
+                self._make_ready(bucket)
+                continue
+            decision = self._ask(bucket, now, hurry)
+            if isinstance(decision, Cut):
+                return decision
+            heapq.heappop(self._ready)
+            bucket.head = None
+            self._plan_at(bucket, math.inf if decision.until is None else decision.until)
+        return None
+
+    def _move_due_ones(self, now: float) -> None:
+        while self._next_due() <= now:
+            _at, _number, bucket = heapq.heappop(self._agenda)
+            bucket.due_at = math.inf
+            if bucket.head is None:
+                self._make_ready(bucket)
+
+    def _make_ready(self, bucket: _Bucket) -> None:
+        first = bucket.rule.head()
+        assert first is not None
+        order = self._order_of(first)
+        if bucket.head != order:
+            bucket.head = order
+            self._number += 1
+            heapq.heappush(self._ready, (order, self._number, bucket))
+            if len(self._ready) > 2 * len(self._buckets) + _OLD_ENTRIES_WORTH_A_SWEEP:
+                self._ready = [entry for entry in self._ready if entry[2].head == entry[0]]
+                heapq.heapify(self._ready)
+
+    def _plan(self, bucket: _Bucket, now: float) -> float:
+        """Puts a bucket on the agenda for when it is due, and returns when that is."""
+        due_at = bucket.rule.due_at(now)
+        if due_at < bucket.due_at:
+            self._plan_at(bucket, due_at)
+        return due_at
+
+    def _plan_at(self, bucket: _Bucket, at: float) -> None:
+        bucket.due_at = at
+        if at < math.inf:
+            self._number += 1
+            heapq.heappush(self._agenda, (at, self._number, bucket))
+        if len(self._agenda) > 2 * len(self._buckets) + _OLD_ENTRIES_WORTH_A_SWEEP:
+            self._agenda = [entry for entry in self._agenda if _is_valid(entry)]
+            heapq.heapify(self._agenda)
+
+    def _next_due(self) -> float:
+        agenda = self._agenda
+        while agenda and not _is_valid(agenda[0]):
+            heapq.heappop(agenda)
+        return agenda[0][0] if agenda else math.inf
+
+    def _forget_if_empty(self, bucket: _Bucket) -> None:
+        if not bucket.rule.count:
+            bucket.head = None
+            bucket.due_at = math.inf
+            del self._buckets[bucket.key]
+
+    def _order_of(self, request: Request) -> Any:
+        """Returns what says which of two buckets' heads goes first; no two requests are equal."""
+        rank = request.arrived_at if self._rank is None else self._rank(request)
+        return rank, request.options.number if request.options is not None else 0
+
+
+def _is_valid(entry: tuple[float, int, _Bucket]) -> bool:
+    at, _number, bucket = entry
+    return bucket.due_at == at

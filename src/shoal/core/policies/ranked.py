@@ -1,0 +1,210 @@
+"""One bucket of requests that are not all alike: in an order, with costs, sizes and a window.
+
+It is the rule of size or wait once more, with each of its words made wider: *full* by what the
+costs sum up to or by a size that is worth sending (`sizing`), *the wait* by level, until idle or by
+a latency target (`windows`), *in order* by rank (`ranks`). What does not fit stays first in line;
+nothing overtakes it, or a large item might never find room.
+
+Each of its steps costs O(log n) in the number of requests that wait, or O(1) in order of arrival.
+
+Invariants:
+    ``count`` == number of requests in the line in the state QUEUED; ``size`` == the sum of their
+    costs.
+    ``asleep_until`` is when a slot that waits here decides again; minus infinity if none waits.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shoal.core.batch import CutReason
+from shoal.core.line import ArrivalLine, RankedLine, is_worth_a_sweep
+from shoal.core.policies.base import BatchPolicy, Cut, Wait
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shoal.core.policies.adaptive import AdaptiveRule
+    from shoal.core.policies.base import Hurry
+    from shoal.core.policies.ranks import Rank
+    from shoal.core.policies.sizing import Sizing
+    from shoal.core.policies.windows import Window
+    from shoal.core.request import CallOptions, Request
+
+QUEUED = State.QUEUED
+NOBODY_WAITS = -math.inf
+
+
+class Ranked(BatchPolicy):
+    """A rule for one bucket.
+
+    Args:
+        rank: What requests are ordered by; None for their arrival.
+        sizing: How much goes into one batch.
+        window: How long requests wait for company.
+        adaptive: What wants to know of each arrival; None for nothing.
+        numbers: Gives each arrival its number.
+
+    Attributes:
+        count: How many requests wait.
+        size: What their costs sum up to.
+        asleep_until: When a slot that waits decides again, in seconds.
+    """
+
+    __slots__ = (
+        "_adaptive",
+        "_by_due",
+        "_line",
+        "_newest_at",
+        "_numbers",
+        "_sizing",
+        "_target",
+        "_window",
+        "asleep_until",
+        "count",
+        "size",
+    )
+
+    def __init__(
+        self,
+        rank: Rank | None,
+        sizing: Sizing,
+        window: Window,
+        adaptive: AdaptiveRule | None,
+        numbers: Iterator[int],
+    ) -> None:
+        self._line = ArrivalLine() if rank is None else RankedLine(rank)
+        by_due = window.line()
+        both_by_arrival = rank is None and isinstance(by_due, ArrivalLine)
+        self._by_due = self._line if both_by_arrival else by_due
+        self._sizing = sizing
+        self._window = window
+        self._adaptive = adaptive
+        self._numbers = numbers
+        self._newest_at = NOBODY_WAITS
+        self._target: float = 0
+        self.count = 0
+        self.size: float = 0
+        self.asleep_until = NOBODY_WAITS
+
+    def add(self, request: Request) -> bool:
+        self._newest_at = request.arrived_at
+        if self._adaptive is not None:
+            self._adaptive.arrived(request.arrived_at)
+        self._push(request)
+        self.count += 1
+        self.size += request.cost
+        if self.asleep_until == NOBODY_WAITS:
+            return False
+        return self.due_at(request.arrived_at) < self.asleep_until
+
+    def remove(self, request: Request) -> None:
+        self.count -= 1
+        # Sums of fractions drift; an empty line is 0 for certain.
+        self.size = self.size - request.cost if self.count else 0
+        self._tidy()
+
+    def demote(self, request: Request) -> bool:
+        if not isinstance(self._line, RankedLine):
+            return False
+        self._push(request)
+        self._tidy()
+        return True
+
+    def due_at(self, now: float) -> float:
+        """Returns when a batch leaves, as things are; the past if it is due."""
+        if self.size >= self._sizing.enough(self.size):
+            return NOBODY_WAITS
+        return self._due(now)[0]
+
+    def size_beside(self, asked: CallOptions) -> float:
+        """Returns what the costs of the requests sum up to that may share a batch with another."""
+        return self.size
+
+    def head(self) -> Request | None:
+        """Returns the request whose turn it is; None if nobody waits."""
+        return self._line.first()
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        self.asleep_until = NOBODY_WAITS
+        self._tidy()
+        if not self.count:
+            return Wait(None, 1)
+        due, reason = self._due(now)
+        if self.size >= self._sizing.enough(self.size):
+            waits = hurry is None and due > now
+            self._target = self._sizing.target(self.size, self._costs, waits=waits)
+            if self._target:
+                return Cut(self.count, CutReason.FULL)
+        if hurry is not None or due <= now:
+            self._target = self._sizing.target(self.size, self._costs, waits=False)
+            return Cut(self.count, reason if hurry is None else hurry.reason)
+        self.asleep_until = due
+        return Wait(None if due == math.inf else due)
+
+    def take(self, cut: Cut) -> list[Request]:
+        taken = self.take_within(self._target)
+        if not taken:  # the first is larger than the size to which a batch had better be cut back
+            first = self._line.first()
+            assert first is not None
+            self._take(first, taken)
+        return taken
+
+    def take_within(self, room: float) -> list[Request]:
+        taken: list[Request] = []
+        while (first := self._line.first()) is not None and first.cost <= room:
+            room -= first.cost
+            self._take(first, taken)
+        return taken
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        waiting = [request for request in requests if request.state is QUEUED]
+        self._line.put_back(waiting)
+        if not self.count and self._by_due is not self._line:
+            for request in waiting:
+                self._by_due.push(request)
+        self.count += len(waiting)
+        self.size += sum(request.cost for request in waiting)
+
+    def waiting(self) -> Iterable[Request]:
+        return self._line
+
+    def _push(self, request: Request) -> None:
+        request_options = request.options
+        assert request_options is not None
+        request_options.number = next(self._numbers)
+        self._line.push(request)
+        if self._by_due is not self._line:
+            self._by_due.push(request)
+
+    def _take(self, first: Request, taken: list[Request]) -> None:
+        self._line.pop()
+        taken.append(first)
+        self.count -= 1
+        self.size = self.size - first.cost if self.count else 0
+        if not self.count:
+            # What has ended is not kept for longer than others wait.
+            self._line.clear()
+            self._by_due.clear()
+
+    def _due(self, now: float) -> tuple[float, CutReason]:
+        first = self._by_due.first()
+        assert first is not None
+        return self._window.due(first, self._newest_at, self.count, self.size, now)
+
+    def _costs(self, most: float) -> list[float]:
+        seen: list[Request] = []
+        total: float = 0
+        while total <= most and (first := self._line.first()) is not None:
+            self._line.pop()
+            seen.append(first)
+            total += first.cost
+        self._line.put_back(seen)
+        return [request.cost for request in seen]
+
+    def _tidy(self) -> None:
+        for line in (self._line, self._by_due):
+            if is_worth_a_sweep(line, self.count) or (not self.count and len(line)):
+                line.sweep()

@@ -1,0 +1,102 @@
+"""Size or wait, in order of arrival: the rule of a batcher with no other options, and the fast one.
+
+A batch is full, or its oldest request has waited for long enough. The wait is counted from the
+oldest request's arrival, so a request that has waited long enough behind a busy slot does not wait
+again.
+
+Arrivals are put into `queue` without asking the policy, since that is on the path of every call;
+they wake a slot by their number alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.core.batch import CutReason
+from shoal.core.line import ArrivalLine, is_worth_a_sweep
+from shoal.core.policies.base import BatchPolicy, Cut, Wait
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shoal.core.options import BatchOptions
+    from shoal.core.policies.base import Hurry
+    from shoal.core.request import Request
+
+QUEUED = State.QUEUED
+
+
+class SizeOrWait(BatchPolicy):
+    """The rule of ``max_batch_size`` and ``batch_wait_timeout_s``.
+
+    Attributes:
+        queue: The line, with leftovers.
+    """
+
+    __slots__ = ("_left", "_line", "_size", "_wait_s", "queue")
+
+    def __init__(self, options: BatchOptions) -> None:
+        self._size = options.max_batch_size
+        self._wait_s = options.batch_wait_timeout_s
+        self._line = ArrivalLine()
+        self.queue = self._line.entries
+        # How many of the queue are leftovers.
+        self._left = 0
+
+    def add(self, request: Request) -> bool:
+        self.queue.append(request)
+        return False
+
+    def remove(self, request: Request) -> None:
+        self._left += 1
+        if is_worth_a_sweep(self._line, len(self.queue) - self._left):
+            self._line.sweep()
+            self._left = 0
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        live = len(self.queue) - self._left
+        if live >= self._size:
+            return Cut(self._size, CutReason.FULL)
+        oldest = self._oldest()
+        if oldest is None:
+            return Wait(None, 1)
+        if hurry is not None:
+            return Cut(live, hurry.reason)
+        if self._wait_s is None:
+            return Wait(None, self._size)
+        due = oldest.arrived_at + self._wait_s
+        if due <= now:
+            return Cut(live, CutReason.TIMER)
+        return Wait(due, self._size)
+
+    def take(self, cut: Cut) -> list[Request]:
+        return self.take_within(cut.size)
+
+    def take_within(self, room: float) -> list[Request]:
+        queue = self.queue
+        size = int(min(room, len(queue) - self._left))
+        popleft = queue.popleft
+        if not self._left:  # nobody has left, which is the usual case
+            return [popleft() for _ in range(size)]
+        taken: list[Request] = []
+        while len(taken) < size:
+            request = popleft()
+            if request.state is QUEUED:
+                taken.append(request)
+            else:
+                self._left -= 1
+        return taken
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        self._line.put_back([request for request in requests if request.state is QUEUED])
+
+    def waiting(self) -> Iterable[Request]:
+        return self._line
+
+    def _oldest(self) -> Request | None:
+        """Returns the first request that waits. Drops the leftovers before it."""
+        before = len(self.queue)
+        oldest = self._line.first()
+        self._left -= before - len(self.queue)
+        return oldest

@@ -1,0 +1,159 @@
+"""How much goes into one batch: the bound, and the sizes that a batch may or should have.
+
+Sizes are sums of costs, which are 1 for each request where there is no ``batch_size_fn``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.core.latency_model import LatencyModel
+    from shoal.core.options import BatchOptions
+    from shoal.core.policies.adaptive import AdaptiveRule
+
+    Costs = Callable[[float], Sequence[float]]
+
+
+class Sizing(ABC):
+    """How much goes into one batch."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def enough(self, size: float) -> float:
+        """Returns the size from which a batch need not wait; `target` may still say that it must.
+
+        Args:
+            size: The size of all that wait.
+        """
+
+    @abstractmethod
+    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
+        """Says up to which size a batch is taken.
+
+        Args:
+            size: The size of all that wait.
+            costs: Gives the costs of the requests that wait, in order, until their sum is above a
+                bound.
+            waits: Whether the batch may still wait.
+
+        Returns:
+            The most that the requests of the batch may sum up to; 0 for a batch that had better
+            wait.
+        """
+
+
+class Bound(Sizing):
+    """As much as is there, up to ``max_batch_size``."""
+
+    __slots__ = ("_most",)
+
+    def __init__(self, most: float) -> None:
+        self._most = most
+
+    def enough(self, size: float) -> float:
+        return self._most
+
+    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
+        return self._most
+
+
+class Allowed(Sizing):
+    """TensorFlow's policies: pad up, cut back to the size before, or what costs less a request."""
+
+    __slots__ = ("_model", "_padding", "_sizes")
+
+    def __init__(self, sizes: Sequence[int], padding: str, model: LatencyModel) -> None:
+        self._sizes = sizes
+        self._padding = padding
+        self._model = model
+
+    def enough(self, size: float) -> float:
+        return self._sizes[-1]
+
+    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
+        up = padded(self._sizes, size)
+        below = bisect_right(self._sizes, size) - 1
+        if below < 0 or self._padding == "up" or self._sizes[below] == size:
+            return up
+        down = self._sizes[below]
+        if self._padding == "down" or up <= size:
+            return down
+        cost_of_down = self._model.mean_s_of(down)
+        cost_of_up = self._model.mean_s_of(up)
+        if cost_of_down is None or cost_of_up is None:
+            # What was not measured yet is tried, so that it will have been.
+            return down if cost_of_down is None and cost_of_up is not None else up
+        return down if cost_of_down / down < cost_of_up / size else up
+
+
+class Preferred(Sizing):
+    """Triton's rule: the largest preferred size that is there at once; others wait out the window.
+
+    What is larger than the last preferred size, or can't grow to it, does not wait either. When the
+    window is over all goes that is there; where there is no window, the preferred size still does.
+    """
+
+    __slots__ = ("_has_window", "_sizes")
+
+    def __init__(self, sizes: Sequence[int], *, has_window: bool) -> None:
+        self._sizes = sizes
+        self._has_window = has_window
+
+    def enough(self, size: float) -> float:
+        return self._sizes[0]
+
+    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
+        most = self._sizes[-1]
+        total: float = 0
+        best: float = 0
+        can_grow = True
+        for cost in costs(most):
+            if total and total + cost > most:
+                can_grow = False
+                break
+            total += cost
+            if total in self._sizes:
+                best = total
+        if best and (waits or not self._has_window):
+            return best
+        if waits and can_grow and total < most:
+            return 0
+        return total
+
+
+class Adaptive(Sizing):
+    """As much as the latency target allows."""
+
+    __slots__ = ("_rule",)
+
+    def __init__(self, rule: AdaptiveRule) -> None:
+        self._rule = rule
+
+    def enough(self, size: float) -> float:
+        return self._rule.limit(size)
+
+    def target(self, size: float, costs: Costs, *, waits: bool) -> float:
+        return self._rule.limit(size)
+
+
+def padded(sizes: Sequence[int], size: float) -> int:
+    """Returns the allowed size that a batch is padded to."""
+    return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
+
+
+def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Sizing:
+    """Makes the sizing that options ask for."""
+    if adaptive is not None:
+        return Adaptive(adaptive)
+    if options.allowed_batch_sizes is not None:
+        return Allowed(options.allowed_batch_sizes, options.padding, model)
+    if options.preferred_batch_sizes is not None:
+        has_window = options.batch_wait_timeout_s != 0 or options.idle_timeout_s is not None
+        return Preferred(options.preferred_batch_sizes, has_window=has_window)
+    return Bound(options.max_batch_size)

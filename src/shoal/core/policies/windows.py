@@ -1,0 +1,124 @@
+"""How long requests wait for company: until when a batch of them must leave, and why."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from shoal.core.batch import CutReason
+from shoal.core.line import ArrivalLine, RankedLine
+from shoal.core.queue_policy import Same
+
+if TYPE_CHECKING:
+    from shoal.core.line import Line
+    from shoal.core.options import BatchOptions
+    from shoal.core.policies.adaptive import AdaptiveRule
+    from shoal.core.request import Request
+
+
+class Window(ABC):
+    """Until when the requests of one bucket wait."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def line(self) -> Line:
+        """Makes a line in which the request that must leave first is first."""
+
+    @abstractmethod
+    def due(
+        self, first: Request, newest_at: float, count: int, size: float, now: float
+    ) -> tuple[float, CutReason]:
+        """Says when a batch of them must leave; infinity for never.
+
+        Args:
+            first: The request that must leave first.
+            newest_at: When the last of them arrived, in seconds.
+            count: How many they are.
+            size: What their costs sum up to.
+            now: The time, in seconds.
+        """
+
+
+class Fixed(Window):
+    """``batch_wait_timeout_s`` from the arrival, or what a queue policy says for the level."""
+
+    __slots__ = ("_by_level", "_others_s", "is_uniform")
+
+    def __init__(self, options: BatchOptions) -> None:
+        wait_s = options.batch_wait_timeout_s
+        if wait_s is None or (wait_s == 0 and options.idle_timeout_s is not None):
+            wait_s = math.inf
+        others = options.default_queue_policy
+        self._others_s = wait_s if others is None else _wait_s(others.batch_wait_timeout_s, wait_s)
+        self._by_level = {
+            level: _wait_s(policy.batch_wait_timeout_s, wait_s)
+            for level, policy in options.queue_policies.items()
+        }
+        self.is_uniform = all(own == self._others_s for own in self._by_level.values())
+
+    def line(self) -> Line:
+        return ArrivalLine() if self.is_uniform else RankedLine(self._due)
+
+    def due(
+        self, first: Request, newest_at: float, count: int, size: float, now: float
+    ) -> tuple[float, CutReason]:
+        return self._due(first), CutReason.TIMER
+
+    def _due(self, request: Request) -> float:
+        if self.is_uniform:
+            return request.arrived_at + self._others_s
+        return request.arrived_at + self._by_level.get(request.priority, self._others_s)
+
+
+class UntilIdle(Window):
+    """``idle_timeout_s`` from the last arrival, within another window; after caikit's batcher."""
+
+    __slots__ = ("_idle_s", "_within")
+
+    def __init__(self, idle_s: float, within: Window) -> None:
+        self._idle_s = idle_s
+        self._within = within
+
+    def line(self) -> Line:
+        return self._within.line()
+
+    def due(
+        self, first: Request, newest_at: float, count: int, size: float, now: float
+    ) -> tuple[float, CutReason]:
+        within, reason = self._within.due(first, newest_at, count, size, now)
+        idle = newest_at + self._idle_s
+        return (idle, CutReason.IDLE) if idle < within else (within, reason)
+
+
+class ForTarget(Window):
+    """As long as it pays, and the latency target allows."""
+
+    __slots__ = ("_rule",)
+
+    def __init__(self, rule: AdaptiveRule) -> None:
+        self._rule = rule
+
+    def line(self) -> Line:
+        return ArrivalLine()
+
+    def due(
+        self, first: Request, newest_at: float, count: int, size: float, now: float
+    ) -> tuple[float, CutReason]:
+        return self._rule.cut_at(now, first.arrived_at, newest_at, size, count), CutReason.TIMER
+
+
+def window_of(options: BatchOptions, adaptive: AdaptiveRule | None) -> Window:
+    """Makes the window that options ask for."""
+    if adaptive is not None:
+        return ForTarget(adaptive)
+    fixed = Fixed(options)
+    idle_s = options.idle_timeout_s
+    return fixed if idle_s is None else UntilIdle(idle_s, fixed)
+
+
+def _wait_s(own: float | Same | None, usual_s: float) -> float:
+    if own is None:
+        return math.inf
+    return usual_s if isinstance(own, Same) else own

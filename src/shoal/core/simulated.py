@@ -1,0 +1,180 @@
+"""What a simulation is given and gives back: arrivals and run times, outcomes and batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+from shoal.core.batch import CutReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal.core.options import BatchOptions
+
+
+class Arrival(NamedTuple):
+    """One call of a trace.
+
+    Attributes:
+        at: When it is made, in seconds from the beginning.
+        item: What it passes; only options with functions of an item look at it.
+        priority: Its level, as in ``options(priority=...)``.
+        deadline_s: How long it may take, as in ``options(deadline_s=...)``.
+        queue_timeout_s: How long it may wait in line, as in ``options(queue_timeout_s=...)``.
+    """
+
+    at: float
+    item: Any = None
+    priority: int | None = None
+    deadline_s: float | None = None
+    queue_timeout_s: float | None = None
+
+
+@runtime_checkable
+class RunTimes(Protocol):
+    """Run times that vary: a model that starts anew for each simulation."""
+
+    def sampler(self) -> Callable[[float], float]:
+        """Returns a function from a batch's size to how long its run takes, in seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A run takes some time for the batch and some for each item.
+
+    Attributes:
+        fixed_s: The part that does not depend on the batch, in seconds.
+        per_item_s: The part for each item, or for each unit of cost, in seconds.
+        jitter: How much run times vary: the standard deviation of their logarithm. With 0.1 two
+            thirds of the runs are within a tenth of the usual time.
+        seed: What the variation is drawn from; with the same seed it is the same.
+    """
+
+    fixed_s: float
+    per_item_s: float
+    jitter: float = 0.0
+    seed: int = 0
+
+    def __call__(self, size: float) -> float:
+        """Returns the usual run time for a batch of that size, in seconds."""
+        return self.fixed_s + self.per_item_s * size
+
+    def sampler(self) -> Callable[[float], float]:
+        """Returns a function from a batch's size to how long its run takes, in seconds."""
+        if not self.jitter:
+            return self
+        draw = random.Random(self.seed).lognormvariate  # noqa: S311 - no secret is drawn
+        return lambda size: self(size) * draw(0.0, self.jitter)
+
+
+class Outcome(StrEnum):
+    """How a simulated request ended."""
+
+    FINISHED = "finished"
+    """It was answered."""
+    REJECTED = "rejected"
+    """It was refused when it came."""
+    SHED = "shed"
+    """It gave its place in line to another."""
+    EXPIRED = "expired"
+    """Its time was up."""
+    FAILED = "failed"
+    """The handler ran for longer than ``handler_timeout_s``."""
+
+
+class SimulatedBatch(NamedTuple):
+    """One batch of a simulation.
+
+    Attributes:
+        cut_at: When it was cut, in seconds from the beginning of the trace.
+        reason: Why it was cut.
+        requests: Its requests in their order, by their places in the trace.
+        size: What it counted for against ``max_batch_size``: its requests, or the sum of their
+            costs.
+        run_s: How long the handler had it, in seconds.
+    """
+
+    cut_at: float
+    reason: CutReason
+    requests: tuple[int, ...]
+    size: float
+    run_s: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Simulation:
+    """What the options did.
+
+    Attributes:
+        options: The options.
+        arrived_at: When each request of the trace came, in seconds.
+        latency_s: How long each request took from then to its result, in seconds; NaN for those
+            that were not answered.
+        outcomes: How each request ended.
+        batches: The batches, in the order in which they were cut.
+        duration_s: From the first arrival to the end of the last batch, in seconds.
+    """
+
+    options: BatchOptions
+    arrived_at: array[float]
+    latency_s: array[float]
+    outcomes: list[Outcome]
+    batches: list[SimulatedBatch]
+    duration_s: float
+
+    def percentile_s(self, percent: float) -> float:
+        """Returns the time within which so many percent of the answered requests were answered.
+
+        Returns:
+            The latency in seconds; NaN where none was answered.
+        """
+        answered = sorted(latency for latency in self.latency_s if latency == latency)
+        if not answered:
+            return math.nan
+        return answered[max(0, math.ceil(len(answered) * percent / 100) - 1)]
+
+    def waits_s(self) -> array[float]:
+        """Returns how long each request waited in line, in seconds; NaN where it was not taken."""
+        waits = array("d", [math.nan]) * len(self.arrived_at)
+        for batch in self.batches:
+            for request in batch.requests:
+                waits[request] = batch.cut_at - self.arrived_at[request]
+        return waits
+
+    @property
+    def count(self) -> Mapping[Outcome, int]:
+        """How many requests ended in each way."""
+        counted = Counter(self.outcomes)
+        return {outcome: counted[outcome] for outcome in Outcome}
+
+    @property
+    def reasons(self) -> Mapping[CutReason, int]:
+        """How many batches were cut for each reason."""
+        counted = Counter(batch.reason for batch in self.batches)
+        return {reason: counted[reason] for reason in CutReason}
+
+    @property
+    def mean_batch(self) -> float:
+        """How many requests a batch had on average; NaN where there was none."""
+        taken = sum(len(batch.requests) for batch in self.batches)
+        return taken / len(self.batches) if self.batches else math.nan
+
+    @property
+    def busy_share(self) -> float:
+        """For which part of the time a slot was busy, on average over all slots; 0 to 1."""
+        run_s = sum(batch.run_s for batch in self.batches)
+        available_s = self.duration_s * self.options.max_concurrent_batches
+        return run_s / available_s if available_s else 0.0
+
+    def __repr__(self) -> str:
+        return (
+            f"<Simulation requests={len(self.outcomes)} batches={len(self.batches)}"
+            f" p99={self.percentile_s(99):.6g} s>"
+        )

@@ -1,0 +1,154 @@
+"""What a request counts for in line: from a caller's wishes and the user's functions of one item.
+
+They run when the call is made, so that one which is broken fails its caller alone and never meets a
+batch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.core.policies.choice import tells_requests_apart
+from shoal.core.request import NOTHING, CallOptions
+from shoal.errors import ItemTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
+
+    from shoal.core.options import BatchOptions
+    from shoal.core.request import Request
+
+
+class Wishes(NamedTuple):
+    """What one call asks for beside its item.
+
+    Attributes:
+        deadline_s: How long it may take from its start, in seconds; None for no limit.
+        metadata: What the handler should know about it.
+        priority: Its level; None for the usual one.
+        queue_timeout_s: How long it may wait in line, in seconds; None for no limit of its own.
+    """
+
+    deadline_s: float | None = None
+    metadata: Mapping[str, Any] = NOTHING
+    priority: int | None = None
+    queue_timeout_s: float | None = None
+
+
+NO_WISHES = Wishes()
+
+
+class Terms:
+    """Makes the records of calls under one set of options.
+
+    Attributes:
+        of_each: Whether each request needs a record of its own, whatever its caller wishes.
+    """
+
+    __slots__ = ("_bucket_by", "_cost_of", "_name", "_options", "_priority", "of_each")
+
+    def __init__(self, name: str, options: BatchOptions) -> None:
+        self._name = name
+        self._options = options
+        self._cost_of = options.batch_size_fn
+        self._bucket_by = options.bucket_by
+        self._priority = options.usual_priority
+        self.of_each = tells_requests_apart(options)
+
+    def of(
+        self, item: Any, wishes: Wishes, now: float, scope_deadline: float = math.inf
+    ) -> CallOptions:
+        """Makes the record of one call.
+
+        Args:
+            item: What the caller passed.
+            wishes: What it asks for.
+            now: The time, in seconds.
+            scope_deadline: The deadline of the caller's cancel scope; infinity where there is none
+                or it does not count.
+
+        Raises:
+            ItemTooLarge: The item costs more than `max_batch_size`.
+            TypeError: A function of one item gave back something of the wrong type.
+            ValueError: The priority, or a cost, is out of its range.
+            Exception: What a function of one item raised.
+        """
+        asked = CallOptions(None, wishes.metadata, self._priority)
+        if wishes.priority is not None:
+            asked.priority = self._options.checked_priority("priority", wishes.priority)
+        if self._cost_of is not None:
+            asked.cost = self._cost(item)
+        if self._bucket_by is not None:
+            asked.key = self._key(item)
+        limit_s = self._options.request_timeout_s
+        if wishes.deadline_s is not None and (limit_s is None or wishes.deadline_s < limit_s):
+            limit_s = wishes.deadline_s
+        if limit_s is not None and limit_s < math.inf:
+            asked.deadline = asked.due = now + limit_s
+        if scope_deadline < math.inf and (asked.due is None or scope_deadline < asked.due):
+            asked.due = scope_deadline
+        asked.queue_timeout_s = wishes.queue_timeout_s
+        return asked
+
+    def refusal(self, asked: CallOptions) -> ItemTooLarge | None:
+        """Returns the error of a call whose item does not fit into any batch; None if it does."""
+        most = self._options.max_batch_size
+        if asked.cost <= most:
+            return None
+        return ItemTooLarge(
+            f"an item for {self._name} costs {asked.cost!s:.20}, which is more than a batch "
+            f"may: max_batch_size={most}"
+        )
+
+    def renew(self, request: Request) -> Exception | None:
+        """Makes the record of a request that waits anew, under these options.
+
+        Returns:
+            Why it can't be served under them; None if it can.
+        """
+        before = request.options
+        if before is None and not self.of_each:
+            return None
+        try:
+            asked = self.of(request.item, NO_WISHES, request.arrived_at)
+        except Exception as error:
+            return error
+        if before is not None:
+            asked.metadata = before.metadata
+            asked.priority = min(before.priority, self._options.priority_levels)
+            asked.deadline, asked.due = before.deadline, before.due
+            asked.queue_timeout_s, asked.timers = before.queue_timeout_s, before.timers
+            asked.delayed_at = before.delayed_at
+        request.options = asked
+        return self.refusal(asked)
+
+    def _cost(self, item: Any) -> float:
+        assert self._cost_of is not None
+        given: Any = self._cost_of(item)
+        cost: float = given
+        if type(given) is not int:
+            # Numbers of other making will do, such as those of numpy.
+            if not hasattr(given, "__float__"):
+                raise TypeError(
+                    f"batch_size_fn of {self._name} must give back a number, not {given!r}"
+                )
+            cost = float(given)
+        if not 0 <= cost < math.inf:
+            raise ValueError(
+                f"batch_size_fn of {self._name} must give back a number that is at least 0 and "
+                f"finite, not {cost!r}"
+            )
+        return cost
+
+    def _key(self, item: Any) -> Hashable:
+        assert self._bucket_by is not None
+        key = self._bucket_by(item)
+        try:
+            hash(key)
+        except TypeError:
+            raise TypeError(
+                f"bucket_by of {self._name} must give back a key that can be hashed, such as a "
+                f"tuple, not {key!r}"
+            ) from None
+        return key

@@ -1,0 +1,209 @@
+"""Those who wait: filed by a policy, and cut into batches for slots that are free.
+
+`Waiting.decide` is asked only by a slot that is free, which is the whole of late binding: while
+every slot is busy nobody asks, requests pile up, and the next batch is one large one. The rival
+rule, to close a batch when its timer ends and to let closed batches queue for a slot, makes many
+small batches out of the same load.
+
+Where requests are all alike, nothing here is on the path of a call but `append`, which is the
+deque's own.
+
+Invariant: ``live`` == number of requests in the policy, all in the state QUEUED.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from shoal.core.latency_model import LatencyModel
+from shoal.core.policies.adaptive import AdaptiveRule
+from shoal.core.policies.base import Cut, Wait
+from shoal.core.policies.buckets import Buckets
+from shoal.core.policies.choice import policy_of, tells_requests_apart
+from shoal.core.policies.ranked import Ranked
+from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policies.sizing import padded
+from shoal.core.request import State
+from shoal.core.urgency import Urgency
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.core.options import BatchOptions
+    from shoal.core.request import CallOptions, Request
+
+QUEUED = State.QUEUED
+_UNTIL_SOMEONE_COMES = Wait(None, 1)
+
+
+class Waiting:
+    """The requests that have been let in, and the rule that cuts batches from them.
+
+    Attributes:
+        append: Puts a request in line; a part of `arrive`.
+        live: How many requests are in line.
+        wake_at: The number of requests in line that the waiting slot wants to be told of; 0 for
+            none.
+        model: The run times of the handler.
+        adaptive: What chooses sizes and waits; None where they are fixed.
+        options: The options in force.
+    """
+
+    __slots__ = (
+        "_asleep_until",
+        "_may_wait",
+        "_policy",
+        "_urgency",
+        "adaptive",
+        "append",
+        "live",
+        "model",
+        "options",
+        "wake_at",
+    )
+
+    def __init__(self, options: BatchOptions) -> None:
+        self.model = LatencyModel()
+        self.live = 0
+        self.wake_at = 0
+        self._urgency = Urgency()
+        # When the slot that waits decides again; minus infinity if none waits.
+        self._asleep_until = -math.inf
+        self._take_in(options)
+
+    def arrive(self, request: Request) -> bool:
+        """Puts a request in line that has been let in.
+
+        Returns:
+            Whether the slot that waits for requests must be woken.
+        """
+        self.append(request)
+        live = self.live + 1
+        asked = request.options
+        if asked is not None and asked.due is not None and self._may_wait:
+            size = min(live, self.options.max_batch_size)
+            leave_by = self._urgency.note(request, asked.due, self.model, size, live)
+            if leave_by < self._asleep_until:
+                self.wake_at = live
+        self.live = live
+        return live == self.wake_at
+
+    def arrive_all(self, requests: list[Request]) -> bool:
+        """Puts many requests in line that have nothing but an item, as `arrive` does.
+
+        Returns:
+            Whether the slot that waits for requests must be woken.
+        """
+        if not isinstance(self._policy, SizeOrWait):
+            return max(list(map(self.arrive, requests)))
+        before = self.live
+        self._policy.queue.extend(requests)
+        self.live += len(requests)
+        return before < self.wake_at <= self.live
+
+    def drain(self) -> None:
+        """Lets nobody wait for company any more."""
+        self._urgency.draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether nobody waits for company any more."""
+        return self._urgency.draining
+
+    def flush(self) -> None:
+        """Makes what is in line now leave with the next cuts, full or not."""
+        self._urgency.flush(self._policy.waiting())
+
+    def decide(self, now: float) -> Cut | Wait:
+        """Says what a free slot should do.
+
+        Args:
+            now: The time on the event loop's clock, in seconds.
+
+        Returns:
+            What to take, or when to ask again.
+        """
+        if not self.live:
+            self._tidy()
+        decision = self._policy.decide(now, self._urgency.hurry(now) if self.live else None)
+        if isinstance(decision, Cut):
+            self._asleep_until = -math.inf
+            return decision
+        until = min(
+            math.inf if decision.until is None else decision.until,
+            self._urgency.until() if self.live else math.inf,
+        )
+        self._asleep_until = until
+        return Wait(None if until == math.inf else until, decision.wake_at)
+
+    def take(self, cut: Cut) -> list[Request]:
+        """Hands out the batch that `decide` has just decided on.
+
+        Parked requests follow when the taker has said, by `reform`, that its slot is not idle now.
+
+        Returns:
+            The requests, all in the state QUEUED; the caller moves them on.
+        """
+        return self._handed_out(self._policy.take(cut))
+
+    def take_within(self, room: float) -> list[Request]:
+        """Hands out those that may join a batch which is open, in order, up to some room in it."""
+        return self._handed_out(self._policy.take_within(room))
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
+        self._policy.put_back(requests)
+        self._urgency.put_back()
+        self.live += sum(request.state is QUEUED for request in requests)
+
+    def size_beside(self, asked: CallOptions) -> float:
+        """Returns what the costs of those that wait in one bucket sum up to.
+
+        Args:
+            asked: The record of a request of the bucket.
+        """
+        policy = self._policy
+        if isinstance(policy, (Ranked, Buckets)):
+            return policy.size_beside(asked)
+        return self.live
+
+    def load_of(self, requests: Sequence[Request]) -> float:
+        """Returns what the costs of a batch sum up to, with its padding."""
+        options = self.options
+        load = len(requests) if options.batch_size_fn is None else sum(r.cost for r in requests)
+        sizes = options.allowed_batch_sizes
+        return load if sizes is None else padded(sizes, load)
+
+    def _take_in(self, options: BatchOptions) -> None:
+        adaptive = None
+        if options.adaptive is not None:
+            adaptive = AdaptiveRule(
+                options.adaptive, self.model, options.max_batch_size, options.max_concurrent_batches
+            )
+        self._policy = policy_of(options, self.model, adaptive)
+        self.adaptive = adaptive
+        self.options = options
+        # Where no request waits for company, none has to leave early.
+        self._may_wait = tells_requests_apart(options) or options.batch_wait_timeout_s != 0
+        self.append: Callable[[Request], object] = (
+            self._policy.queue.append if isinstance(self._policy, SizeOrWait) else self._append
+        )
+
+    def _tidy(self) -> None:
+        """Forgets what has ended, when nobody waits any more."""
+        self._urgency.forget_times()
+
+    def _append(self, request: Request) -> None:
+        if self._policy.add(request):
+            self.wake_at = self.live + 1
+
+    def _remove(self, request: Request) -> None:
+        self.live -= 1
+        self._urgency.left(request)
+        self._policy.remove(request)
+
+    def _handed_out(self, taken: list[Request]) -> list[Request]:
+        self.live -= len(taken)
+        self._urgency.taken(taken)
+        return taken

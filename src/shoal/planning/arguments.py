@@ -1,0 +1,85 @@
+"""What the planning commands have in common: arguments, and where results go."""
+
+from __future__ import annotations
+
+import math
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.planning.mistake import Mistake
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+    from collections.abc import Callable
+
+
+def add_option_argument(group: Any) -> None:
+    """Describes the argument for options that have none of their own."""
+    group.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any other option, like max_concurrent_batches=2 or overload=wait; repeatable",
+    )
+
+
+def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
+    """Describes where results go."""
+    output = parser.add_argument_group("output")
+    output.add_argument("--plot", type=Path, metavar="FILE", help=f"save a plot: {shown}")
+    output.add_argument("--json", action="store_true", help="print JSON, times in seconds")
+
+
+def print_out(text: str) -> None:
+    """Prints a result."""
+    sys.stdout.write(f"{text}\n")
+
+
+def save_plot(draw: Callable[[Path], None], path: Path) -> None:
+    """Draws a plot into a file, and says so beside the results.
+
+    Raises:
+        Mistake: It can't be drawn, or not be saved there.
+    """
+    try:
+        draw(path)
+    except ImportError as error:
+        raise Mistake(str(error)) from None
+    except ValueError as error:
+        raise Mistake(f"no plot in {path}: {error}") from None
+    except OSError as error:
+        raise Mistake(f"can't write {path}: {error.strerror}") from None
+    sys.stderr.write(f"Saved {path}\n")
+
+
+def more_than_0(text: str) -> float:
+    """Reads a number above 0 from a command line."""
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise ArgumentTypeError(f"want a number above 0, got {text!r}")
+    return number
+
+
+def at_least_0(text: str) -> float:
+    """Reads a number from 0 on from a command line."""
+    number = _number(text)
+    if not 0 <= number < math.inf:
+        raise ArgumentTypeError(f"want a number from 0 on, got {text!r}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def whole(text: str) -> int:
+    """Reads a whole number from 1 on from a command line."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"want a whole number from 1 on, got {text!r}")
+    return int(text)

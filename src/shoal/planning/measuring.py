@@ -1,0 +1,179 @@
+"""How long a real handler takes for batches of different sizes.
+
+It is measured where it will run: in a batcher, from the moment when a slot has cut a batch until
+the results have been handed out, the way to a worker thread and back included. All sizes take turns
+in rounds, so that a machine that slows down meanwhile does not make large batches look dear.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import traceback
+from bisect import bisect_left
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.batching.batcher import Batcher
+from shoal.batching.decorated import Decorated
+from shoal.batching.decorator import open_batchers
+from shoal.core.latency_model import LatencyModel
+from shoal.core.options import BatchOptions
+from shoal.planning.mistake import Mistake
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+
+_WARM_UP_ROUNDS: Final = 2
+_FEWEST_ROUNDS: Final = 5
+_PLAIN: Final = {
+    **{field.name: getattr(BatchOptions(), field.name) for field in fields(BatchOptions)},
+    "batch_wait_timeout_s": None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The run times of a handler; a latency model for `simulate`.
+
+    Attributes:
+        runs_s: How long each run took, by batch size, in seconds; sizes ascending.
+        fixed_s: The part of a run that does not depend on the size, as fitted, in seconds.
+        per_item_s: The part for each item, as fitted, in seconds.
+    """
+
+    runs_s: Mapping[int, Sequence[float]]
+    fixed_s: float
+    per_item_s: float
+
+    def usual_s(self, size: float) -> float:
+        """Returns the median of the runs of a size, between those measured by a straight line."""
+        sizes = list(self.runs_s)
+        above = min(bisect_left(sizes, size), len(sizes) - 1)
+        upper = median(self.runs_s[sizes[above]])
+        if above == 0 or sizes[above] <= size:
+            return upper
+        lower = median(self.runs_s[sizes[above - 1]])
+        part = (size - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+        return lower + (upper - lower) * part
+
+    def sampler(self) -> Callable[[float], float]:
+        """Returns a function from a size to a run time, which varies as the measured ones do."""
+        chance = random.Random(0)  # noqa: S311 - no secret is drawn
+        sizes = list(self.runs_s)
+        usual_s = [0.0, *(self.usual_s(size) for size in range(1, sizes[-1] + 1))]
+        ratios = [[run_s / median(runs_s) for run_s in runs_s] for runs_s in self.runs_s.values()]
+
+        def sample(size: float) -> float:
+            nearest = min(bisect_left(sizes, size), len(sizes) - 1)
+            return usual_s[int(size)] * chance.choice(ratios[nearest])
+
+        return sample
+
+
+@asynccontextmanager
+async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
+    """Opens a batcher for a handler, decorated or not.
+
+    Raises:
+        Mistake: It is no handler, or one whose runs have no size.
+    """
+    if isinstance(handler, Decorated):
+        async with open_batchers(handler):
+            yield handler.batcher
+        return
+    try:
+        batcher: Batcher[Any] = Batcher(handler)
+    except TypeError as error:
+        raise Mistake(str(error).replace("\n", " ")) from None
+    async with batcher:
+        yield batcher
+
+
+async def measure(
+    batcher: Batcher[Any],
+    make_item: Callable[[], Any],
+    sizes: Sequence[int],
+    *,
+    rounds: int,
+    limit_s: float,
+    progress: Callable[[str], None],
+) -> Measured:
+    """Runs a handler on batches of different sizes.
+
+    Args:
+        batcher: An open batcher of the handler; its options are changed.
+        make_item: Makes an item.
+        sizes: The sizes, ascending.
+        rounds: How many runs of each size to measure.
+        limit_s: Ends the measuring after so many seconds, but not before 5 rounds.
+        progress: Is told how far it is.
+
+    Raises:
+        Mistake: The handler failed.
+    """
+    runs_s: dict[int, list[float]] = {size: [] for size in sizes}
+    model = LatencyModel()
+    began = told = time.perf_counter()
+    for number in range(-_WARM_UP_ROUNDS, rounds):
+        now = time.perf_counter()
+        if now - began > limit_s and number >= _FEWEST_ROUNDS:
+            progress(f"stopped after {number} of {rounds} rounds: {limit_s:g} s are over")
+            break
+        if now - told > 2:
+            told = now
+            progress(f"measured {max(0, number)} of {rounds} rounds")
+        for size in sizes:
+            run_s = await _one_run(batcher, [make_item() for _ in range(size)])
+            if number >= 0:
+                runs_s[size].append(run_s)
+                model.observe(size, run_s)
+                model.snapshot()  # so that it reads what it was told, which it keeps for a while
+    per_item_s, fixed_s = model.per_size_s()
+    return Measured(runs_s, fixed_s, per_item_s)
+
+
+async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
+    """Makes one batch of items, and returns how long the handler had it."""
+    batcher.configure(**{**_PLAIN, "max_batch_size": len(items)})
+    before = batcher.statistics().run_s
+    single = len(batcher.signature.parameters) == 1
+    errors: list[Exception] = []
+
+    async def call(item: Any) -> None:
+        args, kwargs = ((item,), {}) if single else _spread(item)
+        try:
+            if batcher.streams:
+                async with batcher.call(*args, **kwargs) as stream:
+                    async for _ in stream:
+                        pass
+            else:
+                await batcher.call(*args, **kwargs)
+        except Exception as error:  # the handler's, of any kind
+            errors.append(error)
+            batcher.flush()
+
+    async with anyio.create_task_group() as tasks:
+        for item in items:
+            tasks.start_soon(call, item)
+    if errors:
+        traceback.print_exception(errors[0].__cause__ or errors[0])
+        raise Mistake(f"a batch of {len(items)} failed, see above", 1)
+    after = batcher.statistics().run_s
+    if after.total - before.total != 1:
+        raise Mistake(
+            f"{len(items)} requests made {after.total - before.total} runs of the handler; tune is "
+            "for handlers that answer a whole batch in one run"
+        )
+    return after.sum - before.sum
+
+
+def _spread(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Turns an item for a handler of several parameters into the arguments of a call."""
+    if isinstance(item, dict):
+        return (), item
+    return tuple(item) if isinstance(item, (list, tuple)) else (item,), {}

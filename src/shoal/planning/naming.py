@@ -1,0 +1,45 @@
+"""From ``my_module:function``, as written on a command line, to what it names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from typing import Any
+
+from shoal.planning.mistake import Mistake
+
+
+def named(spec: str) -> Any:
+    """Imports a module and returns an attribute of it.
+
+    What lies in the current directory can be imported, as for ``python -m``.
+
+    Args:
+        spec: A module's dotted name, a colon, and an attribute of it, which may be dotted as well.
+
+    Raises:
+        Mistake: The name is malformed, or nothing is there, or the module can't be imported; then
+            its traceback has been shown.
+    """
+    module_name, colon, attribute = spec.partition(":")
+    if not colon or not all(
+        part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]
+    ):
+        raise Mistake(f"{spec!r} is not MODULE:FUNCTION; write it like my_module:embed")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:
+        absent = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and f"{module_name}.".startswith(f"{absent}."):
+            raise Mistake(f"no module {absent!r} in {os.getcwd()} or installed") from None
+        traceback.print_exception(error)
+        raise Mistake(f"importing {spec} failed, see above", 1) from None
+    for name in attribute.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise Mistake(f"{module_name} has no attribute {attribute!r}") from None
+    return found

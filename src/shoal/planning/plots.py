@@ -1,0 +1,135 @@
+"""What a simulation or a measurement shows, as an image. It needs ``pip install 'shoal[plot]'``."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.core.batch import CutReason
+from shoal.planning.tables import duration
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    from shoal.core.simulated import Simulation
+
+_COLORS: Final = dict(
+    zip(CutReason, ("#0f7c8a", "#d9843b", "#8c6bb1", "#b8405e", "#5f8f3c", "#7f7f7f"), strict=False)
+)
+_MOMENTS: Final = 60
+_BARS: Final = 40
+_SHARES: Final = (50, 99)
+
+
+def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
+    """Draws how long requests took, how that went with time, and how large the batches were.
+
+    Args:
+        simulation: What to draw.
+        path: Where to save the image; its ending says of which kind it is: ``.png``, ``.svg``.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: No request was answered, or the path's ending is of no kind of image.
+    """
+    answered = sorted(latency for latency in simulation.latency_s if latency == latency)
+    if not answered:
+        raise ValueError("there is nothing to draw: no request was answered")
+    figure = new_figure(15)
+    times, course, sizes = figure.subplots(1, 3)
+    _draw_latencies(times, answered)
+    _draw_course(course, simulation)
+    _draw_sizes(sizes, simulation)
+    figure.savefig(path, dpi=110)
+
+
+def new_figure(width: float) -> Any:
+    """Makes an empty figure, of a width in inches.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"plots need {error.name!r}: pip install 'shoal[plot]'", name=error.name
+        ) from error
+    figure = Figure(figsize=(width, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def tidy(axes: Any) -> None:
+    """Gives axes the look that all have."""
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
+    count = len(answered)
+    # A thousand points are as many as can be seen.
+    places = sorted({round(at * (count - 1) / 1000) for at in range(1001)})
+    axes.plot(
+        [answered[place] * 1e3 for place in places],
+        [(place + 1) / count for place in places],
+        color=_COLORS[CutReason.FULL],
+    )
+    for share, style in zip(_SHARES, (":", "--"), strict=True):
+        latency = answered[math.ceil(count * share / 100) - 1]
+        label = f"p{share} {duration(latency)}"
+        axes.axvline(latency * 1e3, color="#444444", linestyle=style, linewidth=1, label=label)
+    axes.set(xlabel="milliseconds", ylabel="part of the requests answered within", ylim=(0, 1.02))
+    if answered[-1] > 20 * answered[0] > 0:
+        axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_title("Latency")
+    tidy(axes)
+
+
+def _draw_course(axes: Any, simulation: Simulation) -> None:
+    """Draws the latencies by time of arrival; a line that rises to the end tells of overload."""
+    pairs = zip(simulation.arrived_at, simulation.latency_s, strict=True)
+    points = [(at, latency) for at, latency in pairs if latency == latency]
+    first_at, last_at = points[0][0], points[-1][0]
+    step_s = (last_at - first_at) / _MOMENTS or 1.0
+    moments: list[float] = []
+    drawn: dict[int, list[float]] = {share: [] for share in _SHARES}
+    for moment, group in groupby(points, key=lambda point: int((point[0] - first_at) / step_s)):
+        ordered = sorted(latency for _, latency in group)
+        moments.append(first_at + (moment + 0.5) * step_s)
+        for share in _SHARES:
+            latency = ordered[math.ceil(len(ordered) * share / 100) - 1]
+            drawn[share].append(latency * 1e3)
+    for (share, heights), color in zip(drawn.items(), ("#0f7c8a", "#d9843b"), strict=True):
+        axes.plot(moments, heights, color=color, label=f"p{share}", linewidth=1.4)
+    axes.set(xlabel="time of arrival, seconds", ylabel="milliseconds", ylim=(0, None))
+    axes.set_title("Latency with time")
+    tidy(axes)
+
+
+def _draw_sizes(axes: Any, simulation: Simulation) -> None:
+    batches = simulation.batches
+    largest = max(batch.size for batch in batches)
+    width = max(1, math.ceil(largest / _BARS))
+    edges = [0.5 + width * at for at in range(math.ceil(largest / width) + 1)]
+    by_reason = {
+        reason: [batch.size for batch in batches if batch.reason is reason]
+        for reason, count in simulation.reasons.items()
+        if count
+    }
+    axes.hist(
+        list(by_reason.values()),
+        edges,
+        weights=[[1 / len(batches)] * len(sizes) for sizes in by_reason.values()],
+        stacked=True,
+        color=[_COLORS[reason] for reason in by_reason],
+        label=[f"{reason}: {len(sizes):,}" for reason, sizes in by_reason.items()],
+    )
+    axes.set(xlabel="size of a batch", ylabel="part of the batches")
+    axes.set_title(f"Batches, of {simulation.mean_batch:.3g} requests on average")
+    tidy(axes)

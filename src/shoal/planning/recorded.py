@@ -1,0 +1,175 @@
+"""Traffic that was recorded: a file with a line for each request.
+
+CSV has a header that names its columns, or, without one, the times alone. NDJSON has an object a
+line. A time is a number of seconds or an ISO 8601 date; the first is taken as the beginning. Logs
+are written when requests end, so the lines need not be in order.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+from shoal.core.simulated import Arrival
+from shoal.planning.mistake import Mistake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+
+class Item(NamedTuple):
+    """What a recorded request passes, as far as batches are formed by it.
+
+    Attributes:
+        cost: How much of ``max_batch_size`` it takes up.
+        bucket: What requests of one batch must have in common.
+    """
+
+    cost: float = 1.0
+    bucket: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A trace that was read from a file.
+
+    Attributes:
+        arrivals: Its requests, in order of time; the first comes at 0.
+        columns: Which columns of ours it has.
+        unknown: Which others it has, whose values mean nothing here.
+    """
+
+    arrivals: list[Arrival]
+    columns: frozenset[str]
+    unknown: tuple[str, ...]
+
+
+def read_trace(path: Path) -> Recording:
+    """Reads a recorded trace.
+
+    Args:
+        path: A file whose name ends in ``.ndjson`` or ``.jsonl``; anything else is read as CSV. Its
+            columns: ``at``, and if wanted ``priority``, ``deadline_s``, ``queue_timeout_s``,
+            ``cost`` and ``bucket``.
+
+    Raises:
+        Mistake: The file can't be read; the message names the line.
+    """
+    is_ndjson = path.suffix in (".ndjson", ".jsonl")
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(_objects(path, file) if is_ndjson else _csv_rows(path, file))
+    except OSError as error:
+        raise Mistake(f"can't read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise Mistake(f"{path} is not UTF-8 text") from None
+    arrivals = sorted((_arrival(where, row) for where, row in rows), key=lambda one: one.at)
+    if not arrivals:
+        raise Mistake(f"{path} has no requests")
+    named = dict.fromkeys(name for _, row in rows for name in row)
+    first_at = arrivals[0].at
+    return Recording(
+        [one._replace(at=one.at - first_at) for one in arrivals],
+        frozenset(named.keys() & _COLUMNS.keys()),
+        tuple(name for name in named if name not in _COLUMNS),
+    )
+
+
+def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise Mistake(f"{where}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise Mistake(f'{where}: want an object like {{"at": 0.25}}, got {line.strip():.60}')
+        yield where, {name: value for name, value in row.items() if value is not None}
+
+
+def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    reader = csv.reader(lines)
+    names: list[str] | None = None
+    for cells in reader:
+        if not any(cell.strip() for cell in cells):
+            continue
+        where = f"{path}, line {reader.line_num}"
+        if names is None:
+            names = [cell.strip() for cell in cells]
+            if len(cells) > 1 or not _is_a_time(cells[0]):
+                continue
+            names = ["at"]
+        if len(cells) != len(names):
+            raise Mistake(
+                f"{where}: want {len(names)} cells ({', '.join(names)}), got {len(cells)}"
+            )
+        pairs = zip(names, cells, strict=True)
+        yield where, {name: cell.strip() for name, cell in pairs if cell.strip()}
+
+
+def _arrival(where: str, row: dict[str, Any]) -> Arrival:
+    if "at" not in row:
+        raise Mistake(f"{where}: no time; want a column 'at', the time of arrival in seconds")
+    values: dict[str, Any] = {}
+    for name, value in row.items():
+        if name not in _COLUMNS:
+            continue
+        read, wanted = _COLUMNS[name]
+        try:
+            values[name] = read(value)
+        except (TypeError, ValueError):
+            raise Mistake(f"{where}: {name} must be {wanted}, not {value!r}") from None
+    item = {name: values.pop(name) for name in Item._fields if name in values}
+    return Arrival(item=Item(**item) if item else None, **values)
+
+
+def _time(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        return datetime.fromisoformat(value).timestamp()
+    if not math.isfinite(seconds) or isinstance(value, bool):
+        raise ValueError
+    return seconds
+
+
+def _is_a_time(cell: str) -> bool:
+    try:
+        _time(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _at_least_0(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number < math.inf or isinstance(value, bool):
+        raise ValueError
+    return number
+
+
+def _level(value: Any) -> int:
+    level = int(value)
+    if level < 1 or level != float(value) or isinstance(value, bool):
+        raise ValueError
+    return level
+
+
+_COLUMNS: Final = cast(
+    "dict[str, tuple[Callable[[Any], Any], str]]",
+    {
+        "at": (_time, "a time in seconds, or like 2026-01-31T12:00:00"),
+        "priority": (_level, "a whole number from 1 on"),
+        "deadline_s": (_at_least_0, "a number of seconds from 0 on"),
+        "queue_timeout_s": (_at_least_0, "a number of seconds from 0 on"),
+        "cost": (_at_least_0, "a number from 0 on"),
+        "bucket": (str, "text"),
+    },
+)

@@ -1,0 +1,239 @@
+"""``shoal simulate``: what these options would do at this traffic."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from argparse import RawDescriptionHelpFormatter
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.core.simulated import Arrival, Simulation
+from shoal.core.simulation import simulate
+from shoal.planning import traces
+from shoal.planning.arguments import (
+    add_option_argument,
+    add_output_arguments,
+    at_least_0,
+    more_than_0,
+    print_out,
+    save_plot,
+)
+from shoal.planning.mistake import Mistake
+from shoal.planning.option_values import checked, option_pairs, written
+from shoal.planning.plots import plot
+from shoal.planning.recorded import Item, Recording, read_trace
+from shoal.planning.report import as_data, as_facts, percentiles
+from shoal.planning.run_times import run_time
+from shoal.planning.tables import duration, facts, percent, table, three_digits
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Iterable
+
+    from shoal.core.simulated import Linear
+
+_DESCRIPTION: Final = """\
+Say what options would do at some traffic, by running the rules that form batches over it in virtual
+time: latencies, batch sizes, why batches were cut, and for how long the handler was busy.
+"""
+
+_EXAMPLE: Final = """\
+examples:
+  A handler that takes 2 ms and 0.05 ms an item, at 1,000 requests a second:
+
+    shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64
+
+  The same with a wait of 5 ms, a bounded line and two levels of priority, over a recorded trace
+  (CSV or NDJSON; columns: at, priority, deadline_s, queue_timeout_s, cost, bucket):
+
+    shoal simulate --trace monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
+      --batch-wait-timeout-s 0.005 --option max_queued_requests=1000 --option priority_levels=2
+"""
+
+_TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
+    "poisson": traces.poisson,
+    "constant": traces.constant,
+    "bursty": traces.bursty,
+    "diurnal": traces.diurnal,
+}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    parser.description = _DESCRIPTION
+    parser.epilog = _EXAMPLE
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.set_defaults(run=run)
+    traffic = parser.add_argument_group("traffic")
+    traffic.add_argument("--rate", type=more_than_0, metavar="R", help="requests a second")
+    traffic.add_argument(
+        "--duration",
+        type=more_than_0,
+        default=30.0,
+        metavar="SECONDS",
+        help="for how long they come (%(default)s)",
+    )
+    traffic.add_argument(
+        "--traffic",
+        choices=_TRAFFIC,
+        default="poisson",
+        help="how they come: poisson (callers who know nothing of each other), constant (at equal "
+        "distances), bursty (1 s of bursts, 4 s of nothing), diurnal (one day in --duration) "
+        "(%(default)s)",
+    )
+    traffic.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="what chance is drawn from (%(default)s)"
+    )
+    traffic.add_argument(
+        "--trace", type=Path, metavar="FILE", help="recorded traffic, instead of --rate"
+    )
+    handler = parser.add_argument_group("handler")
+    handler.add_argument(
+        "--run-time",
+        required=True,
+        metavar="SECONDS",
+        help="how long it takes for a batch of n items, like 0.002+0.00005n",
+    )
+    handler.add_argument(
+        "--jitter",
+        type=at_least_0,
+        default=0.0,
+        metavar="J",
+        help="how much that varies: 0.1 for about a tenth (%(default)s)",
+    )
+    options = parser.add_argument_group("options of the batcher")
+    options.add_argument("--max-batch-size", metavar="N", help="the most requests in a batch (10)")
+    options.add_argument(
+        "--batch-wait-timeout-s",
+        metavar="SECONDS",
+        help="how long the oldest may wait for company, or none for until full (0)",
+    )
+    add_option_argument(options)
+    add_output_arguments(parser, "latencies, batch sizes and cut reasons")
+
+
+def run(arguments: Namespace) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        Mistake: The user's; the message tells it.
+    """
+    handler = run_time(arguments.run_time, jitter=arguments.jitter, seed=arguments.seed)
+    texts = [
+        f"{name}={value}"
+        for name in ("max_batch_size", "batch_wait_timeout_s")
+        if (value := getattr(arguments, name)) is not None
+    ]
+    pairs = option_pairs([*texts, *arguments.option])
+    trace, traffic = _traffic(arguments, pairs)
+    try:
+        simulation = simulate(trace, checked(pairs), handler)
+    except ValueError as error:
+        raise Mistake(str(error)) from None
+    levels = _levels(trace, simulation)
+    if arguments.json:
+        data = {
+            "traffic": traffic,
+            "run_time": {"fixed_s": handler.fixed_s, "per_item_s": handler.per_item_s},
+            **as_data(simulation),
+            "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
+        }
+        print_out(json.dumps(data, indent=2))
+    else:
+        _print(simulation, handler, traffic, written(pairs), levels)
+    if arguments.plot is not None:
+        save_plot(partial(plot, simulation), arguments.plot)
+    return 0
+
+
+def _traffic(arguments: Namespace, pairs: dict[str, Any]) -> tuple[list[Any], str]:
+    """Makes or reads the traffic; what it says of costs and buckets becomes options."""
+    if (arguments.rate is None) == (arguments.trace is None):
+        raise Mistake("say which traffic: --rate REQUESTS-A-SECOND, or --trace FILE")
+    if arguments.trace is None:
+        times = _made(arguments)
+        if not times:
+            raise Mistake(f"no request comes in {arguments.duration:g} s; raise --duration")
+        return times, (
+            f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
+            f"({arguments.traffic}, seed {arguments.seed})"
+        )
+    recording = read_trace(arguments.trace)
+    if recording.unknown:
+        sys.stderr.write(f"columns that mean nothing here: {', '.join(recording.unknown)}\n")
+    _use_items(recording, pairs)
+    arrivals = recording.arrivals
+    return arrivals, (
+        f"{len(arrivals):,} requests in {three_digits(arrivals[-1].at)} s ({arguments.trace})"
+    )
+
+
+def _made(arguments: Namespace) -> list[float]:
+    make = _TRAFFIC[arguments.traffic]
+    chance = {} if arguments.traffic == "constant" else {"seed": arguments.seed}
+    if arguments.traffic == "diurnal":
+        chance["period_s"] = arguments.duration
+    return list(make(arguments.rate, arguments.duration, **chance))
+
+
+def _use_items(recording: Recording, pairs: dict[str, Any]) -> None:
+    if "cost" in recording.columns:
+        pairs["batch_size_fn"] = lambda item: (item or Item()).cost
+    if "bucket" in recording.columns:
+        pairs["bucket_by"] = lambda item: (item or Item()).bucket
+    highest = max((one.priority or 1 for one in recording.arrivals), default=1)
+    if highest > pairs.get("priority_levels", 1):
+        raise Mistake(
+            f"the trace has priorities up to {highest}; say --option priority_levels={highest}"
+        )
+
+
+def _levels(trace: Iterable[Any], simulation: Simulation) -> dict[int, list[float]]:
+    """Returns the latencies by level, where the options know more than one."""
+    options = simulation.options
+    if options.priority_levels == 1:
+        return {}
+    levels: dict[int, list[float]] = {}
+    for arrival, latency in zip(trace, simulation.latency_s, strict=True):
+        level = arrival.priority if isinstance(arrival, Arrival) else None
+        levels.setdefault(level or options.usual_priority, []).append(latency)
+    return dict(sorted(levels.items()))
+
+
+def _print(
+    simulation: Simulation,
+    handler: Linear,
+    traffic: str,
+    options: str,
+    levels: dict[int, list[float]],
+) -> None:
+    times = f"{duration(handler.fixed_s)} + {duration(handler.per_item_s)} an item"
+    print_out(facts([("traffic", traffic), ("run time", times), ("options", options or "-")]))
+    print_out(f"\n{as_facts(simulation)}")
+    if levels:
+        rows: list[list[str]] = []
+        for level, latencies in levels.items():
+            told = percentiles(latencies)
+            answered = sum(latency == latency for latency in latencies) / len(latencies)
+            shown = [duration(told.get(name, math.nan)) for name in ("p50", "p99", "max")]
+            rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
+        heads = ("priority", "requests", "answered", "p50", "p99", "max")
+        print_out(f"\n{table(heads, rows)}")
+    most = _most_a_second(simulation, handler)
+    lasted_s = simulation.arrived_at[-1] - simulation.arrived_at[0]
+    if lasted_s and most * lasted_s < len(simulation.outcomes):
+        print_out(
+            f"\nThis is more than these options can do, {three_digits(most)} requests a second in "
+            "full batches: the longer it lasts, the longer the line."
+        )
+
+
+def _most_a_second(simulation: Simulation, handler: Linear) -> float:
+    """Returns how many requests a second full batches make; infinity where sizes are costs."""
+    options = simulation.options
+    if options.batch_size_fn is not None:
+        return math.inf
+    return options.max_concurrent_batches * options.max_batch_size / handler(options.max_batch_size)

@@ -1,0 +1,226 @@
+"""``shoal tune``: measure a handler, and name the options that meet a target."""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from argparse import RawDescriptionHelpFormatter
+from contextlib import redirect_stdout
+from functools import partial
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.batching.decorated import Decorated
+from shoal.planning.arguments import (
+    add_option_argument,
+    add_output_arguments,
+    more_than_0,
+    print_out,
+    save_plot,
+    whole,
+)
+from shoal.planning.measuring import Measured, measure, opened
+from shoal.planning.mistake import Mistake
+from shoal.planning.naming import named
+from shoal.planning.option_values import option_pairs
+from shoal.planning.tune_plot import plot_tuning
+from shoal.planning.tune_report import tuned_as_data, tuned_as_text
+from shoal.planning.tuning import Search
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
+
+    from shoal.batching.batcher import Batcher
+    from shoal.core.options import BatchOptions
+
+_DESCRIPTION: Final = """\
+Measure how long a handler takes for batches of 1, 2, 4, ... items, simulate what options would do
+with such run times, and print those that meet a target.
+"""
+
+_EXAMPLE: Final = """\
+examples:
+  Which options answer 99% of 1,000 requests a second within 50 ms?
+
+    shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
+
+  The same with items that a function makes, and the plot that shows why:
+
+    shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
+      --plot why.png
+
+  The handler is a function of a list, decorated with @shoal.batch or not. Measure where it will
+  run, with nothing beside it. The exit code is 0 if some options meet the target, 1 if none do.
+"""
+
+_DEFAULT_SIZE: Final = 64
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    parser.description = _DESCRIPTION
+    parser.epilog = _EXAMPLE
+    parser.formatter_class = RawDescriptionHelpFormatter
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "handler", metavar="MODULE:HANDLER", help="where the handler is, e.g. my_module:embed"
+    )
+    target = parser.add_argument_group("target")
+    target.add_argument(
+        "--rate", type=more_than_0, required=True, metavar="R", help="requests a second"
+    )
+    target.add_argument(
+        "--p99",
+        type=more_than_0,
+        required=True,
+        metavar="SECONDS",
+        help="what 99%% of them must be answered within",
+    )
+    items = parser.add_argument_group(
+        "items (one of these; for a handler of several parameters an item is a JSON array of "
+        "arguments, or an object)"
+    )
+    source = items.add_mutually_exclusive_group(required=True)
+    source.add_argument("--item", metavar="JSON", help="the same item every time")
+    source.add_argument("--items", type=Path, metavar="FILE", help="a JSON array of items, in turn")
+    source.add_argument(
+        "--item-from", metavar="MODULE:FUNCTION", help="a function that makes an item"
+    )
+    measuring = parser.add_argument_group("measuring")
+    measuring.add_argument(
+        "--max-batch-size",
+        type=whole,
+        metavar="N",
+        help=f"the largest size to try (what the handler is decorated with, or {_DEFAULT_SIZE})",
+    )
+    measuring.add_argument(
+        "--runs",
+        type=whole,
+        default=30,
+        metavar="N",
+        help="how many runs of each size to measure (%(default)s)",
+    )
+    measuring.add_argument(
+        "--limit",
+        type=more_than_0,
+        default=60.0,
+        metavar="SECONDS",
+        help="stop measuring after so long, with 5 runs of each size at least (%(default)s)",
+    )
+    measuring.add_argument(
+        "--event-loop",
+        choices=["trio", "asyncio"],
+        default="trio",
+        help="what runs an async handler (%(default)s)",
+    )
+    add_option_argument(parser.add_argument_group("options of the batcher, in the simulation"))
+    add_output_arguments(parser, "run times by size, and the p99 of all options with the target")
+
+
+def run(arguments: Namespace) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        Mistake: The user's, or the handler failed; the message tells it.
+    """
+    pairs = option_pairs(arguments.option)
+    with redirect_stdout(sys.stderr):  # what the handler prints is no result of ours
+        handler = named(arguments.handler)
+        make_item = _items(arguments)
+        measuring = partial(_measured, handler, make_item, arguments)
+        try:
+            measured, options = anyio.run(measuring, backend=arguments.event_loop)
+        except BaseExceptionGroup as group:
+            if group.subgroup(KeyboardInterrupt) is None:
+                raise
+            raise KeyboardInterrupt from None
+    try:
+        options = options.changed(pairs)
+    except (TypeError, ValueError) as error:
+        raise Mistake(str(error)) from None
+    search = Search(options, measured, arguments.rate, arguments.p99)
+    candidates = search.candidates(_progress)
+    if arguments.json:
+        print_out(json.dumps(tuned_as_data(measured, search, candidates), indent=2))
+    else:
+        print_out(tuned_as_text(measured, search, candidates))
+    if arguments.plot is not None:
+        save_plot(partial(plot_tuning, measured, search, candidates), arguments.plot)
+    return 0 if candidates[0].meets_target else 1
+
+
+async def _measured(
+    handler: Any, make_item: Callable[[], Any], arguments: Namespace
+) -> tuple[Measured, BatchOptions]:
+    async with opened(handler) as batcher:
+        options = batcher.options
+        measured = await measure(
+            batcher,
+            make_item,
+            _sizes(arguments.max_batch_size, batcher, handler),
+            rounds=arguments.runs,
+            limit_s=arguments.limit,
+            progress=_progress,
+        )
+    return measured, options
+
+
+def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int]:
+    """Returns the powers of two up to the largest size, and that."""
+    if batcher.options.batch_size_fn is not None:
+        raise Mistake(
+            "tune measures batches by their number of requests, but this handler is decorated with "
+            "a batch_size_fn; measure the function under it"
+        )
+    if largest is None:
+        largest = (
+            batcher.options.max_batch_size if isinstance(handler, Decorated) else _DEFAULT_SIZE
+        )
+    powers = [2**power for power in range(largest.bit_length()) if 2**power < largest]
+    return [*powers, largest]
+
+
+def _items(arguments: Namespace) -> Callable[[], Any]:
+    """Returns what makes an item."""
+    if arguments.item_from is not None:
+        function = named(arguments.item_from)
+        if not callable(function):
+            raise Mistake(f"{arguments.item_from} is no function, but {function!r:.60}")
+
+        def make() -> Any:
+            try:
+                return function()
+            except Exception as error:
+                traceback.print_exception(error)
+                raise Mistake(f"{arguments.item_from}() failed, see above", 1) from None
+
+        return make
+    if arguments.item is not None:
+        item = _json("--item", arguments.item)
+        return lambda: item
+    try:
+        text = arguments.items.read_text(encoding="utf-8")
+    except OSError as error:
+        raise Mistake(f"can't read {arguments.items}: {error.strerror}") from None
+    items = _json(str(arguments.items), text)
+    if not isinstance(items, list) or not items:
+        raise Mistake(f"{arguments.items} must hold a JSON array of items, with one at least")
+    return cycle(items).__next__
+
+
+def _json(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        hint = " (text needs quotes of its own: --item '\"text\"')" if where == "--item" else ""
+        raise Mistake(f"{where} is not JSON: {error}{hint}") from None
+
+
+def _progress(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,165 @@
+"""Which options meet a target: every pair of a size and a wait, simulated with measured run times.
+
+Best is what meets the target up to the highest rate: that is what is left for more traffic, and for
+a handler that is slower than it was measured. Of equals it is the one with the lower latency.
+
+The rival is the pair that keeps the handler least busy. It always waits for as long as the target
+lets it, and so turns a device that nobody else wants into latency; where others do want it the
+table shows how busy each pair keeps it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.core.simulation import simulate
+from shoal.planning.mistake import Mistake
+from shoal.planning.traces import poisson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.core.options import BatchOptions
+    from shoal.core.simulated import Simulation
+    from shoal.planning.measuring import Measured
+
+# The p99 of so many is that of the last 200, which is steady enough to choose by.
+_REQUESTS: Final = 20_000
+_WAITS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)
+"""Parts of the target."""
+_BISECTIONS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What one pair of options does.
+
+    Attributes:
+        max_batch_size: The option.
+        batch_wait_timeout_s: The option, in seconds.
+        p50_s: The time that half of the requests are answered within, in seconds.
+        p99_s: The same for 99%; a request that is not answered counts as an endless one.
+        mean_batch: How many requests a batch had on average.
+        busy_share: For which part of the time the handler was busy, 0 to 1.
+        up_to: Up to how many requests a second the target is met, about; 0 if it is missed.
+    """
+
+    max_batch_size: int
+    batch_wait_timeout_s: float
+    p50_s: float
+    p99_s: float
+    mean_batch: float
+    busy_share: float
+    up_to: float = 0.0
+
+    @property
+    def meets_target(self) -> bool:
+        """Whether the target is met at the rate that was asked for."""
+        return self.up_to > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Looks for options for one handler, rate and target.
+
+    Attributes:
+        options: The options that are not looked for.
+        run_times: How long the handler takes.
+        rate: Requests a second.
+        p99_s: The target, in seconds.
+    """
+
+    options: BatchOptions
+    run_times: Measured
+    rate: float
+    p99_s: float
+
+    def candidates(self, progress: Callable[[str], None]) -> list[Candidate]:
+        """Simulates every measured size with every wait.
+
+        Args:
+            progress: Is told how far it is.
+
+        Returns:
+            The best first, those that miss the target last.
+
+        Raises:
+            Mistake: The options do not go with a size or a wait.
+        """
+        # With one request a batch there is nothing to wait for.
+        pairs = [
+            (size, _as_written(self.p99_s * part))
+            for size in self.run_times.runs_s
+            for part in (_WAITS if size > 1 else _WAITS[:1])
+        ]
+        found: list[Candidate] = []
+        for number, pair in enumerate(pairs, 1):
+            found.append(self._tried(*pair))
+            if number % 7 == 0:
+                progress(f"simulated {number} of {len(pairs)} pairs of options")
+        return sorted(found, key=_worse)
+
+    def most(self, size: int) -> float:
+        """Returns how many items a second the handler can do in batches of a size or less."""
+        return self.options.max_concurrent_batches * max(
+            measured / self.run_times.usual_s(measured)
+            for measured in self.run_times.runs_s
+            if measured <= size
+        )
+
+    def _tried(self, size: int, wait_s: float) -> Candidate:
+        simulation = self._simulated(size, wait_s, self.rate)
+        candidate = Candidate(
+            size,
+            wait_s,
+            _percentile_of_all_s(simulation, 50),
+            _percentile_of_all_s(simulation, 99),
+            simulation.mean_batch,
+            simulation.busy_share,
+        )
+        if candidate.p99_s > self.p99_s:
+            return candidate
+        return replace(candidate, up_to=self._highest_rate(size, wait_s))
+
+    def _highest_rate(self, size: int, wait_s: float) -> float:
+        low, high = self.rate, max(self.rate, self.most(size))
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            if _percentile_of_all_s(self._simulated(size, wait_s, middle), 99) <= self.p99_s:
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _simulated(self, size: int, wait_s: float, rate: float) -> Simulation:
+        changes: dict[str, Any] = {"max_batch_size": size, "batch_wait_timeout_s": wait_s}
+        try:
+            options = self.options.changed(changes)
+        except ValueError as error:
+            raise Mistake(str(error)) from None
+        return simulate(poisson(rate, _REQUESTS / rate), options, self.run_times)
+
+
+def _worse(candidate: Candidate) -> tuple[float, ...]:
+    """Gives the order of candidates; small differences are chance, and don't count."""
+    if not candidate.meets_target:
+        return 1, candidate.p99_s, candidate.busy_share
+    return (
+        0,
+        -float(f"{candidate.up_to:.2g}"),
+        float(f"{candidate.p99_s:.2g}"),
+        candidate.busy_share,
+    )
+
+
+def _percentile_of_all_s(simulation: Simulation, percent: float) -> float:
+    """Returns a percentile of the latencies of all requests, also of those not answered."""
+    told = sorted(latency if latency == latency else math.inf for latency in simulation.latency_s)
+    return told[max(0, math.ceil(len(told) * percent / 100) - 1)] if told else math.nan
+
+
+def _as_written(seconds: float) -> float:
+    """Rounds to two digits, as a person would write it."""
+    return float(f"{seconds:.2g}")

@@ -1,0 +1,23 @@
+"""What a test of code that batches needs: time that jumps, handlers played by hand, a policy check.
+
+Nothing here knows a test framework. `shoal.testing.asgi` drives an application message by message.
+"""
+
+from shoal.core.simulation import simulate
+from shoal.testing.policy_check import check_policy
+from shoal.testing.requests import make_request
+from shoal.testing.scripted import ScriptedBatch, ScriptedHandler, ScriptedSteps, ScriptedStreams
+from shoal.testing.virtual_time import run_virtually, settle, virtual_backend
+
+__all__ = [
+    "ScriptedBatch",
+    "ScriptedHandler",
+    "ScriptedSteps",
+    "ScriptedStreams",
+    "check_policy",
+    "make_request",
+    "run_virtually",
+    "settle",
+    "simulate",
+    "virtual_backend",
+]

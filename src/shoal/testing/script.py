@@ -1,0 +1,148 @@
+"""What a test and a scripted handler have between them: one record for each batch, and its waits.
+
+What a test forgets must not become a hang, so every wait ends after `patience_s` with an
+`AssertionError` that says what was waited for. In virtual time that is at once when nothing else
+can happen.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from shoal.batching.current import current_batch
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+B = TypeVar("B")
+
+
+class Script:
+    """What the test says about one batch, until the handler plays it.
+
+    Attributes:
+        items: What the handler was given.
+        batch: The batch that the handler was called for.
+        is_over: Whether the handler has ended, in whatever way; it sets this.
+    """
+
+    def __init__(self, items: Sequence[Any], patience_s: float) -> None:
+        self.items = items
+        self.batch = current_batch()
+        self.is_over = False
+        self._patience_s = patience_s
+        self._said: deque[Any] = deque()
+        self._changed = anyio.Event()
+        self._is_complete = False  # the test has said how the handler ends
+        self._is_played = False  # and it has ended so
+        self._was_waited_for = False  # it has ended otherwise, and callers waited
+
+    def say(self, what: Any, *, last: bool) -> None:
+        """Adds to what the handler will do.
+
+        Raises:
+            AssertionError: The handler has ended, or was told to.
+        """
+        if self._is_complete:
+            raise AssertionError(f"{self!r} was answered before")
+        if self.is_over:
+            raise AssertionError(f"{self!r} can't be answered: its handler was cancelled")
+        self._said.append(what)
+        self._is_complete = last
+        self._changed.set()
+
+    async def next(self) -> Any:
+        """Waits for what the test says next, and returns it; raises it if it is an error."""
+        running = [r for r in self.batch.requests if r.state is State.RUNNING]
+        try:
+            await self._wait()
+        except BaseException:
+            self._was_waited_for = any(r.state is not State.CANCELLED for r in running)
+            raise
+        said = self._said.popleft()
+        self._is_played = self._is_complete and not self._said
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    async def _wait(self) -> None:
+        with anyio.move_on_after(self._patience_s):
+            while not self._said:
+                self._changed = anyio.Event()
+                await self._changed.wait()
+        if not self._said:
+            raise AssertionError(f"the test did not answer {self!r} within {self._patience_s} s")
+
+    def was_cancelled(self) -> bool:
+        """Says whether the handler ended otherwise than the test says; the test knows then."""
+        cancelled = self.is_over and not self._is_played
+        if cancelled:
+            self._was_waited_for = False
+        return cancelled
+
+    def is_forgotten(self) -> bool:
+        """Says whether somebody waits for the test to answer, or has waited for it in vain."""
+        return not self._is_complete and (self._was_waited_for or not self.is_over)
+
+    def __repr__(self) -> str:
+        return f"the batch of {self.items!r:.200}"
+
+
+class Arrivals(Generic[B]):
+    """The batches of one scripted handler, and the test that waits for the next one.
+
+    Attributes:
+        batches: All of them, in order.
+        scripts: What belongs to each.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self.batches: list[B] = []
+        self.scripts: list[Script] = []
+        self._patience_s = patience_s
+        self._taken = 0
+        self._arrival: anyio.Event | None = None
+
+    def add(self, batch: B, script: Script) -> None:
+        """Notes that the handler was called."""
+        self.batches.append(batch)
+        self.scripts.append(script)
+        if self._arrival is not None:
+            self._arrival.set()
+            self._arrival = None
+
+    def untaken(self) -> list[Script]:
+        """Returns the batches that `next` has not returned yet."""
+        return self.scripts[self._taken :]
+
+    async def next(self) -> B:
+        """Waits for the next batch.
+
+        Raises:
+            AssertionError: None came in time.
+        """
+        await anyio.lowlevel.checkpoint()
+        with anyio.move_on_after(self._patience_s):
+            while not self.untaken():
+                self._arrival = self._arrival or anyio.Event()
+                await self._arrival.wait()
+        if not self.untaken():
+            raise AssertionError(
+                f"no batch came within {self._patience_s} s, after {self._taken} that did"
+                + self._whose_answers_are_missing()
+            )
+        self._taken += 1
+        return self.batches[self._taken - 1]
+
+    def forgotten(self) -> list[Script]:
+        """Returns the batches that somebody waits for, or has waited for in vain."""
+        return [script for script in self.scripts if script.is_forgotten()]
+
+    def _whose_answers_are_missing(self) -> str:
+        forgotten = self.forgotten()
+        return f"; the test did not answer {forgotten}" if forgotten else ""

@@ -1,0 +1,168 @@
+"""A rule that forms batches, with a plain line beside it and a record of what it was asked.
+
+Every call is checked as far as it can be by itself; who waits must be the same on both sides after
+each. The promises are those of `BatchPolicy`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from shoal.core.policies.base import Cut, Wait
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.core.policies.base import BatchPolicy, Hurry
+    from shoal.core.request import Request
+
+ONCE: Final = "every request that is added is handed out by one take, or removed, exactly once"
+HURRY: Final = "with a hurry and a request in line, decide says Cut"
+SIZE: Final = "after Cut, take hands out at least one request and at most its size"
+TIME: Final = "as long as nothing happens, decide says Cut at the time that Wait named"
+WOKEN: Final = "a slot that waits is told, by a time, a number or add, when to decide again"
+EMPTY: Final = "an empty line makes decide say Wait"
+ROOM: Final = "take_within hands out no more than there is room for"
+PLACES: Final = "what put_back takes back has its old place again"
+CALM: Final = "a policy raises nothing"
+
+_STEPS_SHOWN: Final = 50
+
+
+class WatchedPolicy:
+    """A policy that is watched.
+
+    Args:
+        policy: The policy.
+        seed: What makes the program come again that it is asked by.
+
+    Attributes:
+        line: The requests that wait, and what the report calls them.
+    """
+
+    def __init__(self, policy: BatchPolicy, seed: int) -> None:
+        self.line: dict[Request, str] = {}
+        self._policy = policy
+        self._seed = seed
+        self._names: dict[Request, str] = {}
+        self._steps: list[str] = []
+        self._before: list[Request] = []  # the line as it was before the last `take`
+
+    def add(self, request: Request) -> bool:
+        """Adds a request; returns whether a slot that waits must decide again."""
+        request.state = State.QUEUED
+        self._names[request] = self.line[request] = name = f"r{len(self._names) + 1}"
+        what = f"add({name}), item={request.item!r:.40}, arrived_at={request.arrived_at}"
+        is_told = self._call(what, self._policy.add, request)
+        self._compare()
+        return bool(is_told)
+
+    def remove(self, request: Request) -> None:
+        """Lets a request leave the line."""
+        request.state = State.CANCELLED
+        self._call(f"remove({self.line.pop(request)})", self._policy.remove, request)
+        self._compare()
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        """Asks what to do."""
+        what = f"decide({now}, hurry={hurry and hurry.reason})"
+        if hurry is not None and hurry.request is not None:
+            what += f" for {self._name(hurry.request)}"
+        decision: Any = self._call(what, self._policy.decide, now, hurry)
+        self._compare()
+        if isinstance(decision, Cut):
+            if not self.line:
+                raise self.broken(EMPTY)
+            return decision
+        if not isinstance(decision, Wait):
+            raise self.broken("decide says Cut or Wait")
+        if self.line and hurry is not None:
+            raise self.broken(HURRY)
+        if not time_of(decision) > now:
+            raise self.broken(TIME)
+        return decision
+
+    def take(self, cut: Cut) -> Sequence[Request]:
+        """Takes the batch that was decided."""
+        self._before = self._waiting()
+        taken: list[Request] = self._call("take", self._policy.take, cut)
+        if not 1 <= len(taken) <= cut.size:
+            raise self.broken(SIZE)
+        self._hand_out(taken)
+        return taken
+
+    def take_within(self, room: float) -> None:
+        """Takes those that may join a batch which is open."""
+        taken: list[Request] = self._call(f"take_within({room})", self._policy.take_within, room)
+        self._hand_out(taken)
+        if sum(request.cost for request in taken) > room:
+            raise self.broken(ROOM)
+
+    def put_back(self, taken: Sequence[Request], departed: set[Request]) -> None:
+        """Gives back what was taken last, but for those whose callers have left."""
+        for request in departed:
+            request.state = State.CANCELLED
+        stay = [request for request in taken if request not in departed]
+        what = f"put_back([{', '.join(map(self._name, stay))}])"
+        self.line |= {request: self._name(request) for request in stay}
+        self._call(what, self._policy.put_back, stay)
+        self._compare()
+        if self._waiting() != [request for request in self._before if request not in departed]:
+            raise self.broken(PLACES)
+
+    def broken(self, promise: str) -> AssertionError:
+        """Makes the error that says which promise was broken, and how to come there."""
+        steps = self._steps[-_STEPS_SHOWN:]
+        if len(steps) < len(self._steps):
+            steps.insert(0, f"... {len(self._steps) - len(steps)} steps before")
+        program = "\n".join(steps)
+        return AssertionError(
+            f"{type(self._policy).__name__} breaks a promise: {promise}; "
+            f"found by seeds=[{self._seed}] with these steps:\n{program}"
+        )
+
+    def _hand_out(self, taken: Sequence[Request]) -> None:
+        if len(set(taken)) < len(taken) or not self.line.keys() >= set(taken):
+            raise self.broken(ONCE)
+        for request in taken:
+            del self.line[request]
+        self._compare()
+
+    def _compare(self) -> None:
+        waiting = self._waiting()
+        if len(waiting) != len(self.line) or self.line.keys() != set(waiting):
+            should, does = list(self.line.values()), list(map(self._name, waiting))
+            raise self.broken(f"{ONCE}, but {should} should be waiting, and {does} are")
+
+    def _waiting(self) -> list[Request]:
+        try:
+            return list(self._policy.waiting())
+        except Exception as error:
+            self._steps.append(f"waiting raises {error!r}")
+            raise self.broken(CALM) from error
+
+    def _call(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
+        try:
+            result = method(*args)
+        except Exception as error:
+            self._steps.append(f"{what} raises {error!r}")
+            raise self.broken(CALM) from error
+        self._steps.append(f"{what} -> {self._shown(result)}")
+        return result
+
+    def _shown(self, result: object) -> str:
+        if isinstance(result, Cut):
+            return f"Cut({result.size}, {result.reason})"
+        if isinstance(result, list):
+            return f"[{', '.join(map(self._name, cast('list[Request]', result)))}]"
+        return repr(result)
+
+    def _name(self, request: Request) -> str:
+        return self._names.get(request, repr(request))
+
+
+def time_of(wait: Wait) -> float:
+    """Returns the time that a decision names; infinity for none."""
+    return math.inf if wait.until is None else wait.until

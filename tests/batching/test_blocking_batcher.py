@@ -1,0 +1,134 @@
+"""`shoal.blocking` of a batcher: threads call a handler or a model that is not decorated."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import shoal
+from batching.scenes import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.parametrize("backend", ["trio", "asyncio"]),
+]
+
+
+async def doubled(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+async def countdown(items: list[int]) -> AsyncIterator[list[Any]]:
+    for step in range(max(items)):
+        yield [item - step if step < item else shoal.END for item in items]
+
+
+class Model:
+    def __init__(self) -> None:
+        self.batches: list[dict[str, list[Any]]] = []
+
+    def run(self, *, text: str, top_k: int = 1) -> str: ...
+
+    def run_batch(self, **lists: list[Any]) -> list[str]:
+        self.batches.append(lists)
+        return [text * top_k for text, top_k in zip(lists["text"], lists["top_k"], strict=True)]
+
+
+def test_threads_call_a_handler(backend: str) -> None:
+    with shoal.blocking(shoal.Batcher(doubled), backend=backend) as call:
+        assert call(21) == 42
+        assert call(items=4) == 8
+        with pytest.raises(TypeError, match="missing required arguments: 'items'"):
+            call()
+
+
+def test_calls_of_many_threads_with_different_keywords_share_a_batch(backend: str) -> None:
+    model = Model()
+    batcher = shoal.Batcher.over(model, max_batch_size=8, batch_wait_timeout_s=None)
+    with shoal.blocking(batcher, backend=backend) as run, ThreadPoolExecutor(8) as threads:
+        plain = [threads.submit(run, text=str(number)) for number in range(4)]
+        twice = [threads.submit(run, text=str(number), top_k=2) for number in range(4)]
+        assert [future.result(10) for future in plain] == ["0", "1", "2", "3"]
+        assert [future.result(10) for future in twice] == ["00", "11", "22", "33"]
+    (batch,) = model.batches
+    assert sorted(zip(batch["text"], batch["top_k"], strict=True)) == [
+        (str(number), top_k) for number in range(4) for top_k in (1, 2)
+    ]
+
+
+def test_a_generator_handler_gives_streams(backend: str) -> None:
+    with (
+        shoal.blocking(shoal.Batcher(countdown), backend=backend) as call,
+        call(3) as stream,
+    ):
+        assert list(stream) == [3, 2, 1]
+
+
+def test_an_error_of_the_handler_reaches_the_thread(backend: str) -> None:
+    batcher = shoal.Batcher(Recorder(lambda item: 1 // item))
+    with shoal.blocking(batcher, backend=backend) as call:
+        with pytest.raises(ZeroDivisionError):
+            call(0)
+        assert call(1) == 1
+
+
+def test_after_the_block_a_call_says_that_it_is_closed(backend: str) -> None:
+    with shoal.blocking(shoal.Batcher(doubled), backend=backend) as call:
+        pass
+    with pytest.raises(shoal.BatcherClosed):
+        call(1)
+
+
+def test_leaving_the_block_answers_the_calls_under_way(backend: str) -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def handler(items: list[int]) -> list[int]:
+        started.set()
+        assert gate.wait(10)
+        return items
+
+    with ThreadPoolExecutor(1) as threads:
+        with shoal.blocking(shoal.Batcher(handler), backend=backend) as call:
+            future = threads.submit(call, 5)
+            assert started.wait(10)
+            gate.set()
+        assert future.result(10) == 5
+
+
+def test_a_batcher_is_opened_once(backend: str) -> None:
+    batcher = shoal.Batcher(doubled)
+    with shoal.blocking(batcher, backend=backend):
+        pass
+    with (
+        pytest.raises(RuntimeError, match="doubled is closed: a batcher is opened once"),
+        shoal.blocking(batcher, backend=backend),
+    ):
+        pytest.fail("it was opened")
+
+
+def test_the_batcher_of_a_blocking_call_answers_what_it_is_asked(backend: str) -> None:
+    batcher = shoal.Batcher(doubled)
+    with shoal.blocking(batcher, backend=backend) as call:
+        call(1)
+        assert batcher.is_alive
+        assert batcher.statistics().finished == 1
+    assert not batcher.is_alive
+
+
+def test_an_error_in_the_block_closes_the_batcher(backend: str) -> None:
+    batcher = shoal.Batcher(doubled)
+    with pytest.raises(ZeroDivisionError), shoal.blocking(batcher, backend=backend):
+        raise ZeroDivisionError
+    assert not batcher.is_alive
+
+
+@pytest.mark.parametrize("given", [3, doubled])
+def test_what_is_not_batched_is_refused(backend: str, given: Any) -> None:
+    with pytest.raises(TypeError, match="decorated"), shoal.blocking(given, backend=backend):
+        pytest.fail("it was opened")

@@ -1,0 +1,300 @@
+"""Deadlines: which request goes first, when a batch leaves early, and which call is refused."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, Recorder, Steps, line_up, outcome, settle
+from shoal import CutReason
+from shoal.testing.asgi import ask
+
+pytestmark = pytest.mark.anyio
+
+
+class Slow(Recorder):
+    """A handler that takes its time, and notes why each batch came."""
+
+    def __init__(self, run_s: Any) -> None:
+        super().__init__()
+        self.run_s = run_s
+        self.reasons: list[CutReason] = []
+
+    async def __call__(self, items: list[Any]) -> list[Any]:
+        self.reasons.append(shoal.current_batch().reason)
+        self.note(items)
+        await anyio.sleep(self.run_s(len(items)) if callable(self.run_s) else self.run_s)
+        return items
+
+
+# order
+
+
+@pytest.mark.parametrize(
+    ("aging_s", "expected"),
+    [
+        pytest.param(10.0, ["due 5", "due 9", "none", "due 12", "due 30"], id="due after ageing"),
+        pytest.param(None, ["due 5", "due 9", "due 12", "due 30", "none"], id="last"),
+    ],
+)
+async def test_the_earliest_deadline_goes_first(
+    aging_s: float | None, expected: list[str]
+) -> None:
+    held = Held()
+    batcher = shoal.Batcher(
+        held, max_batch_size=1, order="deadline", priority_aging_s=aging_s
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        await line_up(tasks, call("none"))
+        for due in (30, 9, 12, 5):
+            await line_up(tasks, call.options(deadline_s=due)(f"due {due}"))
+        held.gate.set()
+    assert held.batches[1:] == [[item] for item in expected]
+
+
+async def test_equal_deadlines_go_in_order_of_arrival() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, order="deadline", request_timeout_s=60)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        await line_up(tasks, *map(call, range(5)))
+        await line_up(tasks, call.options(deadline_s=59)("first"))
+        held.gate.set()
+    assert held.batches[1] == ["first", 0, 1, 2, 3, 4]
+
+
+async def test_deadlines_order_the_requests_of_a_level_and_levels_go_before() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, order="deadline", priority_levels=2, priority_aging_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        for priority, due in [(2, 5), (1, 30), (2, 2), (1, 9)]:
+            asking = call.options(priority=priority, deadline_s=due)
+            await line_up(tasks, asking((priority, due)))
+        held.gate.set()
+    assert held.batches[1] == [(1, 9), (1, 30), (2, 2), (2, 5)]
+
+
+async def test_the_bucket_with_the_earliest_deadline_goes_first() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, order="deadline", bucket_by=lambda item: item[0])
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        for item, due in [("a1", 20), ("b1", 9), ("a2", 5), ("c1", 7)]:
+            await line_up(tasks, call.options(deadline_s=due)(item))
+        held.gate.set()
+    assert held.batches[1:] == [["a2", "a1"], ["c1"], ["b1"]]
+
+
+# Leaving in time
+
+
+async def test_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -> None:
+    handler = Slow(1)
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        started = anyio.current_time()
+        callers = await line_up(tasks, call("no deadline"))
+        await anyio.sleep(2)
+        callers += await line_up(tasks, call.options(deadline_s=8)("due"))
+    assert handler.batches == [["no deadline", "due"]]
+    assert handler.started_at == [pytest.approx(started + 2 + 4)]
+    assert handler.reasons == [CutReason.DEADLINE]
+    assert [caller.outcome for caller in callers] == ["no deadline", "due"]
+    assert batcher.statistics().batches[CutReason.DEADLINE] == 1
+
+
+async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
+    times = cycle([3.9, 4.0, 4.1])
+    handler = Slow(lambda size: next(times))
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for _ in range(40):  # the longer it is known, the later it can leave
+            await line_up(tasks, call("before"))
+            batcher.flush()
+            await anyio.sleep(5)
+        for _ in range(3):
+            started = anyio.current_time()
+            (caller,) = await line_up(tasks, call.options(deadline_s=20)("due"))
+            await anyio.sleep(30)
+            assert caller.outcome == "due"
+            assert handler.reasons[-1] is CutReason.DEADLINE
+            assert 15 <= handler.started_at[-1] - started < 16
+
+
+async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
+    handler = Slow(0)
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, bucket_by=lambda item: item[0])
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("a1"))
+        await line_up(tasks, call.options(deadline_s=10)("b1"))
+        await line_up(tasks, call("b2"), call("a2"))
+    assert handler.batches == [["b1", "b2"], ["a1", "a2"]]
+    assert handler.reasons == [CutReason.DEADLINE, CutReason.TIMER]
+
+
+async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_it() -> None:
+    handler = Slow(0)
+    batcher = shoal.Batcher(
+        handler,
+        max_batch_size=6,
+        batch_wait_timeout_s=60,
+        batch_size_fn=lambda size: size,
+        priority_levels=2,
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        started = anyio.current_time()
+        (urgent,) = await line_up(tasks, call.options(priority=2, deadline_s=10)(3))
+        await line_up(tasks, call.options(priority=1)(2))
+    assert urgent.outcome == 3
+    assert handler.batches == [[2, 3]]
+    assert handler.started_at == [pytest.approx(started + 5)]
+
+
+async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> None:
+    handler = Slow(0)
+    batcher = shoal.Batcher(
+        handler, batch_wait_timeout_s=None, preferred_batch_sizes=(4,), request_timeout_s=10
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(1), call(2))
+    assert [caller.outcome for caller in callers] == [1, 2]
+    assert handler.reasons == [CutReason.DEADLINE]
+
+
+async def test_one_that_has_left_makes_nobody_leave_early() -> None:
+    handler = Slow(0)
+    async with shoal.Batcher(handler, batch_wait_timeout_s=60) as call:
+        async with anyio.create_task_group() as tasks:
+            started = anyio.current_time()
+            (urgent,) = await line_up(tasks, call.options(deadline_s=10)("urgent"))
+            await line_up(tasks, call("patient"))
+            urgent.leave()
+    assert handler.batches == [["patient"]]
+    assert handler.started_at == [pytest.approx(started + 60)]
+
+
+async def test_streams_leave_in_time_too() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=None)
+        async with batcher as call, call.options(deadline_s=10)("due"):
+            await anyio.sleep(6)
+            assert steps.batches == [["due"]]
+            steps.end()
+            await settle()
+
+
+# use_scope_deadline
+
+
+async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() -> None:
+    handler = Slow(1)
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, use_scope_deadline=True)
+    async with batcher as call:
+        with anyio.fail_after(10):
+            assert await call("due") == "due"
+    assert handler.reasons == [CutReason.DEADLINE]
+
+
+async def test_without_the_option_the_scope_only_ends_the_call() -> None:
+    handler = Slow(1)
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
+    async with batcher as call:
+        with anyio.move_on_after(10) as scope:
+            await call("due")
+        assert scope.cancelled_caught
+    assert handler.batches == []
+
+
+async def test_the_scope_itself_ends_the_call() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, use_scope_deadline=True)
+    async with batcher as call:
+        with anyio.move_on_after(10) as scope:
+            await call("late")
+        assert scope.cancelled_caught
+        await settle()
+    statistics = batcher.statistics()
+    assert (statistics.cancelled, statistics.expired) == (1, 0)
+
+
+async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", use_scope_deadline=True)
+
+    async def within(scope_s: float, call: Any, item: Any) -> Any:
+        with anyio.fail_after(scope_s):
+            return await call(item)
+
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        await line_up(
+            tasks,
+            within(8, call, "scope 8"),
+            within(6, call.options(deadline_s=20), "scope 6"),
+            within(20, call.options(deadline_s=4), "own 4"),
+            call.options(deadline_s=7)("own 7"),
+        )
+        held.gate.set()
+    assert held.batches[1:] == [["own 4"], ["scope 6"], ["own 7"], ["scope 8"]]
+
+
+# refuse_late
+
+
+async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
+    handler = Slow(4)
+    batcher = shoal.Batcher(handler, max_batch_size=2, refuse_late=True)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        assert await outcome(call.options(deadline_s=5)("unknown yet")) == "unknown yet"
+        started = anyio.current_time()
+        refusal = await outcome(call.options(deadline_s=3)("late"))
+        assert isinstance(refusal, shoal.Overloaded)
+        assert "would end 4 s from now, and is due in 3 s" in str(refusal)
+        assert anyio.current_time() == started
+        assert batcher.statistics().rejected == 1
+        in_time = await line_up(tasks, call.options(deadline_s=5)("in time"), call("whenever"))
+    assert [caller.outcome for caller in in_time] == ["in time", "whenever"]
+    assert ["late"] not in handler.batches
+
+
+async def test_what_is_ahead_in_line_counts_for_refusing() -> None:
+    handler = Slow(4)
+    batcher = shoal.Batcher(handler, max_batch_size=2, refuse_late=True)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await call.map([1, 2])
+        callers = await line_up(tasks, *map(call, range(2)))  # in the handler, for 4 s
+        await settle()
+        await anyio.sleep(1)
+        callers += await line_up(tasks, *map(call, range(2, 4)))  # then these, for 4 s more
+        late = await outcome(call.options(deadline_s=10)("due in 10, done in 3 + 4 + 4"))
+        assert isinstance(late, shoal.Overloaded)
+        callers += await line_up(tasks, call.options(deadline_s=12)(4))
+    assert [caller.outcome for caller in callers] == list(range(5))
+
+
+async def test_a_late_call_is_503_over_http() -> None:
+    app = shoal.App()
+
+    @app.endpoint("/x")
+    @shoal.batch(request_timeout_s=5, refuse_late=True, max_batch_size=1)
+    async def slow(items: list[int]) -> list[int]:
+        assert items == [1]
+        await anyio.sleep(4)
+        return items
+
+    async with app.lifespan():
+        assert (await ask(app, "/x", 1)).status == 200
+        slow.batcher.configure(request_timeout_s=3)
+        answer = await ask(app, "/x", 2)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")

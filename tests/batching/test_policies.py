@@ -1,0 +1,596 @@
+"""How batches are formed where requests are not all alike: idle gaps, costs, keys, sizes, own rules."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Held,
+    Recorder,
+    line_up,
+    outcome,
+    outcomes,
+    outcomes_in_order,
+    read_all,
+    settle,
+)
+from shoal import CutReason
+from shoal.core.policies.base import Hurry, LinePolicy, Wait
+from shoal.errors import ItemTooLarge
+from shoal.testing.asgi import ask
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from shoal import BatchOptions, Request
+
+pytestmark = pytest.mark.anyio
+
+
+class Noted(Recorder):
+    """A handler that notes why and when each batch came, in seconds since it was made."""
+
+    def __init__(self, answer: Any = lambda item: item) -> None:
+        super().__init__(answer)
+        self.reasons: list[CutReason] = []
+        self._made_at = anyio.current_time()
+
+    def note(self, items: list[Any]) -> None:
+        super().note(items)
+        self.reasons.append(shoal.current_batch().reason)
+
+    @property
+    def ran_at(self) -> list[float]:
+        return [round(at - self._made_at, 6) for at in self.started_at]
+
+
+def by_tens(item: int) -> int:
+    return item // 10
+
+
+def itself(item: Any) -> Any:
+    return item
+
+
+# idle_timeout_s
+
+
+async def test_the_wait_ends_when_nobody_came_for_the_idle_time() -> None:
+    handler = Noted()
+    batcher = shoal.Batcher(handler, max_batch_size=9, idle_timeout_s=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for item in range(3):
+            await line_up(tasks, call(item))
+            await anyio.sleep(1.5)
+    assert (handler.batches, handler.ran_at) == ([[0, 1, 2]], [5])
+    assert handler.reasons == [CutReason.IDLE]
+    assert batcher.statistics().batches[CutReason.IDLE] == 1
+
+
+async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait() -> None:
+    handler = Noted()
+    batcher = shoal.Batcher(handler, idle_timeout_s=2, batch_wait_timeout_s=4)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for item in range(4):
+            await line_up(tasks, call(item))
+            await anyio.sleep(1.5)
+    assert (handler.batches, handler.ran_at) == ([[0, 1, 2], [3]], [4, 6.5])
+    assert handler.reasons == [CutReason.TIMER, CutReason.IDLE]
+
+
+async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for_again() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=9, idle_timeout_s=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        await anyio.sleep(2)
+        await line_up(tasks, call(1))
+        await anyio.sleep(5)
+        freed = anyio.current_time()
+        held.gate.set()
+    assert held.batches == [[0], [1]]
+    assert held.started_at[1] == freed
+
+
+async def test_each_bucket_has_its_own_idle_time() -> None:
+    handler = Noted()
+    batcher = shoal.Batcher(handler, max_batch_size=9, idle_timeout_s=2, bucket_by=by_tens)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(1))
+        await anyio.sleep(1)
+        await line_up(tasks, call(11))
+        await anyio.sleep(0.5)
+        await line_up(tasks, call(2))
+    assert (handler.batches, handler.ran_at) == ([[11], [1, 2]], [3, 3.5])
+
+
+# batch_size_fn
+
+
+async def test_what_does_not_fit_stays_first_and_nothing_overtakes_it() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler, max_batch_size=10, batch_wait_timeout_s=1, batch_size_fn=itself
+    )
+    async with batcher as call:
+        assert await outcomes_in_order(*map(call, [6, 5, 4, 3, 7, 1])) == [6, 5, 4, 3, 7, 1]
+    assert handler.batches == [[6], [5, 4], [3, 7], [1]]
+
+
+async def test_costs_may_be_fractions_or_nothing() -> None:
+    handler = Noted()
+    batcher = shoal.Batcher(handler, max_batch_size=1, batch_wait_timeout_s=1, batch_size_fn=itself)
+    async with batcher as call:
+        await outcomes_in_order(*map(call, [0, 0.5, 0, 0.25, 0.25]))
+        await outcomes_in_order(*map(call, [0.75, 0, 0.5]))
+        await outcomes_in_order(*map(call, [0, 0]))
+    assert handler.batches == [[0, 0.5, 0, 0.25, 0.25], [0.75, 0], [0.5], [0, 0]]
+    assert handler.reasons == [
+        *(CutReason.FULL, CutReason.FULL),
+        *(CutReason.TIMER, CutReason.TIMER),
+    ]
+
+
+async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_order() -> None:
+    seen: list[Any] = []
+
+    def cost(item: tuple[str, int, bool]) -> int:
+        seen.append(item)
+        return item[1]
+
+    async def handler(text: list[str], size: list[int], fast: Any = True) -> list[str]:
+        return text
+
+    batcher = shoal.Batcher(handler, max_batch_size=4, batch_size_fn=cost)
+    async with batcher as call:
+        assert await call(size=3, text="a") == "a"
+        assert await call("b", 4, fast=False) == "b"
+        with pytest.raises(ItemTooLarge):
+            await call("c", 5)
+    assert seen == [("a", 3, True), ("b", 4, False), ("c", 5, True)]
+
+
+BROKEN_COSTS = pytest.mark.parametrize(
+    ("cost", "error"),
+    [
+        pytest.param(lambda: 1 / 0, ZeroDivisionError, id="raises"),
+        pytest.param(lambda: float("nan"), ValueError, id="nan"),
+        pytest.param(lambda: float("inf"), ValueError, id="infinite"),
+        pytest.param(lambda: -1, ValueError, id="negative"),
+        pytest.param(lambda: None, TypeError, id="None"),
+        pytest.param(lambda: "many", TypeError, id="text"),
+        pytest.param(lambda: 11, ItemTooLarge, id="too large"),
+    ],
+)
+
+
+@BROKEN_COSTS
+async def test_a_cost_that_is_none_fails_its_caller_alone(
+    cost: Any, error: type[Exception]
+) -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler,
+        max_batch_size=10,
+        batch_wait_timeout_s=1,
+        batch_size_fn=lambda item: cost() if item == "bad" else 1,
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (before,) = await line_up(tasks, call("good"))
+        with pytest.raises(error):
+            await call("bad")
+        with pytest.raises(error):
+            await call.map(["good", "bad"])  # then no call is made
+        (after,) = await line_up(tasks, call("good"))
+    assert (before.outcome, after.outcome) == ("good", "good")
+    assert handler.batches == [["good", "good"]]
+    statistics = batcher.statistics()
+    assert (statistics.finished, statistics.failed, statistics.rejected) == (2, 0, 0)
+
+
+@BROKEN_COSTS
+async def test_a_cost_that_is_none_fails_its_stream_alone(
+    cost: Any, error: type[Exception]
+) -> None:
+    async def handler(items: list[str]) -> AsyncIterator[list[str]]:
+        yield items
+
+    batcher = shoal.Batcher(handler, batch_size_fn=lambda item: cost() if item == "bad" else 1)
+    async with batcher as call:
+        with pytest.raises(error):
+            async with call("bad") as stream:
+                await anext(stream)
+        async with call("good") as stream:
+            assert [item async for item in stream] == ["good"]
+
+
+async def test_an_item_that_is_too_large_is_413_over_http() -> None:
+    app = shoal.App()
+
+    @app.endpoint("/x", max_batch_size=10, batch_size_fn=len)
+    async def handler(items: list[str]) -> list[int]:
+        return [len(item) for item in items]
+
+    @app.endpoint("/steps", max_batch_size=10, batch_size_fn=len)
+    async def steps(items: list[str]) -> AsyncIterator[list[int]]:
+        yield [len(item) for item in items]
+
+    async with app.lifespan():
+        refused = [await ask(app, path, "a" * 11) for path in ("/x", "/steps")]
+        assert (await ask(app, "/x", "a" * 10)).json() == 10
+    assert [answer.status for answer in refused] == [413, 413]
+    kinds = {answer.headers["content-type"] for answer in refused}
+    assert kinds == {"application/problem+json"}
+
+
+async def test_a_cost_that_is_none_is_500_over_http_and_the_others_are_served() -> None:
+    app = shoal.App()
+
+    @app.endpoint("/x", batch_size_fn=lambda item: 1 / item)
+    async def handler(items: list[int]) -> list[int]:
+        return items
+
+    async with app.lifespan():
+        assert [(await ask(app, "/x", item)).status for item in (0, 1)] == [500, 200]
+
+
+# bucket_by
+
+
+async def test_only_requests_with_equal_keys_share_a_batch() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=1, bucket_by=by_tens)
+    async with batcher as call:
+        assert await outcomes_in_order(*map(call, [1, 11, 2, 21, 12])) == [1, 11, 2, 21, 12]
+    assert sorted(handler.batches) == [[1, 2], [11, 12], [21]]
+
+
+async def test_of_the_buckets_that_are_due_the_one_with_the_oldest_request_goes_first() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=3, bucket_by=by_tens)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        await settle()
+        callers = await line_up(tasks, *map(call, [31, 11, 32, 21, 12, 33, 34]))
+        callers[0].leave()  # then 11 is the oldest
+        held.gate.set()
+    assert held.batches == [[0], [11, 12], [32, 33, 34], [21]]
+
+
+async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait() -> None:
+    handler = Noted()
+    batcher = shoal.Batcher(handler, max_batch_size=2, batch_wait_timeout_s=5, bucket_by=by_tens)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(1))
+        await anyio.sleep(1)
+        await line_up(tasks, call(11), call(12))
+    assert (handler.batches, handler.ran_at) == ([[11, 12], [1]], [1, 5])
+    assert handler.reasons == [CutReason.FULL, CutReason.TIMER]
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        pytest.param(lambda: 1 / 0, ZeroDivisionError, id="raises"),
+        pytest.param(lambda: [1], TypeError, id="can't be hashed"),
+    ],
+)
+async def test_a_key_that_is_none_fails_its_caller_alone(key: Any, error: type[Exception]) -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler, batch_wait_timeout_s=1, bucket_by=lambda item: key() if item == "bad" else item
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (before,) = await line_up(tasks, call("good"))
+        with pytest.raises(error):
+            await call("bad")
+        (after,) = await line_up(tasks, call("good"))
+    assert (before.outcome, after.outcome) == ("good", "good")
+    assert handler.batches == [["good", "good"]]
+
+
+class Key:
+    """A key that can be waited for to be forgotten."""
+
+
+async def test_keys_of_empty_buckets_are_forgotten() -> None:
+    keys = [Key() for _ in range(1000)]
+    kept = weakref.WeakSet(keys)
+    batcher = shoal.Batcher(Recorder(), batch_wait_timeout_s=1, bucket_by=lambda item: keys[item])
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *map(call, range(1000)))
+        for caller in callers[::2]:
+            caller.leave()
+        await anyio.sleep(2)
+        assert [caller.outcome for caller in callers[:4]] == [LEFT, 1, LEFT, 3]
+        keys.clear()
+        gc.collect()
+        assert len(kept) < 100  # what has left is not searched for, so a few may stay for a while
+
+
+@pytest.mark.parametrize("how", ["flush", "drain", "close"])
+async def test_all_buckets_are_sent_when_no_company_is_waited_for(how: str) -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler, max_batch_size=3, batch_wait_timeout_s=None, bucket_by=by_tens
+    )
+    async with anyio.create_task_group() as tasks, batcher as call:
+        callers = await line_up(tasks, *map(call, [1, 11, 2, 21]))
+        await settle()
+        assert handler.batches == []
+        if how != "close":
+            getattr(batcher, how)()
+            await settle()
+            assert [caller.outcome for caller in callers] == [1, 11, 2, 21]
+    assert handler.batches == [[1, 2], [11], [21]]
+
+
+# allowed_batch_sizes, padding and pad
+
+
+async def test_a_batch_is_padded_with_its_last_item_and_what_comes_of_that_is_dropped() -> None:
+    sizes: list[tuple[int, float]] = []
+
+    async def handler(items: list[str]) -> list[str]:
+        batch = shoal.current_batch()
+        sizes.append((batch.size, batch.load))
+        return [f"{item}{place}of{len(items)}" for place, item in enumerate(items)]
+
+    batcher = shoal.Batcher(
+        handler, max_batch_size=8, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4, 8)
+    )
+    async with batcher as call:
+        assert await outcomes_in_order(*map(call, "abc")) == ["a0of4", "b1of4", "c2of4"]
+        assert await call("a") == "a0of2"
+        assert len(await outcomes_in_order(*map(call, "abcdefgh"))) == 8
+    assert sizes == [(3, 4), (1, 2), (8, 8)]
+    assert batcher.statistics().finished == 12
+
+
+async def test_pad_is_told_the_items_and_the_size() -> None:
+    asked: list[tuple[list[int], int]] = []
+
+    def pad(items: list[int], size: int) -> list[int]:
+        asked.append((list(items), size))
+        return items + [0] * (size - len(items))
+
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler, max_batch_size=4, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4), pad=pad
+    )
+    async with batcher as call:
+        assert await outcomes_in_order(*map(call, [7, 8, 9])) == [7, 8, 9]
+        assert await outcomes_in_order(*map(call, [1, 2])) == [1, 2]
+    assert handler.batches == [[7, 8, 9, 0], [1, 2]]
+    assert asked == [([7, 8, 9], 4)]
+
+
+async def test_streams_are_padded_too() -> None:
+    async def handler(items: list[str]) -> AsyncIterator[list[Any]]:
+        assert items == ["a", "b", "c", "c"]
+        yield [f"{item}{place}" for place, item in enumerate(items)]
+        yield [shoal.END, "more", ValueError("only of c"), "of nobody"]
+
+    batcher = shoal.Batcher(handler, max_batch_size=3 + 1, batch_wait_timeout_s=1, allowed_batch_sizes=(4,))  # fmt: skip
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, *map(call, "abc"))
+    assert [reader.items for reader in readers] == [["a0"], ["b1", "more"], ["c2"]]
+    assert [str(reader.outcome) for reader in readers] == ["end", "end", "only of c"]
+
+
+async def test_padding_down_leaves_the_rest_first_in_line() -> None:
+    handler = Noted()
+    batcher = shoal.Batcher(
+        handler,
+        max_batch_size=8,
+        batch_wait_timeout_s=3,
+        allowed_batch_sizes=(1, 2, 4, 8),
+        padding="down",
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for item in range(3):
+            await line_up(tasks, call(item))
+            await anyio.sleep(1)
+    # The last of them came at 2 s, and its own window ends 3 s after that.
+    assert (handler.batches, handler.ran_at) == ([[0, 1], [2]], [3, 5])
+
+
+async def test_what_is_below_the_smallest_allowed_size_is_padded_up_even_by_down() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, max_batch_size=4, allowed_batch_sizes=(4,), padding="down")
+    async with batcher as call:
+        assert await call(1) == 1
+    assert handler.batches == [[1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("run_s", "expected"),
+    [
+        pytest.param(lambda size: 1.0, [4], id="all sizes take as long"),
+        pytest.param(lambda size: size * 1.0, [2, 2], id="each item takes as long"),
+    ],
+)
+async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(
+    run_s: Any, expected: list[int]
+) -> None:
+    async def handler(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        await anyio.sleep(run_s(len(items)))
+        return items
+
+    batcher = shoal.Batcher(
+        handler, max_batch_size=4, allowed_batch_sizes=(2, 4), padding="cost"
+    )
+    sizes: list[int] = []
+    async with batcher as call:
+        for count in (4, 2):  # so that both are known
+            await call.map(range(count))
+        sizes.clear()
+        assert await call.map(range(3)) == [0, 1, 2]
+    assert sizes == expected
+
+
+async def test_padding_by_cost_tries_what_was_not_measured_yet() -> None:
+    async def handler(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        await anyio.sleep(len(items))
+        return items
+
+    sizes: list[int] = []
+    batcher = shoal.Batcher(handler, max_batch_size=4, allowed_batch_sizes=(2, 4), padding="cost")
+    async with batcher as call:
+        for _ in range(3):
+            await call.map(range(3))
+    assert sizes == [4, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "pad",
+    [
+        pytest.param(lambda items, size: 1 / 0, id="raises"),
+        pytest.param(lambda items, size: items, id="too few"),
+        pytest.param(lambda items, size: items * size, id="too many"),
+        pytest.param(lambda items, size: None, id="None"),
+    ],
+)
+async def test_a_broken_pad_fails_its_batch_and_the_batcher_goes_on(pad: Any) -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler, max_batch_size=4, batch_wait_timeout_s=1, allowed_batch_sizes=(2, 4), pad=pad
+    )
+    async with batcher as call:
+        errors = await outcomes(*map(call, range(3)))
+        assert all(isinstance(error, Exception) for error in errors)
+        assert len(set(map(id, errors))) == 3
+        assert handler.batches == []
+        assert await call.map(range(4)) == [0, 1, 2, 3]
+        assert batcher.is_alive
+
+
+async def test_costs_are_padded_to_an_allowed_sum() -> None:
+    def pad(items: list[int], size: int) -> list[int]:
+        return items + [size - sum(items)]
+
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler,
+        max_batch_size=16,
+        batch_wait_timeout_s=1,
+        batch_size_fn=itself,
+        allowed_batch_sizes=(8, 16),
+        pad=pad,
+    )
+    async with batcher as call:
+        assert await outcomes_in_order(call(3), call(2)) == [3, 2]
+        assert await outcomes_in_order(call(6), call(7)) == [6, 7]
+    assert handler.batches == [[3, 2, 3], [6, 7, 3]]
+
+
+async def test_the_halves_of_a_failed_batch_are_padded_anew() -> None:
+    handler = Recorder(lambda item: item)
+
+    async def picky(items: list[int]) -> list[int]:
+        handler.note(items)
+        if 3 in items:
+            raise ValueError("3")
+        return items
+
+    batcher = shoal.Batcher(
+        picky,
+        max_batch_size=4,
+        batch_wait_timeout_s=1,
+        allowed_batch_sizes=(2, 4),
+        isolate_errors=True,
+    )
+    async with batcher as call:
+        results = await outcomes_in_order(call(1), call(2), call(3))
+    assert results[:2] == [1, 2]
+    assert isinstance(results[2], ValueError)
+    assert {len(batch) for batch in handler.batches} <= {2, 4}
+    assert handler.batches[0] == [1, 2, 3, 3]
+
+
+# preferred_batch_sizes
+
+
+@pytest.mark.parametrize("how", ["flush", "drain", "close"])
+async def test_what_waits_for_a_preferred_size_is_sent_when_no_company_is_waited_for(
+    how: str,
+) -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler, max_batch_size=8, batch_wait_timeout_s=None, preferred_batch_sizes=(4, 6)
+    )
+    async with anyio.create_task_group() as tasks, batcher as call:
+        callers = await line_up(tasks, *map(call, range(3)))
+        await settle()
+        assert [caller.outcome for caller in callers] == [PENDING] * 3
+        if how != "close":
+            getattr(batcher, how)()
+    assert handler.batches == [[0, 1, 2]]
+
+
+async def test_with_an_idle_time_what_is_below_the_preferred_sizes_waits_for_it() -> None:
+    handler = Noted()
+    batcher = shoal.Batcher(handler, idle_timeout_s=2, preferred_batch_sizes=(2,))
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(3)))
+    assert (handler.batches, handler.ran_at) == ([[0, 1], [2]], [0, 2])
+
+
+# policy
+
+
+class Newest(LinePolicy):
+    """The newest goes first, each alone."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        super().__init__()
+        self.size = options.max_batch_size
+
+    def choose(
+        self, line: Sequence[Request], now: float, hurry: Hurry | None
+    ) -> tuple[Sequence[Request], CutReason] | Wait:
+        chosen = [hurry.request] if hurry is not None and hurry.request else line[-self.size :]
+        return chosen[::-1], CutReason.FULL if hurry is None else hurry.reason
+
+
+async def test_a_rule_of_ones_own_forms_the_batches() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=2, policy=Newest)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        await settle()
+        callers = await line_up(tasks, *map(call, range(1, 6)))
+        callers[3].leave()
+        held.gate.set()
+    assert held.batches == [[0], [5, 3], [2, 1]]
+    assert [caller.outcome for caller in callers] == [1, 2, 3, LEFT, 5]
+
+
+class Broken(Newest):
+    def choose(self, line: Sequence[Request], now: float, hurry: Hurry | None) -> Any:
+        if len(line) > 1:
+            raise ZeroDivisionError("a broken rule")
+        return Wait(None)
+
+
+async def test_a_broken_rule_fails_all_who_wait_with_its_error_as_the_cause() -> None:
+    batcher = shoal.Batcher(Recorder(), policy=Broken)
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with batcher as call:
+            errors = await outcomes(call(1), call(2))
+            assert [type(error) for error in errors] == [shoal.BatcherClosed] * 2
+            causes = {str(error.__cause__) for error in errors}
+            assert causes == {"a broken rule"}
+            assert not batcher.is_alive
+            assert isinstance(await outcome(call(3)), shoal.BatcherClosed)
+    assert caught.group_contains(ZeroDivisionError)

@@ -1,0 +1,243 @@
+"""What TensorFlow Serving's tests of its batching session assert (group TX).
+
+A call there has tensors whose 0th dimension is its size; here an item is a list of rows, or a tuple
+of such lists, whose cost is the number of its rows. M is `max_batch_size`.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle
+from shoal.errors import ItemTooLarge
+from shoal.testing import ScriptedHandler
+
+pytestmark = pytest.mark.anyio
+
+ROWS: dict[str, Any] = {"batch_size_fn": len, "batch_wait_timeout_s": None}
+BY_ROWS: dict[str, Any] = {
+    **ROWS,
+    "split": lambda rows, room: [rows[: int(room)], rows[int(room) :]],
+    "join": lambda results: list(chain(*results)),
+}
+Matrix = list[list[int]]
+
+
+def halved(rows: list[float]) -> list[float]:
+    return [row / 2 for row in rows]
+
+
+async def test_tx1_two_calls_that_fill_a_batch_need_no_timer() -> None:
+    handler = Recorder(halved)
+    async with shoal.Batcher(handler, max_batch_size=4, **ROWS) as call:
+        started = anyio.current_time()
+        results = await outcomes_in_order(call([100, 42]), call([71.5, 18.3]))
+        assert anyio.current_time() == started
+    assert results == [[50, 21], [35.75, 9.15]]
+    assert len(handler.batches) == 1
+
+
+def zeros(rows: int, columns: int) -> Matrix:
+    return [[0] * columns for _ in range(rows)]
+
+
+SMALL, LARGE = [[1, 2], [3, 4]], [[5, 6, 7], [8, 9, 10], [11, 12, 13]]
+
+
+async def test_tx2_a_handler_that_pads_gives_each_its_own_shape_back() -> None:
+    seen: list[list[Matrix]] = []
+
+    async def incremented(matrices: list[Matrix]) -> list[Matrix]:
+        side = max(map(len, matrices))
+        padded = [zeros(side, side) for _ in matrices]
+        for target, matrix in zip(padded, matrices, strict=True):
+            for row, values in enumerate(matrix):
+                target[row][: len(values)] = values
+        seen.append(padded)
+        return [
+            [[value + 1 for value in row[: len(matrix)]] for row in target[: len(matrix)]]
+            for target, matrix in zip(padded, matrices, strict=True)
+        ]
+
+    async with shoal.Batcher(incremented, max_batch_size=2, batch_wait_timeout_s=None) as call:
+        results = await outcomes_in_order(call(SMALL), call(LARGE))
+    assert results == [[[2, 3], [4, 5]], [[6, 7, 8], [9, 10, 11], [12, 13, 14]]]
+    assert seen == [[[[1, 2, 0], [3, 4, 0], [0, 0, 0]], LARGE]]
+
+
+async def stacked(matrices: list[Matrix]) -> list[Matrix]:
+    if len(set(map(len, matrices))) > 1:
+        raise ValueError("different shapes and padding is turned off")
+    return matrices
+
+
+async def test_tx2_a_handler_that_does_not_pad_fails_both() -> None:
+    async with shoal.Batcher(stacked, max_batch_size=2, batch_wait_timeout_s=None) as call:
+        errors = await outcomes(call(SMALL), call(LARGE))
+    assert [type(error) for error in errors] == [ValueError] * 2
+    assert {str(error) for error in errors} == {"different shapes and padding is turned off"}
+
+
+async def test_tx2_a_key_for_each_shape_keeps_them_apart() -> None:
+    batcher = shoal.Batcher(stacked, max_batch_size=2, batch_wait_timeout_s=1, bucket_by=len)
+    async with batcher as call:
+        assert await outcomes(call(SMALL), call(LARGE)) == [SMALL, LARGE]
+    assert batcher.statistics().batch_size.counts[:2] == (2, 0)
+
+
+async def test_tx3_a_call_larger_than_a_batch_is_refused_with_both_numbers() -> None:
+    handler = Recorder()
+    async with shoal.Batcher(handler, max_batch_size=3, **ROWS) as call:
+        with pytest.raises(ItemTooLarge, match="costs 4, .* max_batch_size=3"):
+            await call([1, 2, 3, 4])
+    assert handler.batches == []
+
+
+async def test_tx4_the_error_of_a_batch_reaches_all_whose_parts_are_in_it() -> None:
+    batches: list[list[list[int]]] = []
+
+    async def handler(items: list[list[int]]) -> list[list[int]]:
+        batches.append(items)
+        if [5] in items:
+            raise ZeroDivisionError
+        return items
+
+    batcher = shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (before,) = await line_up(tasks, call([1]))
+        (divided,) = await line_up(tasks, call([2, 3, 4, 5]))
+        await settle()
+        assert (before.outcome, divided.outcome) == ([1], PENDING)
+        (after,) = await line_up(tasks, call([6, 7, 8]))
+    assert batches == [[[1], [2, 3, 4]], [[5], [6, 7, 8]]]
+    assert [type(caller.outcome) for caller in (divided, after)] == [ZeroDivisionError] * 2
+
+
+async def test_tx4_the_error_of_a_first_part_ends_its_call_and_drops_the_others() -> None:
+    handler = Recorder(lambda rows: ZeroDivisionError() if rows == [2, 3, 4] else rows)
+    batcher = shoal.Batcher(handler, max_batch_size=4, **BY_ROWS)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (before,) = await line_up(tasks, call([1]))
+        (divided,) = await line_up(tasks, call([2, 3, 4, 5]))
+        await settle()
+        assert before.outcome == [1]
+        assert isinstance(divided.outcome, ZeroDivisionError)
+        await line_up(tasks, call([6, 7, 8, 9]))
+    assert handler.batches == [[[1], [2, 3, 4]], [[6, 7, 8, 9]]]
+
+
+async def test_tx5_a_call_that_does_not_match_the_signature_fails_alone_at_once() -> None:
+    async def added(x: list[int], y: list[int]) -> list[int]:
+        return [a + b for a, b in zip(x, y, strict=True)]
+
+    async with shoal.Batcher(added, max_batch_size=2, batch_wait_timeout_s=None) as call:
+        async with anyio.create_task_group() as tasks:
+            (first,) = await line_up(tasks, call(1, 2))
+            wrong: Any = call
+            with pytest.raises(TypeError):
+                await wrong(x=1)
+            with pytest.raises(TypeError):
+                await wrong(x=1, y=2, z=3)
+            assert first.outcome == PENDING
+            assert await call(3, 4) == 7
+    assert first.outcome == 3
+
+
+async def test_tx6_columns_of_unequal_lengths_are_refused_and_count_for_nothing() -> None:
+    async def added(x: list[int], y: list[int]) -> list[int]:
+        return [a + b for a, b in zip(x, y, strict=True)]
+
+    batcher = shoal.Batcher(added)
+    async with batcher as call:
+        before = batcher.statistics()
+        with pytest.raises(ValueError):
+            await call.map([1, 2], [3])
+        assert batcher.statistics() == before
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((4, 2, 8), "must ascend"),
+        ((2, 4, 4, 8), "must ascend"),
+        ((2, 4), "last of allowed_batch_sizes must be max_batch_size=8, not 4"),
+        ((2, 16), "must not go beyond max_batch_size=8"),
+    ],
+)
+async def test_tx8_allowed_sizes_must_ascend_to_the_size_of_a_batch(
+    sizes: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        shoal.Batcher(Recorder(), max_batch_size=8, allowed_batch_sizes=sizes)
+
+
+async def test_tx9_callers_may_order_inputs_and_pick_outputs_as_they_like() -> None:
+    batches: list[int] = []
+
+    async def model(a: list[int], b: list[int], wanted: list[str]) -> list[dict[str, int]]:
+        batches.append(len(a))
+        made = [{"less": x - y, "more": x + y} for x, y in zip(a, b, strict=True)]
+        return [{key: out[key] for key in keys} for keys, out in zip(map(str.split, wanted), made)]
+
+    async with shoal.Batcher(model, max_batch_size=4, batch_wait_timeout_s=None) as call:
+        results = await outcomes_in_order(
+            call(a=5, b=3, wanted="less more"),
+            call(wanted="more less", b=1, a=9),
+            call(1, wanted="more", b=1),
+            call(2, 2, "less"),
+        )
+    assert [list(result.items()) for result in results] == [
+        [("less", 2), ("more", 8)],
+        [("more", 10), ("less", 8)],
+        [("more", 2)],
+        [("less", 0)],
+    ]
+    assert batches == [4]
+
+
+async def test_tx10_neither_of_two_signatures_fills_the_others_batch() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler, max_batch_size=2, batch_wait_timeout_s=None, bucket_by=lambda call: call[0]
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(("regress", 1)), call(("classify", 2)))
+        await settle()
+        assert handler.batches == []
+        callers += await line_up(tasks, call(("classify", 3)))
+        await settle()
+        assert [caller.outcome == PENDING for caller in callers] == [True, False, False]
+        callers += await line_up(tasks, call(("regress", 4)))
+    assert handler.batches == [
+        [("classify", 2), ("classify", 3)],
+        [("regress", 1), ("regress", 4)],
+    ]
+
+
+async def test_tx13_a_test_can_process_as_many_as_it_wants() -> None:
+    with ScriptedHandler[int, int]() as puppet:
+        batcher = shoal.Batcher(puppet, max_batch_size=1)
+        async with batcher as call, anyio.create_task_group() as tasks:
+
+            async def process(count: int) -> None:
+                for _ in range(count):
+                    (await puppet.next_batch()).answer_each(lambda item: 10 * item)
+                await settle()
+
+            def left() -> int:
+                statistics = batcher.statistics()
+                return statistics.queued + statistics.running
+
+            callers = await line_up(tasks, call(1), call(2), call(3))
+            await process(2)
+            assert [caller.outcome for caller in callers] == [10, 20, PENDING]
+            assert left() == 1
+            callers += await line_up(tasks, call(4))
+            assert left() == 2
+            await process(left())
+            assert [caller.outcome for caller in callers] == [10, 20, 30, 40]

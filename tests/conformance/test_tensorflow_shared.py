@@ -1,0 +1,354 @@
+"""What TensorFlow's tests of its shared batch scheduler assert (group TB).
+
+A queue there is a batcher here, a task's size is an item's cost. M is `max_batch_size`, W is
+`batch_wait_timeout_s`. Where the cases run with and without splitting of large tasks, so do these.
+Two levels of priority: 1 is high, 2 is low.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Caller, Held, Recorder, line_up, outcome, settle
+from shoal.core.queue_policy import QueuePolicy
+from shoal.errors import ItemTooLarge
+
+pytestmark = pytest.mark.anyio
+
+HIGH, LOW = 1, 2
+
+
+def parts(size: int, room: float) -> list[int]:
+    """The first part fills the room, and the others a batch of 10."""
+    made = [int(room)]
+    while (left := size - sum(made)) > 0:
+        made.append(min(left, 10))
+    return made
+
+
+SIZES: dict[str, Any] = {"batch_size_fn": lambda size: size}
+SPLIT: dict[str, Any] = {**SIZES, "split": parts, "join": sum}
+BOTH = pytest.mark.parametrize("sizes", [SIZES, SPLIT], ids=["whole", "splitting"])
+LEVELS: dict[str, Any] = {
+    **SIZES,
+    "max_batch_size": 10,
+    "batch_wait_timeout_s": 1,
+    "priority_levels": 2,
+}
+
+
+class Queue(Recorder):
+    """A handler that notes its batches and when they ran, in seconds since it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made_at = anyio.current_time()
+
+    @property
+    def ran_at(self) -> list[float]:
+        return [round(at - self._made_at, 6) for at in self.started_at]
+
+
+async def send(queue: Recorder, *sent: tuple[int, int] | float, **options: Any) -> None:
+    """Makes calls, each of a level and a size, with pauses of so many seconds, and awaits all."""
+    async with shoal.Batcher(queue, **options) as call, anyio.create_task_group() as tasks:
+        for one in sent:
+            if isinstance(one, tuple):
+                level, size = one
+                await line_up(tasks, call.options(priority=level)(size))
+            else:
+                await anyio.sleep(one)
+
+
+@BOTH
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("early", [False, True])
+async def test_tb1_each_queue_gets_its_own_tasks_however_it_ends(
+    sizes: Any, workers: int, early: bool
+) -> None:
+    handlers = Recorder(), Recorder()
+    options: dict[str, Any] = {
+        **sizes,
+        "max_batch_size": 10,
+        "batch_wait_timeout_s": None,
+        "max_concurrent_batches": workers,
+    }
+    queues = [shoal.Batcher(handler, **options) for handler in handlers]
+    async with anyio.create_task_group() as tasks, AsyncExitStack() as stack:
+        first, second = [await stack.enter_async_context(queue) for queue in queues]
+        sent = [first(1), second(2), first(3), second(4)]
+        callers = await line_up(tasks, *sent)
+        if early:
+            await queues[1].aclose()
+        callers += await line_up(tasks, first(5))
+    assert [caller.outcome for caller in callers] == [1, 2, 3, 4, 5]
+    assert [handler.batches for handler in handlers] == [[[1, 3, 5]], [[2, 4]]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sent", "batches"),
+    [
+        pytest.param(SIZES, [3, 5, 3, 1, 6], [[3, 5], [3, 1, 6]], id="whole"),
+        pytest.param(SPLIT, [3, 5, 3, 1, 6, 1], [[3, 5, 2], [1, 1, 6, 1]], id="splitting"),
+    ],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_tb2_full_batches_leave_the_rest_goes_on_closing_and_none_is_empty(
+    sizes: Any, sent: list[int], batches: list[list[int]], workers: int
+) -> None:
+    queue = Recorder()
+    options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": None}
+    batcher = shoal.Batcher(queue, max_concurrent_batches=workers, **options)
+    async with anyio.create_task_group() as tasks, batcher as call:
+        callers = [(await line_up(tasks, call(size)))[0] for size in sent]
+        await settle()
+        assert all(queue.batches)
+    assert [caller.outcome for caller in callers] == sent
+    assert queue.batches == batches
+
+
+@BOTH
+async def test_tb3_the_time_out_of_a_batch_counts_from_its_own_first_task(sizes: Any) -> None:
+    queue = Queue()
+    options = {**sizes, "max_batch_size": 4, "batch_wait_timeout_s": 10}
+    async with shoal.Batcher(queue, **options) as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(1))
+        await anyio.sleep(9)
+        assert queue.batches == []
+        await anyio.sleep(7)
+        await line_up(tasks, call(2))  # at 16 s
+        await anyio.sleep(3)
+        await line_up(tasks, call(2))  # at 19 s: the two are full
+        await settle()
+        await line_up(tasks, call(3))
+        await anyio.sleep(1)
+        assert queue.batches == [[1], [2, 2]]
+    assert queue.batches == [[1], [2, 2], [3]]
+    assert queue.ran_at == [10, 19, 29]
+
+
+@BOTH
+async def test_tb4_underfull_batches_are_processed_one_after_the_other(sizes: Any) -> None:
+    queue = Queue()
+    options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": 0.1}
+    async with shoal.Batcher(queue, **options) as call:
+        assert [await call(1), await call(2)] == [1, 2]
+    assert (queue.batches, queue.ran_at) == ([[1], [2]], [0.1, 0.2])
+
+
+@BOTH
+async def test_tb5_without_a_time_out_no_time_passes(sizes: Any) -> None:
+    queue = Queue()
+    options = {**sizes, "max_batch_size": 10, "batch_wait_timeout_s": 0}
+    async with shoal.Batcher(queue, **options) as call:
+        assert [await call(1), await call(2)] == [1, 2]
+    assert (queue.batches, queue.ran_at) == ([[1], [2]], [0, 0])
+
+
+@BOTH
+@pytest.mark.parametrize("bound", [1, 2, 5])
+async def test_tb7_the_counts_are_exact_after_every_call(sizes: Any, bound: int) -> None:
+    held = Held()
+    options = {**sizes, "max_batch_size": 2, "max_queued_requests": 2 * bound}
+    queue = shoal.Batcher(held, **options)
+    async with queue as call, anyio.create_task_group() as tasks:
+        assert queue.statistics().queued == 0
+        await line_up(tasks, call(2))
+        await settle()
+        for queued in range(2 * bound):
+            assert (queue.statistics().queued, queue.statistics().running) == (queued, 1)
+            await line_up(tasks, call(1))
+        full = queue.statistics()
+        assert (full.queued, full.rejected) == (2 * bound, 0)
+        refusal = await outcome(call(1))
+        assert isinstance(refusal, shoal.Overloaded)
+        assert f"{2 * bound} requests are waiting" in str(refusal)
+        after = queue.statistics()
+        assert (after.queued, after.running, after.rejected) == (2 * bound, 1, 1)
+        held.gate.set()
+    assert queue.statistics().finished == 1 + 2 * bound
+
+
+@BOTH
+async def test_tb8_a_clogged_queue_does_not_stop_another(sizes: Any) -> None:
+    held, other = Held(), Recorder()
+    options = {**sizes, "max_batch_size": 10, "max_queued_requests": 2}
+    async with shoal.Batcher(held, **options) as clogged, shoal.Batcher(other, **options) as call:
+        async with anyio.create_task_group() as tasks:
+            await line_up(tasks, clogged(1))
+            await settle()
+            await line_up(tasks, clogged(1), clogged(1))
+            assert isinstance(await outcome(clogged(1)), shoal.Overloaded)
+            assert [await call(size) for size in (1, 2, 3)] == [1, 2, 3]
+            held.gate.set()
+    assert other.batches == [[1], [2], [3]]
+
+
+@BOTH
+async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes: Any) -> None:
+    held = Held()
+    options = {**sizes, "max_batch_size": 10, "max_queued_requests": 0}
+    async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
+        (caller,) = await line_up(tasks, call(7))
+        await settle()
+        assert isinstance(await outcome(call(1)), shoal.Overloaded)
+        held.gate.set()
+    assert caller.outcome == 7
+
+
+async def test_tb10_the_bound_of_a_level_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="max_queued_requests must be at least 1, not 0"):
+        QueuePolicy(max_queued_requests=0)
+
+
+async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels() -> None:
+    queue = Recorder()
+    async with shoal.Batcher(queue, **LEVELS) as call:
+        with pytest.raises(ItemTooLarge, match="costs 11, .* max_batch_size=10"):
+            await call.options(priority=LOW)(11)
+        assert await call.options(priority=LOW)(10) == 10
+    assert queue.batches == [[10]]
+
+
+async def test_tb13_a_full_low_level_refuses_with_its_counts() -> None:
+    held = Held()
+    policies = {LOW: QueuePolicy(max_queued_requests=2)}
+    queue = shoal.Batcher(held, **LEVELS, queue_policies=policies)
+    async with queue as call, anyio.create_task_group() as tasks:
+        low = call.options(priority=LOW)
+        await line_up(tasks, call.options(priority=HIGH)(10))
+        await settle()
+        await line_up(tasks, low(10), low(10))
+        refusal = await outcome(low(1))
+        assert isinstance(refusal, shoal.Overloaded)
+        assert "2 requests of priority 2 are waiting" in str(refusal)
+        assert queue.statistics().queued == 2
+        (high,) = await line_up(tasks, call.options(priority=HIGH)(1))  # has a line of its own
+        held.gate.set()
+    assert high.outcome == 1
+
+
+async def test_tb14_low_tasks_alone_run_when_they_are_full() -> None:
+    queue = Queue()
+    options = {**LEVELS, "max_batch_size": 9}
+    await send(queue, (LOW, 1), (LOW, 3), (LOW, 5), **options)
+    assert (queue.batches, queue.ran_at) == ([[1, 3, 5]], [0])
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "policies"),
+    [
+        pytest.param(1, {}, id="the queue's time-out"),
+        pytest.param(9, {LOW: QueuePolicy(batch_wait_timeout_s=1)}, id="their own time-out"),
+    ],
+)
+async def test_tb14_low_tasks_alone_run_at_a_time_out(usual_s: float, policies: Any) -> None:
+    queue = Queue()
+    options = {**LEVELS, "batch_wait_timeout_s": usual_s, "queue_policies": policies}
+    await send(queue, (LOW, 1), (LOW, 3), (LOW, 5), **options)
+    assert (queue.batches, queue.ran_at) == ([[1, 3, 5]], [1])
+
+
+async def test_tb16_the_low_task_that_is_there_fills_a_high_batch() -> None:
+    queue = Queue()
+    await send(queue, (HIGH, 1), (HIGH, 3), (LOW, 3), **LEVELS)
+    assert (queue.batches, queue.ran_at) == ([[1, 3, 3]], [1])
+
+
+async def test_tb16_low_tasks_fill_a_high_batch_up_to_its_bound() -> None:
+    queue = Queue()
+    await send(queue, (HIGH, 1), (HIGH, 3), (LOW, 3), (LOW, 3), (LOW, 3), **LEVELS)
+    assert queue.batches == [[1, 3, 3, 3], [3]]
+
+
+def filled(items: list[int], size: int) -> list[int]:
+    return items + [1] * (size - sum(items))
+
+
+TO_8: dict[str, Any] = {
+    **LEVELS,
+    "max_batch_size": 16,
+    "allowed_batch_sizes": (2, 8, 16),
+    "pad": filled,
+}
+
+
+async def test_tb17_low_tasks_fill_a_high_batch_to_an_allowed_size() -> None:
+    queue = Queue()
+    sent = [(HIGH, 1), (HIGH, 3), (LOW, 2), (LOW, 2), (LOW, 2)]
+    await send(queue, *sent, **TO_8, padding="down")
+    assert queue.batches == [[1, 3, 2, 2], [2]]
+
+
+async def test_tb17_what_low_tasks_can_not_fill_is_padded_to_an_allowed_size() -> None:
+    queue = Queue()
+    await send(queue, (HIGH, 1), (HIGH, 3), (LOW, 2), **TO_8)
+    assert queue.batches == [[1, 3, 2, 1, 1]]
+
+
+async def test_tb18_without_allowed_sizes_low_tasks_join_while_there_is_room() -> None:
+    queue = Queue()
+    await send(queue, (HIGH, 1), (HIGH, 3), (LOW, 2), (LOW, 2), (LOW, 2), **LEVELS)
+    assert queue.batches == [[1, 3, 2, 2, 2]]
+
+
+async def test_tb19_isolated_levels_make_batches_of_their_own() -> None:
+    queue = Queue()
+    sent = [(HIGH, 1), (HIGH, 3), (LOW, 3), (LOW, 3)]
+    await send(queue, *sent, **LEVELS, priority_mixing="isolate")
+    assert (queue.batches, queue.ran_at) == ([[1, 3], [3, 3]], [1, 1])
+
+
+async def test_tb21_levels_that_fill_a_batch_together_go_at_once_the_high_ones_first() -> None:
+    queue = Queue()
+    await send(queue, (LOW, 2), 0.001, (LOW, 3), 0.001, (HIGH, 5), **LEVELS)
+    assert (queue.batches, queue.ran_at) == ([[5, 2, 3]], [0.002])
+
+
+async def test_tb22_a_low_task_that_does_not_fit_beside_a_high_one_waits() -> None:
+    queue = Queue()
+    await send(queue, (LOW, 7), 0.001, (HIGH, 6), **LEVELS)
+    assert (queue.batches, queue.ran_at) == ([[6], [7]], [0.001, 1])
+
+
+async def test_tb22_with_splitting_the_task_that_comes_last_is_divided() -> None:
+    queue = Queue()
+    await send(queue, (LOW, 7), 0.001, (HIGH, 6), **{**LEVELS, **SPLIT})
+    assert (queue.batches, queue.ran_at) == ([[3, 3], [7]], [0.001, 1])
+
+
+async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first() -> None:
+    """The queues are buckets of one batcher, since those of two batchers have slots of their own."""
+    held = Held()
+    options = {
+        **LEVELS,
+        "batch_size_fn": lambda task: task[1],
+        "bucket_by": lambda task: task[0],
+    }
+    async with shoal.Batcher(held, **options) as call, anyio.create_task_group() as tasks:
+
+        async def put(level: int, *task: int) -> list[Caller]:
+            return await line_up(tasks, call.options(priority=level)(task))
+
+        await put(HIGH, 0, 10)
+        await settle()
+        for level, queue, size in [(LOW, 2, 4), (LOW, 1, 5), (HIGH, 3, 6), (HIGH, 4, 1)]:
+            await put(level, queue, size)
+            await anyio.sleep(0.001)
+        await put(LOW, 4, 2)
+        await anyio.sleep(2)
+        assert held.batches == [[(0, 10)]]
+        held.gate.set()
+    assert held.batches[1:] == [[(3, 6)], [(4, 1), (4, 2)], [(2, 4)], [(1, 5)]]
+
+
+@BOTH
+async def test_tb24_a_full_batch_does_not_wait_for_the_clock(sizes: Any) -> None:
+    queue = Queue()
+    await send(queue, (LOW, 10), (LOW, 1), **{**LEVELS, **sizes})
+    assert (queue.batches, queue.ran_at) == ([[10], [1]], [0, 1])

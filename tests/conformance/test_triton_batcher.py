@@ -1,0 +1,232 @@
+"""What Triton's tests of its dynamic batcher assert (group TR).
+
+Sizes are costs here: an input of 3 rows is one request whose cost is 3. M is `max_batch_size`, 8;
+the preferred sizes are 2 and 6; the delay is `batch_wait_timeout_s`, 10 s. Triton tells *fast*, well
+before the delay, from *late*; in virtual time that is 0 s and 10 s after the arrival.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, Recorder, line_up, outcomes_in_order, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+pytestmark = pytest.mark.anyio
+
+PREFERRED = {
+    "max_batch_size": 8,
+    "preferred_batch_sizes": (2, 6),
+    "batch_wait_timeout_s": 10,
+    "batch_size_fn": lambda rows: rows.size,
+}
+LATE = 10.0
+
+
+class Rows(NamedTuple):
+    """The input of one call."""
+
+    size: int
+    shape: int = 16
+
+
+ROW = Rows(1)
+PLUG = Rows(8)
+
+
+def by_shape(rows: Rows) -> int:
+    return rows.shape
+
+
+def executions(handler: Recorder, since: float) -> list[tuple[int, float]]:
+    """The size of each batch, and how many seconds after `since` it was run."""
+    return [
+        (sum(rows.size for rows in batch), round(at - since, 6))
+        for batch, at in zip(handler.batches, handler.started_at, strict=True)
+    ]
+
+
+async def send(*sent: Rows | float, **options: Any) -> list[tuple[int, float]]:
+    """Makes calls, with pauses of so many seconds between them, and returns the executions."""
+    handler = Recorder(lambda rows: rows.size)
+    batcher = shoal.Batcher(handler, **{**PREFERRED, **options})
+    asked = [one for one in sent if isinstance(one, Rows)]
+    async with batcher as call:
+        started, callers = anyio.current_time(), []
+        async with anyio.create_task_group() as tasks:
+            for one in sent:
+                if isinstance(one, Rows):
+                    callers += await line_up(tasks, call(one))
+                else:
+                    await anyio.sleep(one)
+    check_success(batcher, asked, [caller.outcome for caller in callers], handler)
+    return executions(handler, started)
+
+
+async def send_held(*asked: Rows, **options: Any) -> list[tuple[int, float]]:
+    """Makes calls while the only slot is busy, frees it when all are in line."""
+    handler = Held(lambda rows: rows.size)
+    batcher = shoal.Batcher(handler, **{**PREFERRED, **options})
+    async with batcher as call:
+        started = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, call(PLUG))
+            await settle()
+            callers += await line_up(tasks, *map(call, asked))
+            assert handler.batches == [[PLUG]]
+            handler.gate.set()
+    check_success(batcher, [PLUG, *asked], [caller.outcome for caller in callers], handler)
+    return executions(handler, started)[1:]
+
+
+def check_success(
+    batcher: shoal.Batcher[Any], asked: Iterable[Rows], answers: list[Any], handler: Recorder
+) -> None:
+    """Asserts that each call succeeded, and that nothing was run twice or left out."""
+    sizes = [rows.size for rows in asked]
+    assert answers == sizes
+    assert batcher.statistics().finished == len(sizes)
+    assert sum(rows.size for batch in handler.batches for rows in batch) == sum(sizes)
+
+
+async def test_tr1_preferred_sizes_go_at_once() -> None:
+    assert await send(Rows(2), Rows(6)) == [(2, 0), (6, 0)]
+
+
+async def test_tr2_what_is_below_the_preferred_sizes_waits() -> None:
+    assert await send(Rows(1)) == [(1, LATE)]
+
+
+async def test_tr3_what_is_between_the_preferred_sizes_waits() -> None:
+    assert await send(Rows(3)) == [(3, LATE)]
+
+
+async def test_tr4_what_is_above_the_preferred_sizes_goes_at_once() -> None:
+    assert await send(Rows(7)) == [(7, 0)]
+
+
+async def test_tr5_shapes_that_may_mix_make_one_batch() -> None:
+    assert await send(Rows(1, 16), Rows(1, 8)) == [(2, 0)]
+
+
+async def test_tr6_another_shape_does_not_cut_the_first_ones_wait_short() -> None:
+    assert await send(Rows(1, 16), 1, Rows(1, 8), bucket_by=by_shape) == [(1, LATE), (1, 11)]
+
+
+async def test_tr8_another_shape_does_not_make_the_first_ones_leave() -> None:
+    sent = (Rows(1), Rows(3), Rows(1, 8))
+    assert await send(*sent, bucket_by=by_shape) == [(4, LATE), (1, LATE)]
+
+
+async def test_tr9_each_shape_grows_to_its_own_preferred_size() -> None:
+    sent = (Rows(1), Rows(3), Rows(1, 8), Rows(5, 8))
+    assert await send(*sent, bucket_by=by_shape) == [(6, 0), (4, LATE)]
+
+
+async def test_tr10_what_can_not_grow_to_a_preferred_size_goes_at_once() -> None:
+    assert await send(Rows(3), 1, Rows(7)) == [(3, 1), (7, 1)]
+
+
+async def test_tr11_what_is_left_when_the_first_can_not_grow_waits_for_itself() -> None:
+    assert await send(Rows(3), 1, Rows(4)) == [(3, 1), (4, 1 + LATE)]
+
+
+class Ask(NamedTuple):
+    """A call that wants some of the model's outputs."""
+
+    value: int
+    outputs: tuple[str, ...]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(("output0",), ("output0",), id="tr12"),
+        pytest.param(("output1",), ("output1",), id="tr13"),
+        pytest.param(("output0",), ("output1",), id="tr14"),
+        pytest.param(("output0", "output1"), ("output1", "output0"), id="tr15"),
+    ],
+)
+async def test_tr12_to_tr15_calls_that_want_other_outputs_share_a_batch_and_get_what_they_want(
+    first: tuple[str, ...], second: tuple[str, ...]
+) -> None:
+    batches: list[list[Ask]] = []
+
+    async def model(asked: list[Ask]) -> list[dict[str, int]]:
+        batches.append(asked)
+        made = [{"output0": ask.value + 1, "output1": ask.value - 1} for ask in asked]
+        return [{name: out[name] for name in a.outputs} for a, out in zip(asked, made, strict=True)]
+
+    options = {"max_batch_size": 8, "preferred_batch_sizes": (2, 6), "batch_wait_timeout_s": 10}
+    async with shoal.Batcher(model, **options) as call:
+        started = anyio.current_time()
+        answers = await outcomes_in_order(call(Ask(10, first)), call(Ask(20, second)))
+        assert anyio.current_time() == started
+    every = {"output0": 1, "output1": -1}
+    assert [list(answer.items()) for answer in answers] == [
+        [(name, 10 + every[name]) for name in first],
+        [(name, 20 + every[name]) for name in second],
+    ]
+    assert [len(batch) for batch in batches] == [2]
+
+
+async def test_tr16_the_second_waits_when_the_first_can_not_grow() -> None:
+    assert await send_held(Rows(3), Rows(4)) == [(3, 0), (4, LATE)]
+
+
+async def test_tr18_of_two_shapes_the_preferred_size_goes_at_once() -> None:
+    held = (Rows(1), Rows(3), Rows(1, 8), Rows(5, 8))
+    assert await send_held(*held, bucket_by=by_shape) == [(6, 0), (4, LATE)]
+
+
+async def test_tr19_the_largest_preferred_size_is_taken() -> None:
+    assert await send_held(*[ROW] * 6) == [(6, 0)]
+
+
+async def test_tr20_the_preferred_size_is_taken_and_what_is_left_waits() -> None:
+    assert await send_held(*[ROW] * 3) == [(2, 0), (1, LATE)]
+
+
+async def test_tr22_a_preferred_size_goes_without_a_delay() -> None:
+    options: dict[str, Any] = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
+    assert await send_held(*[ROW] * 4, **options) == [(4, 0)]
+
+
+async def test_tr23_without_a_delay_a_preferred_size_goes_first_and_the_rest_after_it() -> None:
+    options: dict[str, Any] = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
+    assert await send_held(*[ROW] * 5, **options) == [(4, 0), (1, 0)]
+
+
+async def test_tr25_without_a_delay_what_is_below_all_preferred_sizes_goes_together() -> None:
+    options: dict[str, Any] = {"preferred_batch_sizes": (4, 6), "batch_wait_timeout_s": 0}
+    assert await send_held(*[ROW] * 3, **options) == [(3, 0)]
+
+
+async def test_tr26_a_short_delay_gathers_calls_into_one_or_two_batches() -> None:
+    handler = Recorder()
+    async with shoal.Batcher(handler, max_batch_size=100, batch_wait_timeout_s=0.020) as call:
+        assert await outcomes_in_order(*map(call, range(12))) == list(range(12))
+    assert handler.batches == [list(range(12))]
+
+
+async def test_tr27_without_a_delay_those_who_come_while_the_handler_runs_are_one_batch() -> None:
+    batches: list[int] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        batches.append(len(items))
+        await anyio.sleep(0.1)
+        return items
+
+    async with shoal.Batcher(handler, max_batch_size=100) as call:
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, call(0))
+            await settle()
+            callers += await line_up(tasks, *map(call, range(1, 12)))
+    assert [caller.outcome for caller in callers] == list(range(12))
+    assert batches == [1, 11]

@@ -1,0 +1,246 @@
+"""What Triton's tests of queue policies, cancellation and streams assert (group TQ, up to TQ15)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, line_up, read_all, settle
+from shoal.core.queue_policy import QueuePolicy
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+SIZES: dict[str, Any] = {"max_batch_size": 8, "batch_size_fn": lambda size: size}
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [{"max_queued_requests": 8}, {"default_queue_policy": QueuePolicy(max_queued_requests=8)}],
+    ids=["the line's", "the level's"],
+)
+async def test_tq1_what_is_beyond_the_bound_is_refused_at_once(bound: Any) -> None:
+    async def handler(items: list[int]) -> list[int]:
+        await anyio.sleep(5)
+        return items
+
+    batcher = shoal.Batcher(handler, max_batch_size=1, **bound)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        started = anyio.current_time()
+        callers = await line_up(tasks, call(0))
+        await settle()
+        callers += await line_up(tasks, *map(call, range(1, 11)))
+        await settle()
+        refused, served = callers[9:], callers[:9]
+        assert [type(caller.outcome) for caller in refused] == [shoal.Overloaded] * 2
+        assert [caller.ended_at for caller in refused] == [started] * 2
+    assert [caller.outcome for caller in served] == list(range(9))
+    assert batcher.statistics().rejected == 2
+
+
+async def test_tq3_what_waits_for_too_long_is_rejected_and_counted() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(
+        handler,
+        **SIZES,
+        preferred_batch_sizes=(4,),
+        batch_wait_timeout_s=10,
+        default_queue_policy=QueuePolicy(timeout_s=0.1),
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        started = anyio.current_time()
+        (late,) = await line_up(tasks, call(1))
+        await anyio.sleep(0.2)
+        others = await line_up(tasks, call(1), call(2), call(1))
+    assert isinstance(late.outcome, shoal.DeadlineExceeded)
+    assert "waited in line for longer than its time-out" in str(late.outcome)
+    assert late.ended_at == pytest.approx(started + 0.1)
+    assert [caller.outcome for caller in others] == [1, 2, 1]
+    assert [caller.ended_at for caller in others] == [pytest.approx(started + 0.2)] * 3
+    assert handler.batches == [[1, 2, 1]]
+    statistics = batcher.statistics()
+    assert (statistics.expired, statistics.rejected, statistics.finished) == (1, 0, 3)
+
+
+async def two_levels(urgent: int | None, usual: int | None, **options: Any) -> None:
+    """A call of the highest level joins the first batch in place of one that came before it."""
+    handler = Recorder()
+    options = {"preferred_batch_sizes": (4,), "batch_wait_timeout_s": 10, **options}
+    async with shoal.Batcher(handler, **SIZES, **options) as call:
+        started = anyio.current_time()
+        usually = call if usual is None else call.options(priority=usual)
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, usually(2), usually(1))
+            await anyio.sleep(0.2)
+            callers += await line_up(tasks, call.options(priority=urgent)(2))
+    assert [caller.outcome for caller in callers] == [2, 1, 2]
+    waits = [round(caller.ended_at - started, 6) for caller in callers if caller.ended_at]
+    assert waits == [0.2, 10, 0.2]
+    assert handler.batches == [[2, 2], [1]]
+
+
+async def test_tq5_a_higher_level_joins_the_first_batch() -> None:
+    await two_levels(urgent=1, usual=2, priority_levels=2)
+
+
+@pytest.mark.parametrize("aging_s", [None, 10.0])
+async def test_tq6_levels_may_be_as_many_as_fit_in_64_bits(aging_s: float | None) -> None:
+    await two_levels(
+        urgent=1,
+        usual=None,
+        priority_levels=2**64 - 1,
+        default_priority=2**32,
+        priority_aging_s=aging_s,
+    )
+
+
+async def test_tq8_a_call_is_cancelled_in_line_while_all_slots_are_busy() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_concurrent_batches=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        running = await line_up(tasks, call(0), call(1))
+        await settle()
+        (queued,) = await line_up(tasks, call(2))
+        queued.leave()
+        await settle()
+        assert queued.outcome == LEFT
+        assert [caller.outcome for caller in running] == [PENDING] * 2
+        held.gate.set()
+    assert [caller.outcome for caller in running] == [0, 1]
+    assert held.batches == [[0], [1]]
+    assert batcher.statistics().cancelled == 1
+
+
+async def test_tq9_who_leaves_takes_along_all_that_it_has_in_line() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (sequence,) = await line_up(tasks, call.map([0, 1, 2]))
+        (other,) = await line_up(tasks, call(3))
+        await settle()
+        before = batcher.statistics()
+        assert (before.running, before.queued) == (1, 3)
+        sequence.leave()
+        await settle()
+        held.gate.set()
+    assert (sequence.outcome, other.outcome) == (LEFT, 3)
+    assert held.batches == [[0], [3]]
+    assert batcher.statistics().cancelled == 3  # the running one, and the two in line
+
+
+async def test_tq10_cancelling_a_call_reaches_what_its_handler_calls() -> None:
+    held = Held()
+    async with shoal.Batcher(held) as child:
+
+        async def pipeline(items: list[int]) -> list[int]:
+            return await child.map(items)
+
+        async with shoal.Batcher(pipeline) as call, anyio.create_task_group() as tasks:
+            (caller,) = await line_up(tasks, call(1))
+            await settle()
+            assert held.batches == [[1]]
+            caller.leave()
+            await settle()
+    assert caller.outcome == LEFT
+    assert held.cancelled == [[1]]
+
+
+async def test_tq11_leaving_many_calls_is_one_cancellation() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=4)
+    endings: list[BaseException] = []
+
+    async with batcher as call, anyio.create_task_group() as tasks:
+
+        async def ask_all() -> None:
+            try:
+                await call.map(range(32))
+            except BaseException as ending:
+                endings.append(ending)
+                raise
+
+        tasks.start_soon(ask_all)
+        await settle()
+        tasks.cancel_scope.cancel()
+    assert [type(ending) for ending in endings] == [anyio.get_cancelled_exc_class()]
+    statistics = batcher.statistics()
+    assert (statistics.cancelled, statistics.queued, statistics.running) == (32, 0, 0)
+    assert held.batches == [[0, 1, 2, 3]]
+
+
+async def test_tq13_no_one_or_many_answers_end_properly() -> None:
+    async def repeat(items: list[int]) -> AsyncIterator[list[Any]]:
+        for step in range(max(items) + 1):
+            yield [item if step < item else shoal.END for item in items]
+
+    async with shoal.Batcher(repeat, max_batch_size=3, batch_wait_timeout_s=None) as call:
+        async with anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call(0), call(1), call(5))
+    assert [reader.items for reader in readers] == [[], [1], [5] * 5]
+    assert [reader.outcome for reader in readers] == ["end"] * 3
+
+
+@pytest.mark.parametrize(
+    ("starts", "paces", "together"),
+    [
+        pytest.param((0, 1), (2, 2), [0, 1, 2, 3, 4, 5, 6, 7], id="they take turns"),
+        pytest.param((1, 0), (2, 2), [1, 0, 3, 2, 5, 4, 7, 6], id="the second is ahead"),
+        pytest.param((5, 0), (2, 1), [1, 3, 5, 7, 0, 2, 4, 6], id="the second is fast"),
+        pytest.param((0, 5), (1, 2), [0, 2, 4, 6, 1, 3, 5, 7], id="the second is slow"),
+        pytest.param((0, 3), (2, 2), [0, 2, 1, 4, 3, 6, 5, 7], id="the second comes later"),
+    ],
+)
+async def test_tq14_streams_keep_their_own_order_and_pace(
+    starts: tuple[int, int], paces: tuple[int, int], together: list[int]
+) -> None:
+    async def numbers(items: list[int]) -> AsyncIterator[list[int]]:
+        (first,) = items
+        await anyio.sleep(starts[first])
+        for place in range(4):
+            yield [first + 2 * place]
+            await anyio.sleep(paces[first])
+
+    arrived: list[int] = []
+    async with shoal.Batcher(numbers, max_batch_size=1, max_concurrent_batches=2) as call:
+
+        async def read(first: int) -> None:
+            async with call(first) as stream:
+                mine = []
+                async for item in stream:
+                    mine.append(item)
+                    arrived.append(item)
+            assert mine == [first, first + 2, first + 4, first + 6]
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read, 0)
+            tasks.start_soon(read, 1)
+    assert arrived == together
+
+
+async def test_tq15_a_stream_is_no_answer_to_await() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler) as call:
+            with pytest.raises(TypeError):
+                await call(1)
+        assert steps.batches == []
+
+
+async def test_tq15_a_reader_that_leaves_in_mid_stream_leaves_the_batcher_healthy() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, call(1))
+            steps.step("a")
+            await settle()
+            reader.leave()
+            await settle()
+            assert (reader.items, steps.closed, batcher.is_alive) == (["a"], True, True)
+            (again,) = await read_all(tasks, call(2))
+            steps.step("b")
+            steps.end()
+        assert (again.items, again.outcome) == (["b"], "end")

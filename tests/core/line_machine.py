@@ -1,0 +1,339 @@
+"""The real line against the plain one, step by step, with a slot that waits as the engine's do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from hypothesis import Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from core.line_model import LineModel, cost_of
+from shoal import BatchOptions
+from shoal.core.forming import Former
+from shoal.core.policies.base import Cut, Wait
+from shoal.core.policies.buckets import Buckets
+from shoal.core.policies.ranked import Ranked
+from shoal.core.request import Request, State
+from shoal.core.terms import NO_WISHES, Terms, Wishes
+
+RARELY = st.sampled_from([False] * 9 + [True])
+CALL = st.fixed_dictionaries(
+    {
+        "cost": st.sampled_from([1, 1, 2, 3, 0.5, 0]),
+        "key": st.sampled_from("aaab"),
+        "level": st.integers(1, 3),
+        "deadline_s": st.sampled_from([None, None, None, 1.0, 2.0, 8.0]),
+        "queue_timeout_s": st.sampled_from([None] * 5 + [0.5, 2.0]),
+    }
+)
+LEFTOVERS = 64
+
+
+def item_cost(item: tuple[float, str]) -> float:
+    return item[0]
+
+
+def item_key(item: tuple[float, str]) -> str:
+    return item[1]
+
+
+class LineMachine(RuleBasedStateMachine):
+    """A line under some options, its model, and a slot. Subclasses say which options."""
+
+    some_options: st.SearchStrategy[dict[str, Any]]
+    measured: st.SearchStrategy[dict[int, float]] = st.just({})
+
+    @initialize(data=st.data(), slots=st.integers(0, 2))
+    def begin(self, data: Any, slots: int) -> None:
+        self.options = BatchOptions(**data.draw(self.some_options))
+        self.former = Former(self.options)
+        for size, seconds in data.draw(self.measured).items():
+            self.former.model.observe(size, seconds)
+        self.terms = Terms("a batcher", self.options)
+        self.model = LineModel(self.options, self.former)
+        self.slots = slots
+        self.waiting: Wait | None = None
+        self.rung = self.has_happened = False
+        # Whether what a batch would be may have become better without anybody being told.
+        self.may_be_better = False
+        self._tell_idle(slots)
+
+    def _tell_idle(self, idle: int) -> None:
+        self.model.idle = idle
+        rings = self.former.reform(idle_slots=idle)
+        self.model.let_in()
+        self._happens(rings)
+
+    def _happens(self, rings: bool = True) -> None:
+        self.rung = self.rung or rings
+        self.has_happened = True
+
+    # What callers do
+
+    @rule(calls=st.lists(CALL, min_size=1, max_size=4))
+    def calls_come(self, calls: list[dict[str, Any]]) -> None:
+        for call in calls:
+            self._call(**call)
+
+    def _call(self, cost: float, key: str, level: int, **limits: Any) -> None:
+        one = Request()
+        one.item, one.arrived_at = (cost, key), self.model.now
+        levels = self.options.priority_levels
+        wishes = Wishes(**limits, priority=None if levels == 1 else min(level, levels))
+        one.options = None
+        if self.terms.of_each or wishes != NO_WISHES:
+            one.options = self.terms.of(one.item, wishes, one.arrived_at)
+            if self.terms.refusal(one.options) is not None:
+                return
+        admission = self.former.admit(one)
+        what, victim = self.model.admit(one)
+        assert (admission.refusal is None) == (what != "refused")
+        assert admission.victim is victim
+        if victim is not None:
+            assert victim.state is State.FAILED
+            self.former.overdue.forget(victim)
+        self._happens(admission.ring)
+        if what != "refused":
+            assert one.state is (State.QUEUED if what == "queued" else State.PARKED)
+            self.former.overdue.watch(one, self.options)
+            self.model.watch(one)
+
+    @rule(which=st.integers(0, 50))
+    def a_caller_leaves(self, which: int) -> None:
+        waiting = self.model.queued + self.model.parked
+        if waiting:
+            self._end(waiting[which % len(waiting)], State.CANCELLED)
+
+    def _end(self, request: Request, state: State) -> None:
+        self._happens(self.former.leave(request, state))
+        assert request.state is state
+        self.model.leave(request, "left")
+        self.former.overdue.forget(request)
+        self.may_be_better = True
+
+    @rule(by=st.sampled_from([0.25, 0.5, 1.0, 2.0]))
+    def time_passes(self, by: float) -> None:
+        self.model.now += by
+
+    @precondition(lambda self: self.waiting is not None and self.waiting.until is not None)
+    @rule()
+    def the_time_comes_that_the_slot_waits_for(self) -> None:
+        assert self.waiting is not None
+        assert self.waiting.until is not None
+        self.model.now = max(self.model.now, self.waiting.until)
+
+    @rule()
+    def time_is_up(self) -> None:
+        ending = self.model.time_is_up()
+        ended: list[Request] = []
+        for request, _ in self.former.overdue.pop(self.model.now):
+            ended.append(request)
+            self._end(request, State.FAILED)
+        assert ended == ending
+        self.may_be_better = True
+        self._happens(False)
+
+    # What the batcher does
+
+    @rule()
+    def flush(self) -> None:
+        self.former.flush()
+        self.model.flushed = list(self.model.queued)
+        self._happens()
+
+    @rule(really=RARELY)
+    def drain(self, really: bool) -> None:
+        if really:
+            self.former.drain()
+            self.model.draining = True
+            self._happens()
+
+    @rule(really=RARELY)
+    def close(self, really: bool) -> None:
+        if not really:
+            return
+        self.former.close()
+        self.model.draining = True
+        for request in self.model.parked:
+            self.model._line_up(request)
+        self.model.parked = []
+        self.model.closed = True
+        self._happens()
+
+    @rule(data=st.data())
+    def configure(self, data: Any) -> None:
+        self.options = BatchOptions(**data.draw(self.some_options))
+        self.terms = Terms("a batcher", self.options)
+        failed = self.former.change(self.options, self.terms.renew)
+        waiting = [*self.model.queued, *self.model.parked]
+        too_large = [r for r in waiting if r.cost > self.options.max_batch_size]
+        assert {request for request, _ in failed} == set(too_large)
+        for request in too_large:
+            assert request.state is State.FAILED
+            self.former.overdue.forget(request)
+            self.model.ended[request] = "failed"
+            (self.model.queued if request in self.model.queued else self.model.parked).remove(
+                request
+            )
+        self.model.change(self.options)
+        self.model.let_in()
+        self._happens()
+
+    @rule(more=st.booleans())
+    def slots_change(self, more: bool) -> None:
+        if more or self.model.idle:
+            self.slots += 1 if more else -1
+            self._tell_idle(self.model.idle + (1 if more else -1))
+
+    @precondition(lambda self: self.model.idle < self.slots)
+    @rule()
+    def a_batch_ends(self) -> None:
+        self._tell_idle(self.model.idle + 1)
+
+    @precondition(lambda self: self.model.idle > 0)
+    @rule(again=st.booleans(), departed=st.sets(st.integers(0, 4), max_size=2), do=RARELY)
+    def a_slot_decides(self, again: bool, departed: set[int], do: bool) -> None:
+        self.time_is_up_for_those_who_are_due()
+        asleep, now = self.waiting, self.model.now
+        is_time = asleep is not None and asleep.until is not None and asleep.until <= now
+        self.former.wake_at = 0
+        decision = self.former.decide(now)
+        assert not again or self.former.decide(now) == decision
+        if isinstance(decision, Wait):
+            assert not (is_time and not self.has_happened), "it is Cut at the time that it named"
+            self._sleep(decision)
+            return
+        self.waiting = None
+        taken = self._take(decision)
+        gone = [one for place, one in enumerate(taken) if place in departed and do]
+        if gone:
+            for one in gone:
+                one.state = State.CANCELLED
+                self.model.ended[one] = "left"
+                self.former.overdue.forget(one)
+            self.former.put_back(taken)
+            self.model.put_back([one for one in taken if one not in gone])
+            self._tell_idle(self.model.idle)
+        else:
+            self._run(taken)
+            self._tell_idle(self.model.idle - 1)
+
+    def time_is_up_for_those_who_are_due(self) -> None:
+        if self.former.overdue.timers.next_at() <= self.model.now:
+            self.time_is_up()
+
+    def _sleep(self, decision: Wait) -> None:
+        now = self.model.now
+        assert self.model.batches()[0] == []
+        until = math.inf if decision.until is None else decision.until
+        assert now < until <= self.model.until()
+        self.waiting, self.rung, self.has_happened = decision, False, False
+        self.may_be_better = False
+        self.former.wake_at = decision.wake_at
+
+    def _take(self, decision: Cut) -> list[Request]:
+        possible, any_will_do = self.model.batches()
+        taken = self.former.take(decision)
+        assert 1 <= len(taken) <= decision.size
+        assert (taken, decision.reason) in (possible if any_will_do else possible[:1])
+        assert all(one.state is State.QUEUED for one in taken)
+        assert len({self.model.key(one) for one in taken}) == 1
+        assert len(taken) == 1 or cost_of(taken) <= self.options.max_batch_size
+        self.model.hand_out(taken)
+        return taken
+
+    def _run(self, taken: list[Request]) -> None:
+        for one in taken:
+            one.state = State.RUNNING
+            self.model.ended[one] = "taken"
+            self.former.overdue.forget(one)
+
+    @precondition(lambda self: not isinstance(self.former._policy, Buckets))
+    @rule(room=st.sampled_from([0, 1, 2.5, 4]), really=RARELY)
+    def some_join_an_open_batch(self, room: float, really: bool) -> None:
+        if not really:
+            return
+        joined = self.former.take_within(room)
+        wanted: list[Request] = []
+        for one in self.model.in_order():
+            if cost_of([*wanted, one]) > room:
+                break
+            wanted.append(one)
+        assert joined == wanted
+        self.model.hand_out(joined)
+        self._run(joined)
+        self._tell_idle(self.model.idle)
+        self.may_be_better = True
+
+    # What must hold
+
+    @invariant()
+    def it_is_as_the_model(self) -> None:
+        former, model = self.former, self.model
+        former._check()
+        assert (former.live, former.parked) == (len(model.queued), len(model.parked))
+        assert former.room == model.room()
+        assert list(former._policy.waiting()) == model.in_order()
+        assert all(one.state is State.QUEUED for one in model.queued)
+        assert all(one.state is State.PARKED for one in model.parked)
+
+    @invariant()
+    def nobody_is_forgotten(self) -> None:
+        if self.waiting is None or self.rung:
+            return
+        prefers = self.options.preferred_batch_sizes is not None
+        if prefers and self.options.batch_size_fn is not None and self.may_be_better:
+            return  # another order may make a sum that is preferred, and nobody waits for that
+        until = math.inf if self.waiting.until is None else self.waiting.until
+        if until > self.model.now:
+            assert self.model.batches()[0] == []
+            assert until <= self.model.until()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "former"):
+            return
+        if len(self.model.ended) % 2:
+            assert list(self.former.clear()) == self.model.in_order() + self.model.parked
+            return
+        self.drain(True)
+        self._tell_idle(self.model.idle + 1)
+        while self.model.queued or self.model.parked:
+            decision = self.former.decide(self.model.now)
+            assert isinstance(decision, Cut)
+            self._run(self._take(decision))
+            self._tell_idle(self.model.idle)
+            self.it_is_as_the_model()
+        assert isinstance(self.former.decide(self.model.now), Wait)
+        self._nothing_is_kept()
+
+    def _nothing_is_kept(self) -> None:
+        policy = self.former._policy
+        if isinstance(policy, Buckets):
+            assert not policy._buckets
+            assert len(policy._agenda) <= LEFTOVERS
+            assert len(policy._ready) <= LEFTOVERS
+        else:
+            lines = (policy._line, policy._by_due) if isinstance(policy, Ranked) else (policy._line,)
+            assert [len(line) for line in lines] == [0] * len(lines)
+        if self.former._gate is not None:
+            assert self.former._gate.size == 0
+            assert not self.former._gate._by_level
+        assert self.former.overdue.timers.next_at() == math.inf
+
+
+QUICK = settings(
+    max_examples=60,
+    stateful_step_count=35,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.generate,),
+)

@@ -1,0 +1,351 @@
+"""What a line should do, in the plainest words: lists, sorted anew for every question.
+
+Nothing here is fast, and nothing is remembered that could be computed. Times and costs in the tests
+are sums of powers of 2, so that they are exact.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.batch import CutReason
+from shoal.core.queue_policy import SAME
+from shoal.core.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shoal import BatchOptions
+    from shoal.core.forming import Former
+
+Batch = tuple[list[Request], CutReason]
+
+
+def cost_of(requests: Iterable[Request]) -> float:
+    return sum(request.cost for request in requests)
+
+
+class LineModel:
+    """The requests that wait, and what the options say about them.
+
+    Attributes:
+        queued, parked: Who waits, in order of arrival.
+        ended: What became of every request that does not wait any more.
+    """
+
+    def __init__(self, options: BatchOptions, former: Former) -> None:
+        self.options = options
+        self.former = former  # it is asked for measured run times, and for nothing else
+        self.now = 100.0
+        self.idle = 0
+        self.queued: list[Request] = []
+        self.parked: list[Request] = []
+        self.ended: dict[Request, str] = {}
+        self.flushed: list[Request] = []
+        self.closed = self.draining = False
+        self.came: dict[Request, int] = {}  # the order in which they were put in line
+        self.places: dict[Request, int] = {}  # the same, but who was delayed is behind the others
+        self.newest_at: dict[Any, float] = {}
+        self.leave_by: dict[Request, tuple[float, int]] = {}
+        self.watched: list[tuple[float, int, Request, str]] = []
+        self._count = 0
+
+    # Who is let in
+
+    def is_plain(self) -> bool:
+        """Whether nobody waits for company, so that nobody has to leave early."""
+        o = self.options
+        return o.batch_wait_timeout_s == 0 and not (
+            o.idle_timeout_s is not None
+            or o.batch_size_fn
+            or o.bucket_by
+            or o.allowed_batch_sizes
+            or o.preferred_batch_sizes
+            or o.priority_levels > 1
+            or o.queue_policies
+            or o.default_queue_policy
+            or o.order != "arrival"
+        )
+
+    def room(self) -> float:
+        o = self.options
+        if self.closed:
+            return 0
+        if o.max_queued_requests is None:
+            return math.inf
+        idle = 0 if o.batch_size_fn else self.idle * o.max_batch_size
+        return o.max_queued_requests + idle
+
+    def has_room(self, request: Request) -> bool:
+        if len(self.queued) < self.room():
+            return True
+        if self.closed or not self.options.batch_size_fn:
+            return False
+        return cost_of([*self.queued, request]) <= self.idle * self.options.max_batch_size
+
+    def level_is_full(self, request: Request) -> bool:
+        policy = self.options.queue_policy(request.priority)
+        if policy is None or policy.max_queued_requests is None:
+            return False
+        same = [r for r in self.queued + self.parked if r.priority == request.priority]
+        return len(same) >= policy.max_queued_requests
+
+    def victim(self, newcomer: Request) -> Request | None:
+        """Who makes room: of the lowest level the oldest, or the newest if that is lower."""
+        if self.parked or not self.queued or not self.options.overload.startswith("shed"):
+            return None
+        lowest = max(request.priority for request in self.queued)
+        of_it = [request for request in self.queued if request.priority == lowest]
+        if self.options.overload == "shed_oldest":
+            return of_it[0] if lowest >= newcomer.priority else None
+        return of_it[-1] if lowest > newcomer.priority else None
+
+    def admit(self, request: Request) -> tuple[str, Request | None]:
+        """Says what becomes of a newcomer, and who is shed for it."""
+        if self.closed or self.level_is_full(request):
+            return "refused", None
+        if self.parked or not self.has_room(request):
+            if self.options.overload == "wait":
+                self.parked.append(request)
+                return "parked", None
+            victim = self.victim(request)
+            if victim is None:
+                return "refused", None
+            self.leave(victim, "shed")
+            self._line_up(request)
+            return "queued", victim
+        self._line_up(request)
+        return "queued", None
+
+    def _line_up(self, request: Request) -> None:
+        self.queued.append(request)
+        self._add(request)
+        self.came[request] = self._count
+        self._note(request)
+
+    def _note(self, request: Request) -> None:
+        """Notes when a request with a deadline must leave, where requests wait for company."""
+        due = None if request.options is None else request.options.due
+        if due is not None and not self.is_plain():
+            size = min(len(self.queued), self.options.max_batch_size)
+            run_s = self.former.model.bound_s(size)
+            at = (request.arrived_at + due) / 2 if run_s is None else due - run_s
+            self.leave_by[request] = (at, self._count)
+
+    def _add(self, request: Request) -> None:
+        self._count += 1
+        self.places[request] = self._count
+        self.newest_at[self.key(request)] = request.arrived_at
+
+    def let_in(self) -> None:
+        while self.parked and self.has_room(self.parked[0]):
+            self._line_up(self.parked.pop(0))
+
+    # Who leaves
+
+    def leave(self, request: Request, why: str) -> None:
+        assert request not in self.ended, "it has ended before"
+        self.ended[request] = why
+        (self.queued if request in self.queued else self.parked).remove(request)
+        self.let_in()
+
+    def hand_out(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            assert request not in self.ended, "it has ended before"
+            self.queued.remove(request)
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        self.queued = sorted([*requests, *self.queued], key=self.came.__getitem__)
+
+    def watch(self, request: Request) -> None:
+        """Notes until when it may wait."""
+        asked = request.options
+        if asked is None:
+            return
+        if asked.deadline is not None:
+            self._count += 1
+            self.watched.append((asked.deadline, self._count, request, "ends"))
+        policy = self.options.queue_policy(asked.priority)
+        limits = [asked.queue_timeout_s, None if policy is None else policy.timeout_s]
+        limits_s = [limit for limit in limits if limit is not None]
+        if limits_s:
+            delays = policy is not None and policy.timeout_action == "delay"
+            self._count += 1
+            at = request.arrived_at + min(limits_s)
+            self.watched.append((at, self._count, request, "delay" if delays else "reject"))
+
+    def time_is_up(self) -> list[Request]:
+        """Lets those go behind the others who are to, and returns those who must end, in order."""
+        due = sorted(entry[:3] + entry[3:] for entry in self.watched if entry[0] <= self.now)
+        self.watched = [entry for entry in self.watched if entry[0] > self.now]
+        ending: list[Request] = []
+        for _, _, request, what in due:
+            if request in self.ended or request in ending:
+                continue
+            if what != "delay":
+                ending.append(request)
+            elif request in self.queued and self.knows_levels():
+                self._count += 1
+                self.places[request] = self._count
+                request.options.delayed = True
+        return ending
+
+    def knows_levels(self) -> bool:
+        """Whether there is more to the order than the arrivals."""
+        o = self.options
+        policies = [*o.queue_policies.values(), o.default_queue_policy]
+        delays = any(p is not None and p.timeout_action == "delay" for p in policies)
+        return o.priority_levels > 1 or o.order == "deadline" or delays
+
+    # What is cut
+
+    def key(self, request: Request) -> Any:
+        isolates = self.options.priority_mixing == "isolate"
+        return request.key, request.priority if isolates else None
+
+    def rank(self, request: Request) -> Any:
+        """Who is before whom: as if it were computed now, so ageing is what its name says."""
+        o, asked = self.options, request.options
+        place = self.places[request]
+        if asked is None or not self.knows_levels():
+            return place
+        level, aging_s = asked.priority, o.priority_aging_s
+        if aging_s is None:
+            if o.order == "deadline":
+                due = math.inf if asked.due is None else asked.due
+                return level, asked.delayed, due, place
+            return level, asked.delayed, place
+        if o.order == "deadline":
+            due = request.arrived_at + aging_s if asked.due is None else asked.due
+            return due - self.now + (level + asked.delayed) * aging_s, place
+        waited_s = self.now - request.arrived_at
+        return level + asked.delayed - waited_s / aging_s, place
+
+    def buckets(self) -> dict[Any, list[Request]]:
+        """The requests that may share a batch, each bucket in order."""
+        found: dict[Any, list[Request]] = {}
+        for request in sorted(self.queued, key=self.rank):
+            found.setdefault(self.key(request), []).append(request)
+        return found
+
+    def in_order(self) -> list[Request]:
+        """Who would be taken before whom, if each were a batch."""
+        return sorted(self.queued, key=self.rank)
+
+    def window_of(self, request: Request) -> float:
+        o = self.options
+        usual = o.batch_wait_timeout_s
+        if usual == 0 and o.idle_timeout_s is not None:
+            usual = None
+        policy = o.queue_policy(request.priority)
+        own = usual if policy is None or policy.batch_wait_timeout_s is SAME else (
+            policy.batch_wait_timeout_s
+        )
+        return math.inf if own is None else own
+
+    def due(self, bucket: list[Request]) -> tuple[float, CutReason]:
+        window = min(request.arrived_at + self.window_of(request) for request in bucket)
+        if self.options.idle_timeout_s is not None:
+            idle = self.newest_at[self.key(bucket[0])] + self.options.idle_timeout_s
+            if idle < window:
+                return idle, CutReason.IDLE
+        return window, CutReason.TIMER
+
+    def hurry(self) -> tuple[CutReason, Request | None] | None:
+        """Why a batch is wanted now, and for whom."""
+        if any(request in self.flushed for request in self.queued):
+            return CutReason.FLUSH, None
+        if self.draining and self.queued:
+            return CutReason.DRAIN, None
+        noted = sorted((*self.leave_by[r], r) for r in self.queued if r in self.leave_by)
+        if noted and noted[0][0] <= self.now:
+            return CutReason.DEADLINE, noted[0][2]
+        return None
+
+    def cut(self, bucket: list[Request], hurry: CutReason | None) -> Batch | None:
+        """The batch that leaves a bucket now; None if it had better wait."""
+        o = self.options
+        size = cost_of(bucket)
+        due, reason = self.due(bucket)
+        waits = hurry is None and due > self.now
+        if o.preferred_batch_sizes is not None:
+            return self._cut_preferred(bucket, waits, hurry or reason)
+        if size >= o.max_batch_size:
+            return fitting(bucket, o.max_batch_size), CutReason.FULL
+        if waits:
+            return None
+        below = [n for n in o.allowed_batch_sizes or () if n <= size]
+        if o.padding == "down" and below:
+            return fitting(bucket, below[-1]), hurry or reason
+        if o.padding == "cost" and below and below[-1] != size:
+            above = min(n for n in o.allowed_batch_sizes or () if n > size)
+            costs = [self.former.model.mean_s_of(n) for n in (below[-1], above)]
+            if costs[0] is None:
+                return fitting(bucket, below[-1] if costs[1] is not None else above), (
+                    hurry or reason
+                )
+            if costs[1] is not None and costs[0] / below[-1] < costs[1] / size:
+                return fitting(bucket, below[-1]), hurry or reason
+        return bucket, hurry or reason
+
+    def _cut_preferred(
+        self, bucket: list[Request], waits: bool, reason: CutReason
+    ) -> Batch | None:
+        o = self.options
+        sizes = o.preferred_batch_sizes or ()
+        has_window = o.batch_wait_timeout_s != 0 or o.idle_timeout_s is not None
+        if cost_of(bucket) >= sizes[0]:
+            reason_here = CutReason.FULL
+        else:
+            reason_here = reason
+        # What costs nothing is in the company of the first that does.
+        free = next((n for n, one in enumerate(bucket) if one.cost), len(bucket))
+        fits = bucket[:free] + fitting(bucket[free:], sizes[-1])
+        hits = [n for n in range(1, len(fits) + 1) if cost_of(fits[:n]) in sizes]
+        if hits and (waits or not has_window):
+            return fitting(bucket, cost_of(bucket[: hits[-1]])), CutReason.FULL
+        if waits and len(fits) == len(bucket) and cost_of(fits) < sizes[-1]:
+            return None
+        return fits, reason_here
+
+    def batches(self) -> tuple[list[Batch], bool]:
+        """The batches that may be cut now, none if all wait; and whether the choice is free."""
+        hurry = self.hurry()
+        buckets = self.buckets()
+        if hurry is not None and hurry[1] is not None:
+            wanted = self.cut(buckets[self.key(hurry[1])], hurry[0])
+            assert wanted is not None
+            return [wanted], False
+        reason = None if hurry is None else hurry[0]
+        cuts = [self.cut(bucket, reason) for bucket in buckets.values()]  # best head first
+        found = [cut for cut in cuts if cut is not None]
+        return (found, True) if hurry is not None else (found[:1], False)
+
+    def until(self) -> float:
+        """When something is due, if nothing happens."""
+        dues = [self.due(bucket)[0] for bucket in self.buckets().values()]
+        noted = [self.leave_by[r][0] for r in self.queued if r in self.leave_by]
+        return min([*dues, *noted], default=math.inf)
+
+    def change(self, options: BatchOptions) -> None:
+        """Takes in new options; who waits is put in line by them, in order of arrival."""
+        self.options = options
+        self.queued.sort(key=lambda request: (request.arrived_at, self.places[request]))
+        self.places, self.newest_at = {}, {}
+        for request in self.queued:
+            self._add(request)
+            self.came[request] = self._count
+            if request not in self.leave_by:
+                self._note(request)
+
+
+def fitting(bucket: list[Request], most: float) -> list[Request]:
+    """The first of a bucket, and those behind it while they fit."""
+    taken = bucket[:1]
+    for request in bucket[1:]:
+        if cost_of([*taken, request]) > most:
+            break
+        taken.append(request)
+    return taken
+

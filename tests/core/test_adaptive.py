@@ -1,0 +1,495 @@
+"""The adaptive rule: its answers one by one, and what it does to traffic, in a small event loop."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.core.latency_model import LatencyModel
+from shoal.core.latency_target import LatencyTarget
+from shoal.core.policies.adaptive import AdaptiveRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+A_S, B_S = 0.0005, 0.02
+PLANNED_S = 0.1
+TARGET = LatencyTarget(p99_s=PLANNED_S, headroom=1.0)
+
+
+def line(size: float) -> float:
+    return A_S * size + B_S
+
+
+def model_of(
+    seconds: Callable[[float], float] = line, sizes: Iterable[float] = range(1, 129)
+) -> LatencyModel:
+    """Makes a model that knows run times exactly: what it bounds is what it expects."""
+    model = LatencyModel()
+    for size in sizes:
+        model.observe(size, seconds(size))
+        model.run_s(size)
+    assert model.snapshot().spread == pytest.approx(1)
+    return model
+
+
+def rule_of(
+    model: LatencyModel | None = None,
+    *,
+    target: LatencyTarget = TARGET,
+    most: int = 128,
+    slots: int = 1,
+    gap_s: float | None = None,
+) -> tuple[AdaptiveRule, float]:
+    """Makes a rule to which requests came in equal gaps; returns it and when the last one came."""
+    rule = AdaptiveRule(target, model_of() if model is None else model, most, slots)
+    now = 1000.0
+    if gap_s is not None:
+        for _ in range(100):
+            now += gap_s
+            rule.arrived(now)
+    return rule, now
+
+
+# The size
+
+
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_a_batch_grows_until_one_that_just_missed_it_would_be_late(slots: int) -> None:
+    rule, _ = rule_of(slots=slots)
+    assert (1 + 1 / slots) * line(rule.limit()) == pytest.approx(PLANNED_S)
+
+
+def test_headroom_is_planned_with() -> None:
+    rule, _ = rule_of(target=LatencyTarget(p99_s=PLANNED_S, headroom=0.8))
+    assert 2 * line(rule.limit()) == pytest.approx(0.8 * PLANNED_S)
+
+
+def test_before_anything_is_known_one_request_goes_at_once() -> None:
+    rule, now = rule_of(LatencyModel(), gap_s=0.001)
+    assert rule.limit() == rule.limit(50) == 1
+    assert rule.cut_at(now, now, now, 1) <= now
+
+
+def test_sizes_double_as_they_are_measured() -> None:
+    model = LatencyModel()
+    rule, now = rule_of(model, target=LatencyTarget(p99_s=10))
+    sizes: list[float] = []
+    for _ in range(9):
+        assert rule.cut_at(now, now - 0.01, now, 128) <= now
+        size = min(128, int(rule.limit(128)))
+        sizes.append(size)
+        model.observe(size, line(size))
+    assert sizes == [1, 2, 4, 8, 16, 32, 64, 128, 128]
+
+
+def test_growth_says_how_far_a_batch_ventures() -> None:
+    model = LatencyModel()
+    model.observe(4, line(4))
+    rule, _ = rule_of(model, target=LatencyTarget(p99_s=10, growth=1.5))
+    assert rule.limit(100) == rule.limit() == 6
+
+
+def test_no_batch_is_larger_than_the_option_allows() -> None:
+    rule, _ = rule_of(target=LatencyTarget(p99_s=100), most=16)
+    assert rule.limit() == rule.limit(1000) == 16
+
+
+def test_what_waits_goes_at_once_if_its_run_is_in_time() -> None:
+    rule, now = rule_of()
+    assert rule.limit() < 100
+    assert rule.cut_at(now, now - 0.09, now, 100) <= now
+    assert rule.limit(100) >= 100
+
+
+def test_of_a_line_that_is_too_long_as_much_goes_as_saves_the_first() -> None:
+    rule, now = rule_of(model_of(sizes=range(1, 513)), most=512)
+    rule.cut_at(now, now, now, 400)
+    assert line(rule.limit(400)) == pytest.approx(PLANNED_S)
+    rule.cut_at(now, now - 0.03, now, 400)
+    assert 0.03 + line(rule.limit(400)) == pytest.approx(PLANNED_S)
+
+
+def test_those_who_cannot_be_saved_are_not_kept_waiting_for_small_batches() -> None:
+    rule, now = rule_of(model_of(sizes=range(1, 513)), most=512)
+    rule.cut_at(now, now - 0.075, now, 400)
+    assert rule.limit(400) == 512
+
+
+def test_the_largest_batch_that_saves_the_first_has_one_request_at_least() -> None:
+    rule, now = rule_of(model_of(lambda size: 0.085 + 0.02 * size))
+    rule.cut_at(now, now, now, 5)
+    assert rule.limit(5) == 1
+
+
+def test_a_target_that_no_batch_can_hold_gives_the_largest_batches() -> None:
+    rule, now = rule_of(target=LatencyTarget(p99_s=0.001))
+    assert rule.limit() == 1
+    assert rule.cut_at(now, now, now, 50) <= now
+    assert rule.limit(50) == 128
+
+
+# The wait
+
+
+@pytest.mark.parametrize("waiting", [1, 2, 10, 30])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_company_is_waited_for_while_it_saves_more_than_the_wait_costs(
+    waiting: int, slots: int
+) -> None:
+    # What a newcomer saves by not waiting for a slot, less what it adds to the run of all.
+    saved = line(waiting) / slots - waiting * A_S - waiting * A_S
+    worth_s = saved / (waiting + 1)
+    if slots == 1:
+        assert worth_s == pytest.approx((B_S - waiting * A_S) / (waiting + 1))
+    rule, now = rule_of(slots=slots, gap_s=max(1e-6, worth_s * 0.95))
+    assert (rule.cut_at(now, now, now, waiting) > now) == (worth_s > 0)
+    rule, now = rule_of(slots=slots, gap_s=max(1e-6, worth_s * 1.05))
+    assert rule.cut_at(now, now, now, waiting) <= now
+
+
+def test_the_wait_ends_soon_after_company_should_have_come() -> None:
+    rule, now = rule_of(gap_s=0.002)
+    cut_at = rule.cut_at(now, now, now, 1)
+    assert cut_at == pytest.approx(now + 0.003)
+    assert rule.cut_at(cut_at, now, now, 1) <= cut_at
+
+
+def test_every_arrival_extends_the_wait_until_company_is_not_worth_it() -> None:
+    rule, now = rule_of(gap_s=0.001)
+    oldest, waiting = now, 1
+    while (cut_at := rule.cut_at(now, oldest, now, waiting)) > now:
+        assert cut_at == pytest.approx(now + 0.0015)
+        now += 0.001
+        rule.arrived(now)
+        waiting += 1
+    # the least whole n for which (b - n * a) / (n + 1) is below the gap
+    assert waiting == math.ceil((B_S - 0.001) / (A_S + 0.001))
+
+
+def test_the_end_of_a_burst_is_noticed() -> None:
+    rule, now = rule_of()
+    for number in range(60):
+        now += 0.5 if number % 10 == 0 else 0.0002
+        rule.arrived(now)
+    assert rule.cut_at(now, now, now, 10) == pytest.approx(now + 0.0003)
+    assert rule.cut_at(now + 0.001, now, now, 10) <= now + 0.001
+
+
+def test_what_has_passed_says_which_gap_it_is() -> None:
+    rule, now = rule_of()
+    for number in range(64):
+        now += 0.012 if number % 16 == 0 else 0.0002
+        rule.arrived(now)
+    # While it may be a short gap the long one is not waited for; when it is the long one, it is.
+    assert rule.cut_at(now, now, now, 1) == pytest.approx(now + 0.0003)
+    assert rule.cut_at(now + 0.009, now, now, 1) == pytest.approx(now + 0.018)
+    assert rule.cut_at(now + 0.009, now, now, 30) <= now + 0.009
+
+
+def test_a_lone_caller_in_a_loop_never_waits() -> None:
+    model = model_of()
+    rule, now = rule_of(model)
+    for _ in range(200):
+        rule.arrived(now)
+        assert rule.cut_at(now, now, now, 1) <= now
+        now += line(1) + 0.0001
+        model.observe(1, line(1))
+
+
+def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:
+    # Two callers take turns: one's request waits while the other's runs.
+    model = model_of()
+    rule, now = rule_of(model)
+    rule.arrived(now)
+    waits: list[bool] = []
+    for _ in range(100):
+        arrived_at = now
+        now += line(1)
+        model.observe(1, line(1))
+        waits.append(rule.cut_at(now, arrived_at, arrived_at, 1) > now)
+        now += 0.0005  # the other one has its answer, and comes again
+        rule.arrived(now)
+    assert not waits[0]
+    assert all(waits[10:])
+
+
+def test_no_wait_makes_the_oldest_late() -> None:
+    model = model_of()
+    rule, now = rule_of(model, gap_s=0.002)
+    waited_s = PLANNED_S - line(2) - 0.0005
+    assert rule.cut_at(now, now - waited_s, now, 1) == pytest.approx(now + 0.0005)
+    assert rule.cut_at(now, now - waited_s - 0.001, now, 1) <= now
+
+
+def test_costs_are_no_requests() -> None:
+    # Items of cost 10; it is the requests that wait, and not what they cost.
+    model = model_of(sizes=range(10, 1290, 10))
+    worth_s = (B_S - 3 * 10 * A_S) / (3 + 1)
+    rule, now = rule_of(model, most=1280, gap_s=worth_s * 0.95)
+    assert rule.cut_at(now, now, now, 30, requests=3) > now
+    assert rule.cut_at(now, now, now, 30) <= now
+    rule, now = rule_of(model, most=1280, gap_s=worth_s * 1.05)
+    assert rule.cut_at(now, now, now, 30, requests=3) <= now
+
+
+times = st.floats(0, 0.3)
+
+
+@given(
+    gaps=st.lists(st.floats(0, 0.1), max_size=70),
+    waited_s=times,
+    since_newest_s=times,
+    waiting=st.integers(1, 300),
+    runs=st.lists(st.tuples(st.integers(1, 200), st.floats(0, 0.5)), max_size=40),
+    slots=st.integers(1, 4),
+)
+def test_whatever_came_sizes_are_allowed_and_no_wait_passes_the_plan(
+    gaps: list[float],
+    waited_s: float,
+    since_newest_s: float,
+    waiting: int,
+    runs: list[tuple[int, float]],
+    slots: int,
+) -> None:
+    model = LatencyModel()
+    rule = AdaptiveRule(TARGET, model, 128, slots)
+    now = 50.0
+    for gap in gaps:
+        now += gap
+        rule.arrived(now)
+    for size, seconds in runs:
+        model.observe(size, seconds)
+    oldest, newest = now - waited_s, now - min(waited_s, since_newest_s)
+    cut_at = rule.cut_at(now, oldest, newest, waiting)
+    assert 1 <= rule.limit() <= 128
+    assert 1 <= rule.limit(waiting) <= 128
+    bound_s = model.bound_s(waiting)
+    if cut_at > now:
+        assert bound_s is not None
+        assert now + bound_s > oldest + PLANNED_S or cut_at + bound_s <= oldest + PLANNED_S + 1e-9
+        assert cut_at - now <= 1.5 * max(gaps) + 1e-9
+    # the answer holds: asked again at that time it is the same, or a cut
+    assert rule.cut_at(max(now, cut_at), oldest, newest, waiting) <= max(now, cut_at)
+
+
+# Traffic
+
+
+class Rule(Protocol):
+    """What the loop asks."""
+
+    def arrived(self, now: float) -> None: ...
+
+    def limit(self, waiting: float = 0) -> float: ...
+
+    def cut_at(self, now: float, oldest: float, newest: float, size: float, /) -> float: ...
+
+
+class FixedWait:
+    """Size or wait, as without a target."""
+
+    def __init__(self, wait_s: float, most: int = 128) -> None:
+        self._wait_s = wait_s
+        self._most = most
+
+    def arrived(self, now: float) -> None:
+        pass
+
+    def limit(self, waiting: float = 0) -> float:
+        return self._most
+
+    def cut_at(self, now: float, oldest: float, newest: float, size: float, /) -> float:
+        return oldest + self._wait_s
+
+
+@dataclass
+class Seen:
+    """What came of some traffic."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+
+    @property
+    def p99_s(self) -> float:
+        """Of all but those that were there while sizes still grew."""
+        settled = sorted(self.latencies_s[len(self.latencies_s) // 10 :])
+        return settled[int(len(settled) * 0.99)]
+
+    def share_within(self, seconds: float) -> float:
+        return sum(s <= seconds for s in self.latencies_s) / len(self.latencies_s)
+
+
+ARRIVAL, END, ASK = range(3)
+
+
+@dataclass
+class World:
+    """A handler whose runs take a time with some noise, and those who call it."""
+
+    slots: int = 1
+    fixed_s: float = B_S
+    per_item_s: float = A_S
+    noise: float = 0.05
+    pace: Callable[[float], float] = lambda now: 1.0
+    think_s: float = 0.002
+    """The most that a caller in a loop takes from an answer to the next call."""
+
+    def put_under(
+        self, rule: Rule, model: LatencyModel | None, arrivals: list[float], loops: int = 0
+    ) -> Seen:
+        """Lets a rule cut batches until all is answered; callers in loops end after 20 s."""
+        chance = random.Random(7)
+        seen = Seen()
+        events: list[tuple[float, int, int, tuple[float, list[tuple[float, bool]]]]] = []
+        waiting: deque[tuple[float, bool]] = deque()
+        idle, number, asked = self.slots, 0, -1
+
+        def put(at: float, kind: int, batch: list[tuple[float, bool]], began: float = 0) -> None:
+            nonlocal number
+            number += 1
+            heapq.heappush(events, (at, kind, number, (began, batch)))
+
+        for at in arrivals:
+            put(at, ARRIVAL, [(at, False)])
+        for _ in range(loops):
+            at = chance.uniform(0, self.fixed_s)
+            put(at, ARRIVAL, [(at, True)])
+        while events:
+            now, kind, this, (began, batch) = heapq.heappop(events)
+            if kind == ARRIVAL:
+                rule.arrived(now)
+                waiting.extend(batch)
+            elif kind == END:
+                idle += 1
+                if model is not None:
+                    model.observe(len(batch), now - began)
+                for arrived_at, in_loop in batch:
+                    seen.latencies_s.append(now - arrived_at)
+                    if in_loop and now < 20:
+                        again_at = now + chance.uniform(0, self.think_s)
+                        put(again_at, ARRIVAL, [(again_at, True)])
+            elif this != asked:
+                continue
+            if events and events[0][0] == now and events[0][1] != ASK:
+                continue  # at one instant all comes and ends before a slot looks at the line
+            while idle and waiting:
+                many = len(waiting)
+                cut_at = rule.cut_at(now, waiting[0][0], waiting[-1][0], many)
+                most = int(rule.limit(many))
+                if cut_at > now and many < most:
+                    put(cut_at, ASK, [])
+                    asked = number
+                    break
+                taken = [waiting.popleft() for _ in range(min(many, most))]
+                idle -= 1
+                seen.batches.append(len(taken))
+                run_s = self.pace(now) * (self.fixed_s + self.per_item_s * len(taken))
+                put(now + run_s * chance.lognormvariate(0, self.noise), END, taken, now)
+        return seen
+
+    def adaptive(self, p99_s: float, arrivals: list[float], loops: int = 0) -> Seen:
+        model = LatencyModel()
+        rule = AdaptiveRule(LatencyTarget(p99_s=p99_s), model, 128, self.slots)
+        return self.put_under(rule, model, arrivals, loops)
+
+    def fixed(self, wait_s: float, arrivals: list[float], loops: int = 0) -> Seen:
+        return self.put_under(FixedWait(wait_s), None, arrivals, loops)
+
+
+def traffic(rate: Callable[[float], float], most: float, seconds: float = 20) -> list[float]:
+    """Draws arrivals at a rate that changes with time, by thinning out a Poisson process."""
+    chance = random.Random(11)
+    now, arrivals = 0.0, list[float]()
+    while (now := now + chance.expovariate(most)) < seconds:
+        if chance.random() * most < rate(now):
+            arrivals.append(now)
+    return arrivals
+
+
+POISSON = traffic(lambda now: 500, 500)
+BURSTS = traffic(lambda now: 1500 if now % 1 < 0.05 else 20, 1500)
+DAYS = traffic(lambda now: 300 * (1 - math.cos(2 * math.pi * now / 10)), 600)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "loops", "p99_s", "waits_s"),
+    [
+        pytest.param(POISSON, 0, 0.065, (0.04, 0.05), id="poisson"),
+        pytest.param(BURSTS, 0, 0.1, (0.05,), id="bursty"),
+        pytest.param(DAYS, 0, 0.065, (0.04, 0.05), id="diurnal"),
+        pytest.param([], 8, 0.04, (0.0, 0.01, 0.03), id="callers in loops"),
+        pytest.param([], 2, 0.03, (0.0, 0.01, 0.03), id="two callers in loops"),
+        pytest.param([], 4, 0.035, (0.0, 0.01, 0.03), id="four callers in loops"),
+        pytest.param([], 1, 0.03, (0.01, 0.03), id="a caller in a loop"),
+    ],
+)
+def test_the_target_is_held_where_a_fixed_wait_misses_it(
+    arrivals: list[float], loops: int, p99_s: float, waits_s: tuple[float, ...]
+) -> None:
+    world = World()
+    assert world.adaptive(p99_s, arrivals, loops).p99_s <= p99_s
+    for wait_s in waits_s:
+        assert world.fixed(wait_s, arrivals, loops).p99_s > p99_s
+
+
+def test_the_target_is_held_while_the_handler_is_slower_for_a_time() -> None:
+    drifting = World(pace=lambda now: 1.9 if 7 < now < 14 else 1.0)
+    arrivals = traffic(lambda now: 200, 200)
+    assert drifting.adaptive(0.12, arrivals).p99_s <= 0.12
+    assert World().fixed(0.07, arrivals).p99_s < 0.12 < drifting.fixed(0.07, arrivals).p99_s
+
+
+def test_the_target_is_held_on_several_slots_where_taking_all_misses_it() -> None:
+    world = World(slots=4, fixed_s=0.04, per_item_s=0.002)
+    arrivals = traffic(lambda now: 1000, 1000)
+    assert world.adaptive(0.2, arrivals).p99_s <= 0.2
+    assert world.fixed(0.0, arrivals).p99_s > 0.2
+
+
+def test_a_burst_that_is_too_large_is_not_all_late() -> None:
+    world = World()
+    # Once a second 250 at once: a batch of all of them takes longer than the target.
+    arrivals = [float(second) for second in range(20) for _ in range(250)]
+    model = LatencyModel()
+    rule = AdaptiveRule(LatencyTarget(p99_s=0.12), model, 1024, 1)
+    assert world.put_under(rule, model, arrivals).share_within(0.12) > 0.5
+    assert world.put_under(FixedWait(0, 1024), None, arrivals).share_within(0.12) < 0.01
+
+
+def test_a_load_that_is_too_high_for_the_target_does_not_make_the_line_grow() -> None:
+    world = World()
+    # Batches of the size that the target is planned with could take 950 a second.
+    arrivals = traffic(lambda now: 1300, 1300)
+    ours, all_at_once = world.adaptive(0.1, arrivals), world.fixed(0.0, arrivals)
+    assert max(ours.latencies_s) < 1.5 * max(all_at_once.latencies_s)
+    assert ours.p99_s < 1.1 * all_at_once.p99_s
+
+
+def test_callers_in_loops_are_gathered_into_one_batch() -> None:
+    ours, at_once = World().adaptive(0.1, [], loops=8), World().fixed(0.0, [], loops=8)
+    assert mean(at_once.batches) == pytest.approx(4, rel=0.01)
+    assert mean(ours.batches) > 7.5
+    assert len(ours.latencies_s) > 1.5 * len(at_once.latencies_s)
+
+
+def test_callers_in_two_groups_that_are_late_because_of_each_other_become_one() -> None:
+    model = model_of()
+    rule, now = rule_of(model, target=LatencyTarget(p99_s=0.04), gap_s=0.0005)
+    # Seven wait for a batch of one to end: they are late whatever is done.
+    model.observe(1, line(1))
+    assert rule.cut_at(now + 0.02, now, now, 7) == pytest.approx(now + 0.02075)
+
+
+def test_a_lone_caller_pays_nothing() -> None:
+    ours, at_once = World().adaptive(0.1, [], loops=1), World().fixed(0.0, [], loops=1)
+    assert ours.latencies_s == at_once.latencies_s

@@ -1,0 +1,61 @@
+"""The latency target of a batcher: what it takes, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from shoal.core.latency_target import LatencyTarget
+
+
+def test_a_target_plans_with_a_part_of_it() -> None:
+    assert LatencyTarget(p99_s=0.2, headroom=0.5).planned_s == pytest.approx(0.1)
+
+
+def test_only_the_target_itself_must_be_said() -> None:
+    target = LatencyTarget(p99_s=1)
+    assert (target.p99_s, target.headroom, target.growth) == (1.0, 0.9, 2.0)
+    assert type(target.p99_s) is float
+
+
+def test_a_target_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        LatencyTarget(p99_s=1).p99_s = 2  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "says"),
+    [
+        (
+            {"p99_s": "fast"},
+            TypeError,
+            "p99_s must be a number of seconds, such as 0.1, not 'fast'",
+        ),
+        ({"p99_s": None}, TypeError, "p99_s must be a number of seconds"),
+        ({"p99_s": True}, TypeError, "p99_s must be a number of seconds"),
+        ({"p99_s": 0}, ValueError, "p99_s must be above 0 seconds, and finite, not 0.0"),
+        ({"p99_s": -1}, ValueError, "p99_s must be above 0"),
+        ({"p99_s": math.inf}, ValueError, "p99_s must be above 0 seconds, and finite, not inf"),
+        ({"p99_s": math.nan}, ValueError, "p99_s must be above 0"),
+        (
+            {"p99_s": 1, "headroom": 0},
+            ValueError,
+            "headroom must be above 0 and at most 1, not 0.0",
+        ),
+        ({"p99_s": 1, "headroom": 1.1}, ValueError, "headroom must be above 0 and at most 1"),
+        ({"p99_s": 1, "headroom": math.nan}, ValueError, "headroom must be above 0"),
+        ({"p99_s": 1, "headroom": "most"}, TypeError, "headroom must be a number, such as 0.9"),
+        ({"p99_s": 1, "growth": 1}, ValueError, "growth must be above 1, and finite, not 1.0"),
+        ({"p99_s": 1, "growth": math.inf}, ValueError, "growth must be above 1"),
+        ({"p99_s": 1, "growth": [2]}, TypeError, "growth must be a number, such as 2, not [2]"),
+    ],
+)
+def test_what_is_no_target_is_refused_with_what_was_passed(
+    given: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind) as refused:
+        LatencyTarget(**given)
+    assert says in str(refused.value)

@@ -1,0 +1,483 @@
+"""Simulations: they do what the engine does, whatever the options, and say what came of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
+
+import shoal
+from shoal.core.batch import CutReason
+from shoal.core.latency_target import LatencyTarget
+from shoal.core.options import BatchOptions
+from shoal.core.policies.base import Hurry, LinePolicy, Wait
+from shoal.core.queue_policy import QueuePolicy
+from shoal.core.simulated import Arrival, Linear, Outcome
+from shoal.core.simulation import simulate
+from shoal.errors import ItemTooLarge
+from shoal.testing import run_virtually
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.core.request import Request
+    from shoal.core.simulated import Simulation
+
+# They vary, so that no two batches end at one instant: then chance settles what an event loop does.
+RUN_TIME = Linear(0.0113, 0.00171, jitter=0.05)
+SAME_TIME_S = 1e-6
+
+
+class Item(NamedTuple):
+    place: int
+    cost: float
+    bucket: int
+
+
+# The engine over the same trace
+
+
+class Engine:
+    """What the engine did with a trace, in the words of a simulation."""
+
+    def __init__(self) -> None:
+        self.outcomes: dict[int, Outcome] = {}
+        self.latency_s: dict[int, float] = {}
+        self.batches: list[tuple[float, CutReason, tuple[int, ...]]] = []
+
+
+async def played(
+    trace: Sequence[Arrival],
+    options: dict[str, Any],
+    run_time: Callable[[float], float],
+    drain_at: float,
+) -> Engine:
+    """Plays a trace to a batcher, each call by a task of its own."""
+    seen = Engine()
+    began_at = anyio.current_time()
+    by_cost = options.get("batch_size_fn") is not None
+
+    async def handler(items: list[Item]) -> list[Item]:
+        batch = shoal.current_batch()
+        cut_at = anyio.current_time() - began_at
+        places = tuple(request.item.place for request in batch.requests)
+        seen.batches.append((cut_at, batch.reason, places))
+        await anyio.sleep(run_time(sum(item.cost for item in items) if by_cost else len(items)))
+        return items
+
+    batcher = shoal.Batcher(handler, **options)
+    async with batcher as call:
+
+        async def caller(arrival: Arrival) -> None:
+            wishes = {
+                name: value
+                for name in ("priority", "deadline_s", "queue_timeout_s")
+                if (value := getattr(arrival, name)) is not None
+            }
+            await anyio.sleep_until(began_at + arrival.at)
+            place = arrival.item.place
+            try:
+                await (call.options(**wishes) if wishes else call)(arrival.item)
+            except shoal.Overloaded as error:
+                shed = "shed" in str(error)
+                seen.outcomes[place] = Outcome.SHED if shed else Outcome.REJECTED
+            except ItemTooLarge:
+                seen.outcomes[place] = Outcome.REJECTED
+            except shoal.DeadlineExceeded:
+                seen.outcomes[place] = Outcome.EXPIRED
+            except shoal.HandlerTimeout:
+                seen.outcomes[place] = Outcome.FAILED
+            else:
+                seen.outcomes[place] = Outcome.FINISHED
+                seen.latency_s[place] = anyio.current_time() - began_at - arrival.at
+
+        async with anyio.create_task_group() as tasks:
+            for arrival in trace:
+                tasks.start_soon(caller, arrival)
+            await anyio.sleep_until(began_at + drain_at)
+            batcher.drain()
+    return seen
+
+
+def assert_the_same(simulation: Simulation, engine: Engine) -> None:
+    ours = [(batch.reason, batch.requests) for batch in simulation.batches]
+    theirs = [(reason, places) for _, reason, places in engine.batches]
+    for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        assert one == other, f"batch {number}"
+    assert len(ours) == len(theirs)
+    cut_at = [batch.cut_at for batch in simulation.batches]
+    assert cut_at == pytest.approx([at for at, _, _ in engine.batches], abs=SAME_TIME_S)
+    outcomes = [engine.outcomes[place] for place in range(len(simulation.outcomes))]
+    assert simulation.outcomes == outcomes
+    latency_s = [engine.latency_s.get(place, math.nan) for place in range(len(outcomes))]
+    assert list(simulation.latency_s) == pytest.approx(latency_s, abs=SAME_TIME_S, nan_ok=True)
+
+
+def compared(
+    backend: str, trace: Sequence[Arrival], options: dict[str, Any], run_time: Any = RUN_TIME
+) -> Simulation:
+    """Simulates a trace, plays it, and holds the two against each other."""
+    simulation = simulate(trace, BatchOptions(**options), run_time)
+    drains = [batch.cut_at for batch in simulation.batches if batch.reason is CutReason.DRAIN]
+    drain_at = min([*drains, 1e6])
+    engine = run_virtually(played, trace, options, run_time.sampler(), drain_at, backend=backend)
+    assert_the_same(simulation, engine)
+    return simulation
+
+
+def some_trace(
+    *, rate: float = 250.0, requests: int = 300, seed: int = 1, **wishes: Sequence[Any]
+) -> list[Arrival]:
+    """Makes a trace in which calls come in bursts and wish one of several things each."""
+    chance = random.Random(seed)
+    at = 0.0
+    trace = []
+    for place in range(requests):
+        at += chance.expovariate(rate * chance.choice([0.3, 1, 5]))
+        item = Item(place, chance.choice([1, 2, 3.5]), chance.randrange(3))
+        chosen = {name: chance.choice(values) for name, values in wishes.items()}
+        trace.append(Arrival(at, item, **chosen))
+    return trace
+
+
+class Pairs(LinePolicy):
+    """A user's rule: two at a time, the newest first."""
+
+    def choose(
+        self, line: Sequence[Request], now: float, hurry: Hurry | None
+    ) -> tuple[Sequence[Request], CutReason] | Wait:
+        if len(line) < 2 and hurry is None:
+            return (
+                Wait(line[0].arrived_at + 0.05)
+                if line[0].arrived_at + 0.05 > now
+                else (
+                    line,
+                    CutReason.TIMER,
+                )
+            )
+        return line[:-3:-1], CutReason.FULL if hurry is None else hurry.reason
+
+
+def cost(item: Item) -> float:
+    return item.cost
+
+
+def bucket(item: Item) -> int:
+    return item.bucket
+
+
+LEVELS = {"priority_levels": 3, "priority_aging_s": 0.05}
+
+SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
+    "what is there": ({"max_batch_size": 8}, {}),
+    "a window": ({"max_batch_size": 8, "batch_wait_timeout_s": 0.0207}, {}),
+    "three slots": (
+        {"max_batch_size": 4, "batch_wait_timeout_s": 0.0103, "max_concurrent_batches": 3},
+        {},
+    ),
+    "a bounded line": ({"max_batch_size": 4, "max_queued_requests": 5}, {}),
+    "no line": ({"max_batch_size": 4, "max_queued_requests": 0}, {}),
+    "a line outside": (
+        {"max_batch_size": 4, "max_queued_requests": 5, "overload": "wait"},
+        {},
+    ),
+    "shedding the oldest": (
+        {"max_batch_size": 4, "max_queued_requests": 5, "overload": "shed_oldest", **LEVELS},
+        {"priority": (None, 1, 2, 3)},
+    ),
+    "shedding the lowest": (
+        {"max_batch_size": 4, "max_queued_requests": 5, "overload": "shed_lowest", **LEVELS},
+        {"priority": (None, 1, 2, 3)},
+    ),
+    "until idle": (
+        {"max_batch_size": 16, "idle_timeout_s": 0.0031, "batch_wait_timeout_s": 0.0403},
+        {},
+    ),
+    "costs": (
+        {"max_batch_size": 9, "batch_wait_timeout_s": 0.0207, "batch_size_fn": cost},
+        {},
+    ),
+    "costs above the bound": ({"max_batch_size": 3, "batch_size_fn": cost}, {}),
+    "buckets": (
+        {"max_batch_size": 6, "batch_wait_timeout_s": 0.0207, "bucket_by": bucket},
+        {},
+    ),
+    "sizes, up": ({"max_batch_size": 8, "allowed_batch_sizes": (2, 4, 8)}, {}),
+    "sizes, down": (
+        {"max_batch_size": 8, "allowed_batch_sizes": (2, 4, 8), "padding": "down"},
+        {},
+    ),
+    "sizes, by cost": (
+        {"max_batch_size": 8, "allowed_batch_sizes": (2, 4, 8), "padding": "cost"},
+        {},
+    ),
+    "preferred sizes": (
+        {
+            "max_batch_size": 8,
+            "preferred_batch_sizes": (4, 6),
+            "batch_wait_timeout_s": 0.0207,
+        },
+        {},
+    ),
+    "priorities": ({"max_batch_size": 4, **LEVELS}, {"priority": (None, 1, 2, 3)}),
+    "priorities apart": (
+        {
+            "max_batch_size": 4,
+            "batch_wait_timeout_s": 0.0103,
+            "priority_mixing": "isolate",
+            **LEVELS,
+        },
+        {"priority": (None, 1, 2, 3)},
+    ),
+    "levels that wait differently": (
+        {
+            "max_batch_size": 6,
+            "batch_wait_timeout_s": 0.0207,
+            "priority_levels": 3,
+            "queue_policies": {
+                1: QueuePolicy(batch_wait_timeout_s=0.0),
+                2: QueuePolicy(timeout_s=0.0407),
+                3: QueuePolicy(timeout_s=0.0203, timeout_action="delay", max_queued_requests=4),
+            },
+        },
+        {"priority": (None, 1, 2, 3), "queue_timeout_s": (None, 0.0301)},
+    ),
+    "deadlines": (
+        {"max_batch_size": 4, "batch_wait_timeout_s": 0.0301},
+        {"deadline_s": (None, 0.0, 0.0237, 0.0601)},
+    ),
+    "the earliest deadline": (
+        {"max_batch_size": 4, "order": "deadline"},
+        {"deadline_s": (None, 0.0437, 0.0871)},
+    ),
+    "a time for every call": ({"max_batch_size": 4, "request_timeout_s": 0.0531}, {}),
+    "nobody late": (
+        {"max_batch_size": 4, "refuse_late": True},
+        {"deadline_s": (None, 0.0237, 0.0601)},
+    ),
+    "a handler that is cut short": (
+        {"max_batch_size": 8, "handler_timeout_s": 0.0217},
+        {"deadline_s": (None, 0.0437)},
+    ),
+    "a handler that goes on alone": (
+        {"max_batch_size": 8, "cancel_abandoned": False},
+        {"deadline_s": (0.0137, 0.0437)},
+    ),
+    "a latency target": (
+        {"max_batch_size": 16, "adaptive": LatencyTarget(p99_s=0.08)},
+        {},
+    ),
+    "a rule of one's own": ({"max_batch_size": 4, "policy": lambda _options: Pairs()}, {}),
+    "nearly everything": (
+        {
+            "max_batch_size": 9,
+            "batch_wait_timeout_s": 0.0207,
+            "max_concurrent_batches": 2,
+            "max_queued_requests": 12,
+            "overload": "shed_lowest",
+            "batch_size_fn": cost,
+            "bucket_by": bucket,
+            "order": "deadline",
+            "idle_timeout_s": 0.0071,
+            "request_timeout_s": 0.2003,
+            **LEVELS,
+        },
+        {"priority": (None, 1, 2, 3), "deadline_s": (None, 0.0601, 0.1007)},
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_simulation_does_what_the_engine_does(scene, backend):
+    options, wishes = SCENES[scene]
+    compared(backend, some_trace(**wishes), options)
+
+
+def one_of(*values: Any) -> st.SearchStrategy[Any]:
+    return st.sampled_from(values)
+
+
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "batch_wait_timeout_s": (0.0103, 0.0407),
+    "idle_timeout_s": (0.0031, 0.0113),
+    "max_concurrent_batches": (2, 3),
+    "max_queued_requests": (0, 3, 9),
+    "overload": ("wait", "shed_oldest", "shed_lowest"),
+    "batch_size_fn": (cost,),
+    "bucket_by": (bucket,),
+    "allowed_batch_sizes": ((2, 3, 8),),
+    "preferred_batch_sizes": ((2, 3), (4,)),
+    "priority_levels": (2, 3),
+    "priority_aging_s": (None, 0.0501),
+    "priority_mixing": ("isolate",),
+    "default_queue_policy": (
+        QueuePolicy(timeout_s=0.0307),
+        QueuePolicy(timeout_s=0.0203, timeout_action="delay"),
+        QueuePolicy(max_queued_requests=2, batch_wait_timeout_s=None),
+    ),
+    "order": ("deadline",),
+    "refuse_late": (True,),
+    "adaptive": (LatencyTarget(p99_s=0.08),),
+    "cancel_abandoned": (False,),
+    "handler_timeout_s": (0.0217,),
+    "request_timeout_s": (0.1501,),
+}
+
+
+@st.composite
+def mixes(draw: st.DrawFn) -> dict[str, Any]:
+    names = draw(st.lists(st.sampled_from(sorted(CHOICES)), max_size=6, unique=True))
+    options = {"max_batch_size": 8} | {name: draw(st.sampled_from(CHOICES[name])) for name in names}
+    if "overload" in options:
+        options.setdefault("max_queued_requests", 9)
+    if "priority_mixing" in options:
+        options.setdefault("priority_levels", 3)
+    try:
+        BatchOptions.of(options)
+    except ValueError:
+        reject()  # they do not go together
+    return options
+
+
+@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@given(options=mixes(), seed=st.integers(0, 1000), rate=st.sampled_from([100.0, 250.0, 600.0]))
+def test_a_simulation_does_what_the_engine_does_with_any_mix_of_options(options, seed, rate):
+    levels = range(1, options.get("priority_levels", 1) + 1)
+    wishes = {
+        "priority": (None, *levels),
+        "deadline_s": (None, None, 0.0437, 0.1007),
+        "queue_timeout_s": (None, None, 0.0301),
+    }
+    trace = some_trace(rate=rate, requests=60, seed=seed, **wishes)
+    compared("trio", trace, options)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.0103])
+def test_bare_times_are_calls_of_nothing(wait_s):
+    options = BatchOptions(max_batch_size=8, batch_wait_timeout_s=wait_s, max_queued_requests=9)
+    trace = [arrival.at for arrival in some_trace()]
+    bare = simulate(trace, options, RUN_TIME)
+    spelt_out = simulate([Arrival(at) for at in trace], options, RUN_TIME)
+    assert bare.batches == spelt_out.batches
+    assert bare.outcomes == spelt_out.outcomes
+    assert Outcome.REJECTED in bare.outcomes
+
+
+# What a simulation tells
+
+
+def test_requests_of_one_instant_share_a_batch():
+    simulation = simulate([1, 1, 1, 5], BatchOptions(), Linear(1.0, 0.0))
+    assert [batch.requests for batch in simulation.batches] == [(0, 1, 2), (3,)]
+    assert [batch.cut_at for batch in simulation.batches] == [1, 5]
+
+
+def test_requests_that_come_when_a_batch_ends_are_in_the_next_one():
+    simulation = simulate([0, 0.5, 1.0, 1.0], BatchOptions(), Linear(1.0, 0.0))
+    assert [batch.requests for batch in simulation.batches] == [(0,), (1, 2, 3)]
+
+
+def test_latencies_and_waits_are_told_by_place_in_the_trace():
+    simulation = simulate([0, 0.25, 0.5], BatchOptions(max_batch_size=1), Linear(1.0, 0.0))
+    assert list(simulation.latency_s) == [1.0, 1.75, 2.5]
+    assert list(simulation.waits_s()) == [0.0, 0.75, 1.5]
+    assert simulation.duration_s == 3.0
+    assert simulation.busy_share == 1.0
+    assert simulation.mean_batch == 1.0
+
+
+def test_a_request_that_is_not_answered_has_no_latency():
+    options = BatchOptions(max_batch_size=1, max_queued_requests=1)
+    simulation = simulate([0, 0.1, 0.2], options, Linear(1.0, 0.0))
+    assert simulation.count[Outcome.REJECTED] == 1
+    assert math.isnan(simulation.latency_s[2])
+    assert math.isnan(simulation.waits_s()[2])
+    assert simulation.percentile_s(100) == 1.9
+
+
+@pytest.mark.parametrize(
+    ("percent", "latency_s"), [(0, 1.0), (1, 1.0), (50, 2.0), (75, 3.0), (76, 4.0), (100, 4.0)]
+)
+def test_a_percentile_is_the_latency_of_a_request(percent, latency_s):
+    simulation = simulate([0] * 4, BatchOptions(max_batch_size=1), Linear(1.0, 0.0))
+    assert simulation.percentile_s(percent) == latency_s
+
+
+def test_an_empty_trace_makes_no_batch():
+    simulation = simulate([], BatchOptions(), RUN_TIME)
+    assert (simulation.batches, simulation.duration_s, simulation.busy_share) == ([], 0.0, 0.0)
+    assert math.isnan(simulation.percentile_s(99))
+    assert math.isnan(simulation.mean_batch)
+
+
+def test_what_would_wait_for_ever_is_drained_when_nobody_comes_any_more():
+    options = BatchOptions(max_batch_size=2, batch_wait_timeout_s=None)
+    simulation = simulate([0, 1, 2], options, Linear(5.0, 0.0))
+    assert [(batch.cut_at, batch.reason) for batch in simulation.batches] == [
+        (1, CutReason.FULL),
+        (6, CutReason.DRAIN),
+    ]
+    assert simulation.reasons[CutReason.DRAIN] == 1
+
+
+def test_a_batch_that_everybody_leaves_frees_its_slot():
+    trace = [Arrival(0, deadline_s=1.0), Arrival(0.5, deadline_s=3.0)]
+    simulation = simulate(trace, BatchOptions(max_batch_size=1), Linear(2.0, 0.0))
+    assert [(batch.cut_at, batch.run_s) for batch in simulation.batches] == [(0, 1.0), (1.0, 2.0)]
+    assert simulation.outcomes == [Outcome.EXPIRED, Outcome.FINISHED]
+
+
+def test_times_that_vary_are_the_same_in_every_simulation():
+    model = Linear(0.01, 0.001, jitter=0.2, seed=3)
+    trace = [arrival.at for arrival in some_trace()]
+    first, second = (simulate(trace, BatchOptions(), model) for _ in range(2))
+    assert first.batches == second.batches
+    ratios = [batch.run_s / model(batch.size) for batch in first.batches]
+    assert 0.1 < math.sqrt(sum(math.log(ratio) ** 2 for ratio in ratios) / len(ratios)) < 0.3
+    other = simulate(trace, BatchOptions(), Linear(0.01, 0.001, jitter=0.2, seed=4))
+    assert other.batches != first.batches
+
+
+def test_a_function_can_say_how_long_a_batch_takes():
+    simulation = simulate([0, 0, 0], BatchOptions(), {3: 0.5}.__getitem__)
+    assert simulation.percentile_s(50) == 0.5
+
+
+# What can't be simulated
+
+
+@pytest.mark.parametrize("at", [0.5, math.nan, math.inf])
+def test_a_trace_goes_forward_in_time(at):
+    with pytest.raises(ValueError, match=f"request 1 of it comes at {at} s, after one at 1.0 s"):
+        simulate([1.0, at], BatchOptions(), RUN_TIME)
+
+
+@pytest.mark.parametrize("run_s", [-1.0, math.nan, math.inf])
+def test_a_model_must_give_a_time(run_s):
+    with pytest.raises(ValueError, match="for a batch of size 2 it gives"):
+        simulate([0, 0], BatchOptions(), lambda _size: run_s)
+
+
+def test_items_that_are_split_are_refused():
+    options = BatchOptions(
+        batch_size_fn=cost, split=lambda item, _room: [item], join=lambda results: results
+    )
+    with pytest.raises(ValueError, match="split can't be simulated"):
+        simulate([0], options, RUN_TIME)
+
+
+class Never(LinePolicy):
+    def choose(self, line: Sequence[Request], now: float, hurry: Hurry | None) -> Wait:
+        return Wait(None)
+
+
+def test_a_rule_that_never_makes_a_batch_is_told():
+    options = BatchOptions(policy=lambda _options: Never())
+    with pytest.raises(RuntimeError, match="no batch is made"):
+        simulate([0], options, RUN_TIME)

@@ -1,0 +1,62 @@
+"""Options as they are written on a command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.core.latency_target import LatencyTarget
+from shoal.core.queue_policy import QueuePolicy
+from shoal.planning.mistake import Mistake
+from shoal.planning.option_values import checked, option_pairs, written
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("priority_levels=3", "priority_levels", 3),
+        ("priority-levels = 3", "priority_levels", 3),
+        ("batch_wait_timeout_s=0.005", "batch_wait_timeout_s", 0.005),
+        ("batch_wait_timeout_s=none", "batch_wait_timeout_s", None),
+        ("overload=wait", "overload", "wait"),
+        ("isolate_errors=true", "isolate_errors", True),
+        ("allowed_batch_sizes=8,16", "allowed_batch_sizes", [8, 16]),
+        ("allowed_batch_sizes=[8,16]", "allowed_batch_sizes", [8, 16]),
+        ('adaptive={"p99_s": 0.1}', "adaptive", LatencyTarget(p99_s=0.1)),
+        ('default_queue_policy={"timeout_s": 1}', "default_queue_policy", QueuePolicy(timeout_s=1)),
+        (
+            'queue_policies={"2": {"timeout_s": 1}}',
+            "queue_policies",
+            {2: QueuePolicy(timeout_s=1)},
+        ),
+    ],
+)
+def test_what_is_written_is_read(text, name, value):
+    assert option_pairs([text]) == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("priority_levels", "an option is written NAME=VALUE"),
+        ("levels=3", "'levels' is not an option of a batcher; there are max_batch_size, "),
+        ("bucket_by=x", "bucket_by is a function"),
+        ('adaptive={"p98_s": 1}', "adaptive: "),
+        ('queue_policies={"x": {}}', "queue_policies: "),
+    ],
+)
+def test_what_is_no_option_is_told(text, complaint):
+    with pytest.raises(Mistake, match=complaint):
+        option_pairs([text])
+
+
+def test_values_are_checked_as_those_of_a_batcher_are():
+    assert checked({"max_batch_size": 3}).max_batch_size == 3
+    with pytest.raises(Mistake, match="max_batch_size must be at least 1, not 0"):
+        checked({"max_batch_size": 0})
+    with pytest.raises(Mistake, match="max_batch_size must be a whole number"):
+        checked({"max_batch_size": "many"})
+
+
+def test_options_are_written_as_keywords():
+    pairs = {"max_batch_size": 3, "overload": "wait", "bucket_by": len}
+    assert written(pairs) == "max_batch_size=3, overload='wait'"

@@ -1,0 +1,74 @@
+"""A rule of a user's own in a batcher: what the check promises is what the batcher asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, Caller, line_up
+from shoal.core.batch import CutReason
+from shoal.core.policies.base import LinePolicy, Wait
+from shoal.testing import ScriptedHandler, check_policy, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.core.options import BatchOptions
+    from shoal.core.policies.base import Hurry
+    from shoal.core.request import Request
+
+
+class EvenBeforeOdd(LinePolicy):
+    """Even numbers leave at once, together; odd ones when nobody else waits, or in a hurry."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        super().__init__()
+        self.size = options.max_batch_size
+
+    def choose(
+        self, line: Sequence[Request], now: float, hurry: Hurry | None
+    ) -> tuple[Sequence[Request], CutReason] | Wait:
+        even = [request for request in line if request.item % 2 == 0]
+        if even:
+            return even[: self.size], CutReason.FULL
+        return Wait(None) if hurry is None else (line[: self.size], hurry.reason)
+
+
+def test_it_keeps_its_promises():
+    check_policy(lambda: EvenBeforeOdd(shoal.BatchOptions(max_batch_size=3)))
+
+
+@pytest.mark.anyio
+async def test_it_decides_what_a_batch_is_made_of():
+    handler: ScriptedHandler[int, int] = ScriptedHandler()
+    batcher = shoal.Batcher(handler, policy=EvenBeforeOdd, max_batch_size=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        caller = await tasks.start(Caller(call.map([1, 3, 4, 5, 6])).run)
+        for items in ([4, 6], [1, 3, 5]):
+            batch = await handler.next_batch()
+            assert batch.items == items
+            batch.answer_each(lambda item: -item)
+            await settle()
+            await handler.no_batch()
+            batcher.flush()
+    assert caller.outcome == [-1, -3, -4, -5, -6]
+
+
+@pytest.mark.anyio
+async def test_who_leaves_while_a_batch_is_taken_is_not_in_it():
+    handler: ScriptedHandler[int, int] = ScriptedHandler()
+    batcher = shoal.Batcher(handler, policy=EvenBeforeOdd, max_batch_size=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        stays, leaves = await line_up(tasks, call(1), call(3))
+        await settle()
+        batcher.flush()  # the slot is woken first, and finds the caller gone who has had no turn
+        leaves.leave()
+        batch = await handler.next_batch()
+        assert batch.items == [1]
+        batch.answer([-1])
+        await settle()
+        assert (stays.outcome, leaves.outcome) == (-1, LEFT)
+        await handler.no_batch()

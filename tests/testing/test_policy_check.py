@@ -1,0 +1,417 @@
+"""The policy check: each promise is seen to be broken where it is, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shoal.core.batch import CutReason
+from shoal.core.policies.base import BatchPolicy, Cut, LinePolicy, Wait
+from shoal.testing import check_policy, make_request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from random import Random
+
+    from shoal.core.policies.base import Hurry
+    from shoal.core.request import Request
+
+SIZE = 3
+WINDOW_S = 1.0
+
+
+class SizeOrWindow(BatchPolicy):
+    """The plainest policy there is; each of those below breaks one promise of its own."""
+
+    def __init__(self) -> None:
+        self.line: list[Request] = []
+
+    def add(self, request: Request) -> bool:
+        self.line.append(request)
+        return False
+
+    def remove(self, request: Request) -> None:
+        self.line.remove(request)
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        if not self.line:
+            return Wait(None, 1)
+        if hurry is not None:
+            return Cut(SIZE, hurry.reason)
+        if len(self.line) >= SIZE:
+            return Cut(SIZE, CutReason.FULL)
+        due = self.line[0].arrived_at + WINDOW_S
+        return Cut(SIZE, CutReason.TIMER) if due <= now else Wait(due, SIZE)
+
+    def take(self, cut: Cut) -> list[Request]:
+        taken, self.line = self.line[: cut.size], self.line[cut.size :]
+        return taken
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        self.line = [*requests, *self.line]
+
+    def waiting(self) -> Iterable[Request]:
+        return self.line
+
+
+class LosesOne(SizeOrWindow):
+    def take(self, cut: Cut) -> list[Request]:
+        taken = super().take(cut)
+        del self.line[3:4]
+        return taken
+
+
+class LosesWhatIsPutBack(SizeOrWindow):
+    def put_back(self, requests: Sequence[Request]) -> None:
+        pass
+
+
+class KeepsWhatItHandsOut(SizeOrWindow):
+    def take(self, cut: Cut) -> list[Request]:
+        return self.line[: cut.size]
+
+
+class HandsOutTwiceAtOnce(SizeOrWindow):
+    def take(self, cut: Cut) -> list[Request]:
+        taken = super().take(cut)
+        return [*taken, taken[0]] if len(taken) < cut.size else taken
+
+
+class HandsOutAgain(SizeOrWindow):
+    """Says who waits as it should, and yet gives out the last batch's first request once more."""
+
+    last: Request | None = None
+
+    def take(self, cut: Cut) -> list[Request]:
+        taken = super().take(cut)
+        again = [] if self.last is None else [self.last]
+        self.last = taken[0]
+        return taken if len(taken) == cut.size else [*taken, *again]
+
+
+class HandsOutWhoHasLeft(SizeOrWindow):
+    def remove(self, request: Request) -> None:
+        pass
+
+
+class WaitsUnderAHurry(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        return super().decide(now, None)
+
+
+class DoesNotHurryForOne(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        return super().decide(now, None if hurry is None or hurry.request is not None else hurry)
+
+
+class HurriesOnceForOne(SizeOrWindow):
+    last: Request | None = None
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        wanted = None if hurry is None else hurry.request
+        is_asked_again = wanted is not None and wanted is self.last
+        self.last = wanted
+        return super().decide(now, None if is_asked_again else hurry)
+
+
+class SaysThatOneWaitsTwice(SizeOrWindow):
+    def waiting(self) -> Iterable[Request]:
+        return [*self.line, *self.line[:1]]
+
+
+class SaysThatAnotherWaits(SizeOrWindow):
+    last: Sequence[Request] = ()
+
+    def take(self, cut: Cut) -> list[Request]:
+        self.last = super().take(cut)
+        return [*self.last]
+
+    def waiting(self) -> Iterable[Request]:
+        return [*self.last[:1], *self.line[1:]] if self.line else []
+
+
+class TakesNothing(SizeOrWindow):
+    def take(self, cut: Cut) -> list[Request]:
+        return []
+
+
+class TakesTooMuch(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        decision = super().decide(now, hurry)
+        return Cut(2, decision.reason) if isinstance(decision, Cut) else decision
+
+    def take(self, cut: Cut) -> list[Request]:
+        return super().take(Cut(SIZE, cut.reason))
+
+
+class CutsNothing(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        decision = super().decide(now, hurry)
+        return Cut(0, decision.reason) if isinstance(decision, Cut) else decision
+
+
+class CutsAnEmptyLine(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        return super().decide(now, hurry) if self.line else Cut(1, CutReason.TIMER)
+
+
+class HurriesAnEmptyLine(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        if not self.line and hurry is not None:
+            return Cut(1, hurry.reason)
+        return super().decide(now, hurry)
+
+
+class NamesNothing(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        decision = super().decide(now, hurry)
+        return decision if isinstance(decision, Cut) else Wait(None)
+
+
+class WaitsForCompanyForEver(SizeOrWindow):
+    """Behind its back it looks as if it had good reason to wait, whoever comes."""
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        return super().decide(now, hurry) if hurry is not None else Wait(None)
+
+
+class NamesATimeThatHasCome(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        decision = super().decide(now, hurry)
+        return Wait(now) if isinstance(decision, Wait) and self.line else decision
+
+
+class NamesATimeAndThenAnother(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        decision = super().decide(now, hurry)
+        if isinstance(decision, Cut) and decision.reason is CutReason.TIMER:
+            return Wait(now + WINDOW_S, SIZE)
+        return decision
+
+
+class NamesATimeForNobody(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        return super().decide(now, hurry) if self.line else Wait(now + WINDOW_S, 1)
+
+
+class SleepsWhenItIsFull(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        decision = super().decide(now, hurry)
+        return Wait(decision.until) if isinstance(decision, Wait) and self.line else decision
+
+
+class SleepsThroughAnUrgentOne(SizeOrWindow):
+    """A request with an odd item has half the window, and nobody is told."""
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        decision = super().decide(now, hurry)
+        if isinstance(decision, Cut) or not self.line:
+            return decision
+        due = min(request.arrived_at + WINDOW_S / (1 + request.item % 2) for request in self.line)
+        return Cut(SIZE, CutReason.TIMER) if due <= now else Wait(due, SIZE)
+
+
+class LetsTooManyJoin(SizeOrWindow):
+    def take_within(self, room: float) -> list[Request]:
+        return self.take(Cut(int(room) + 1, CutReason.FULL))
+
+
+class LetsTheSameJoinAgain(SizeOrWindow):
+    def take_within(self, room: float) -> list[Request]:
+        return self.line[:1]
+
+
+class PutsBackToTheEnd(SizeOrWindow):
+    def put_back(self, requests: Sequence[Request]) -> None:
+        self.line += requests
+
+
+class DecidesOtherwise(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        return super().decide(now, hurry) if self.line else None
+
+
+BROKEN = {
+    LosesOne: "exactly once",
+    LosesWhatIsPutBack: "exactly once",
+    KeepsWhatItHandsOut: "exactly once",
+    HandsOutTwiceAtOnce: "exactly once",
+    HandsOutAgain: "exactly once",
+    HandsOutWhoHasLeft: "exactly once",
+    WaitsUnderAHurry: "with a hurry",
+    DoesNotHurryForOne: "with a hurry",
+    HurriesOnceForOne: "with a hurry",
+    SaysThatOneWaitsTwice: "exactly once",
+    SaysThatAnotherWaits: "exactly once",
+    TakesNothing: "at least one request and at most its size",
+    TakesTooMuch: "at least one request and at most its size",
+    CutsNothing: "at least one request and at most its size",
+    CutsAnEmptyLine: "an empty line",
+    HurriesAnEmptyLine: "an empty line",
+    NamesNothing: "when to decide again",
+    WaitsForCompanyForEver: "when to decide again",
+    NamesATimeThatHasCome: "the time that Wait named",
+    NamesATimeAndThenAnother: "the time that Wait named",
+    NamesATimeForNobody: "the time that Wait named",
+    SleepsWhenItIsFull: "when to decide again",
+    SleepsThroughAnUrgentOne: "when to decide again",
+    LetsTooManyJoin: "no more than there is room for",
+    LetsTheSameJoinAgain: "exactly once",
+    PutsBackToTheEnd: "its old place",
+    DecidesOtherwise: "decide says Cut or Wait",
+}
+
+
+class AddTells(SizeOrWindow):
+    """Leaves it to `add` to say when a slot must decide again."""
+
+    def add(self, request: Request) -> bool:
+        super().add(request)
+        return len(self.line) in (1, SIZE)
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        decision = super().decide(now, hurry)
+        return Wait(decision.until) if isinstance(decision, Wait) else decision
+
+
+class LetsOthersJoin(SizeOrWindow):
+    def take_within(self, room: float) -> list[Request]:
+        return self.take(Cut(int(room), CutReason.FULL))
+
+
+class OnlyWhenFull(SizeOrWindow):
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        if hurry is None and len(self.line) < SIZE:
+            return Wait(None, SIZE)
+        return super().decide(now, hurry)
+
+
+class UntilIdle(LinePolicy):
+    """Its time moves on with each arrival; it has no other end than the next one's absence."""
+
+    def choose(self, line, now, hurry):
+        if hurry is not None:
+            return line[:SIZE], hurry.reason
+        due = line[-1].arrived_at + WINDOW_S
+        return (line[:SIZE], CutReason.IDLE) if due <= now else Wait(due)
+
+
+class EqualItems(LinePolicy):
+    """Takes from all over the line, and waits only for company."""
+
+    def choose(self, line, now, hurry):
+        groups: dict[int, list[Request]] = {}
+        for request in line:
+            groups.setdefault(request.item, []).append(request)
+        for group in groups.values():
+            if len(group) >= SIZE:
+                return group[:SIZE], CutReason.FULL
+        return Wait(None) if hurry is None else (groups[line[0].item][:SIZE], hurry.reason)
+
+
+@pytest.mark.parametrize(
+    "policy", [SizeOrWindow, AddTells, LetsOthersJoin, OnlyWhenFull, UntilIdle, EqualItems]
+)
+def test_a_policy_that_keeps_its_promises_passes(policy):
+    check_policy(policy)
+
+
+@pytest.mark.parametrize("policy", BROKEN, ids=lambda policy: policy.__name__)
+def test_a_promise_that_is_broken_is_named(policy):
+    with pytest.raises(AssertionError, match=f"^{policy.__name__} .*{BROKEN[policy]}"):
+        check_policy(policy)
+
+
+def test_the_report_says_how_to_come_there_again():
+    with pytest.raises(AssertionError) as found:
+        check_policy(WaitsUnderAHurry)
+    seed = int(re.search(r"seeds=\[(\d+)\]", str(found.value))[1])
+    with pytest.raises(AssertionError) as again:
+        check_policy(WaitsUnderAHurry, seeds=[seed])
+    assert str(again.value) == str(found.value)
+    last = str(found.value).splitlines()[-1]
+    assert re.fullmatch(r"decide\(.*, hurry=\w+\).* -> Wait\(until=.*, wake_at=3\)", last)
+
+
+def test_the_first_programs_are_short_and_show_every_step():
+    with pytest.raises(AssertionError) as found:
+        check_policy(TakesNothing)
+    steps = str(found.value).splitlines()[1:]
+    assert len(steps) < 20
+    assert any(re.match(r"add\(r1\), item=\d+, arrived_at=", step) for step in steps)
+    assert steps[-1] == "take -> []"
+
+
+def test_of_a_long_program_the_end_is_shown():
+    with pytest.raises(AssertionError) as found:
+        check_policy(WaitsForCompanyForEver, seeds=[300])
+    steps = str(found.value).splitlines()[1:]
+    assert re.fullmatch(r"\.\.\. \d+ steps before", steps[0])
+    assert len(steps) == 51
+
+
+@pytest.mark.parametrize(
+    "method", ["add", "remove", "decide", "take", "put_back", "take_within", "waiting"]
+)
+def test_what_a_policy_raises_breaks_a_promise(method):
+    def fail(*_: object) -> None:
+        raise KeyError("oops")
+
+    policy = type("Raises", (SizeOrWindow,), {method: fail})
+    with pytest.raises(AssertionError, match="raises nothing") as found:
+        check_policy(policy)
+    assert isinstance(found.value.__cause__, KeyError)
+    assert f"{method}" in str(found.value).splitlines()[-1]
+    assert str(found.value).endswith("raises KeyError('oops')")
+
+
+def test_requests_are_made_as_the_policy_needs_them():
+    seen = []
+
+    def request(random: Random, arrived_at: float) -> Request:
+        seen.append(
+            make_request(
+                "x" * random.randint(1, 5),
+                arrived_at=arrived_at,
+                priority=random.randint(1, 3),
+                deadline=arrived_at + 1,
+                cost=2.5,
+                key="k",
+                metadata={"user": 7},
+            )
+        )
+        return seen[-1]
+
+    check_policy(SizeOrWindow, make_request=request, seeds=[200])
+    assert {request.priority for request in seen} == {1, 2, 3}
+    assert {(r.cost, r.key, r.metadata["user"]) for r in seen} == {(2.5, "k", 7)}
+    assert all(request.deadline == request.arrived_at + 1 for request in seen)
+    arrivals = [request.arrived_at for request in seen]
+    assert arrivals == sorted(arrivals)
+
+
+def test_some_requests_were_parked_before_they_are_added():
+    waited = []
+
+    class NotesTheTime(SizeOrWindow):
+        now = 0.0
+
+        def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+            self.now = now
+            return super().decide(now, hurry)
+
+        def add(self, request: Request) -> bool:
+            waited.append(self.now > request.arrived_at)
+            return super().add(request)
+
+    check_policy(NotesTheTime)
+    assert 0 < sum(waited) < len(waited) / 2
+
+
+def test_a_request_that_is_made_says_what_a_plain_call_does():
+    request = make_request("item")
+    assert (request.item, request.arrived_at, request.priority, request.cost) == ("item", 0.0, 1, 1)
+    assert (request.deadline, request.key, dict(request.metadata)) == (None, None, {})
+    assert not request.cancelled
