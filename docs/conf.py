@@ -51,6 +51,8 @@ nitpick_ignore_regex = [
     (r"py:class", r"\w+"),
     # What calls are made of; not for users to name.
     (r"py:.*", r"shoal\.batching\.intake\.Intake"),
+    # The default of an option that is the batcher's own unless given.
+    (r"py:.*", r"shoal\.core\.queue_policy\.Same"),
 ]
 
 
@@ -95,10 +97,12 @@ def show_one_signature(_app: Sphinx) -> None:
             analyzer.overloads.clear()
 
 
-def keep_colons_in_returns(
-    _app: Sphinx, _what: str, _name: str, _obj: object, _options: object, lines: list[str]
+def keep_colons(
+    _app: Sphinx, what: str, _name: str, _obj: object, _options: object, lines: list[str]
 ) -> None:
-    """Says that what comes before a colon in a Returns section is no type."""
+    """Says that what comes before a colon is no type: in a Returns section, or of an attribute."""
+    if what in ("attribute", "property") and lines:
+        lines[0] = f": {lines[0]}"
     for place, line in enumerate(lines[:-1]):
         if line.strip() == "Returns:":
             following = lines[place + 1]
@@ -109,5 +113,5 @@ def keep_colons_in_returns(
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_unreleased_changes)
     app.connect("builder-inited", show_one_signature)
-    app.connect("autodoc-process-docstring", keep_colons_in_returns, priority=400)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)
     app.connect("missing-reference", resolve_public_name)

@@ -81,6 +81,29 @@ async def app(scope, receive, send):
 """
 
 
+HELD_HANDLER = """
+import sys
+import time
+
+
+def handler(items: list[int]) -> list[int]:
+    print("begun", file=sys.stderr, flush=True)
+    time.sleep(0.01)
+    return items
+"""
+
+WITHOUT_EXTRAS = """
+import sys
+
+for name in ("h11", "h2", "hypercorn", "matplotlib", "orjson", "pydantic", "starlette"):
+    sys.modules[name] = None
+
+from shoal.cli import main
+
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 @pytest.fixture
 def directory(tmp_path):
     (tmp_path / "served.py").write_text(APPLICATION)
@@ -88,6 +111,8 @@ def directory(tmp_path):
     (tmp_path / "slow_import.py").write_text(SLOW_IMPORT)
     (tmp_path / "slow_start.py").write_text(SLOW_START)
     (tmp_path / "needy.py").write_text("import a_module_that_nobody_has\n")
+    (tmp_path / "held.py").write_text(HELD_HANDLER)
+    (tmp_path / "without_extras.py").write_text(WITHOUT_EXTRAS)
     return tmp_path
 
 
@@ -238,6 +263,52 @@ def test_ctrl_c_before_the_server_listens_ends_without_a_traceback(directory, ap
     assert "Traceback" not in said
 
 
+# Planning. What the two commands do is tested in tests/planning.
+
+
+def test_a_plan_is_printed(directory):
+    ended = run(directory, "simulate", "--rate", "50", "--duration", "2", "--run-time", "0.01")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "handler busy" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "--rate", "50", "--duration", "2", "--run-time", "0.01"],
+        ["tune", "held:handler", "--item", "1", "--rate", "1", "--p99", "100", "--runs", "5"],
+    ],
+)
+def test_planning_needs_nothing_but_shoal(directory, arguments):
+    if arguments[0] == "tune":
+        arguments = [*arguments, "--max-batch-size", "1", "--requests", "100"]
+    ended = subprocess.run(
+        [sys.executable, "without_extras.py", *arguments],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+def test_ctrl_c_ends_measuring_without_a_traceback(directory, loop):
+    arguments = ["--item", "1", "--rate", "1", "--p99", "1", "--runs", "100000"]
+    process = subprocess.Popen(
+        command("tune", "held:handler", *arguments, "--event-loop", loop),
+        cwd=directory,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stderr.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=HANG_S)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+
+
 # Mistakes of the user's: one line, no traceback.
 
 
@@ -327,11 +398,27 @@ def test_an_application_that_does_not_start_shows_its_traceback(directory):
 # Help.
 
 
-def test_help_shows_an_example(capsys):
+@pytest.mark.parametrize(
+    ("name", "example"),
+    [
+        ("serve", "shoal serve my_module:app"),
+        ("simulate", "shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64"),
+        ("tune", "shoal tune my_module:embed --item"),
+    ],
+)
+def test_help_shows_an_example(name, example, capsys):
     with pytest.raises(SystemExit) as ended:
-        main(["serve", "--help"])
+        main([name, "--help"])
     assert ended.value.code == 0
-    assert "shoal serve my_module:app" in capsys.readouterr().out
+    assert example in capsys.readouterr().out
+
+
+def test_help_names_every_command(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert re.findall(r"^    (\w+) ", told, re.MULTILINE) == ["serve", "simulate", "tune"]
 
 
 def test_the_version_is_told(capsys):

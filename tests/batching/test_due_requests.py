@@ -11,7 +11,7 @@ import pytest
 import shoal
 from batching.scenes import Held, Recorder, Steps, line_up, outcome, settle
 from shoal import CutReason
-from shoal.testing.asgi import ask
+from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
 
@@ -41,13 +41,9 @@ class Slow(Recorder):
         pytest.param(None, ["due 5", "due 9", "due 12", "due 30", "none"], id="last"),
     ],
 )
-async def test_the_earliest_deadline_goes_first(
-    aging_s: float | None, expected: list[str]
-) -> None:
+async def test_the_earliest_deadline_goes_first(aging_s: float | None, expected: list[str]) -> None:
     held = Held()
-    batcher = shoal.Batcher(
-        held, max_batch_size=1, order="deadline", priority_aging_s=aging_s
-    )
+    batcher = shoal.Batcher(held, max_batch_size=1, order="deadline", priority_aging_s=aging_s)
     async with batcher as call, anyio.create_task_group() as tasks:
         await line_up(tasks, call("plug"))
         await settle()
@@ -131,6 +127,18 @@ async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
             assert 15 <= handler.started_at[-1] - started < 16
 
 
+async def test_a_handler_that_always_takes_as_long_ends_in_time() -> None:
+    handler = Slow(4)
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=60)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for _ in range(40):
+            await line_up(tasks, call("before"))
+            batcher.flush()
+            await anyio.sleep(5)
+        (caller,) = await line_up(tasks, call.options(deadline_s=20)("due"))
+    assert caller.outcome == "due"
+
+
 async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
     handler = Slow(0)
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=60, bucket_by=lambda item: item[0])
@@ -173,12 +181,14 @@ async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> Non
 
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
     handler = Slow(0)
-    async with shoal.Batcher(handler, batch_wait_timeout_s=60) as call:
-        async with anyio.create_task_group() as tasks:
-            started = anyio.current_time()
-            (urgent,) = await line_up(tasks, call.options(deadline_s=10)("urgent"))
-            await line_up(tasks, call("patient"))
-            urgent.leave()
+    async with (
+        shoal.Batcher(handler, batch_wait_timeout_s=60) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        started = anyio.current_time()
+        (urgent,) = await line_up(tasks, call.options(deadline_s=10)("urgent"))
+        await line_up(tasks, call("patient"))
+        urgent.leave()
     assert handler.batches == [["patient"]]
     assert handler.started_at == [pytest.approx(started + 60)]
 
@@ -254,18 +264,33 @@ async def test_of_the_scope_and_the_calls_own_deadline_the_earlier_counts() -> N
 
 async def test_a_call_that_can_not_end_in_time_is_refused_at_once() -> None:
     handler = Slow(4)
-    batcher = shoal.Batcher(handler, max_batch_size=2, refuse_late=True)
+    batcher = shoal.Batcher(handler, max_batch_size=1, refuse_late=True)
     async with batcher as call, anyio.create_task_group() as tasks:
-        assert await outcome(call.options(deadline_s=5)("unknown yet")) == "unknown yet"
+        callers = await line_up(tasks, call.options(deadline_s=9)("not measured yet"))
+        await settle()
+        callers += await line_up(tasks, call.options(deadline_s=9)("not known either"))
+        await anyio.sleep(10)
+        callers += await line_up(tasks, call("running"))
+        await settle()
         started = anyio.current_time()
-        refusal = await outcome(call.options(deadline_s=3)("late"))
+        refusal = await outcome(call.options(deadline_s=7)("late"))
         assert isinstance(refusal, shoal.Overloaded)
-        assert "would end 4 s from now, and is due in 3 s" in str(refusal)
+        assert "would end 8 s from now, and is due in 7 s" in str(refusal)
         assert anyio.current_time() == started
         assert batcher.statistics().rejected == 1
-        in_time = await line_up(tasks, call.options(deadline_s=5)("in time"), call("whenever"))
-    assert [caller.outcome for caller in in_time] == ["in time", "whenever"]
-    assert ["late"] not in handler.batches
+        callers += await line_up(tasks, call.options(deadline_s=9)("in time"))
+        callers += await line_up(tasks, call("whenever"))
+    ran = ["not measured yet", "not known either", "running", "in time", "whenever"]
+    assert [caller.outcome for caller in callers] == ran
+    assert handler.batches == [[item] for item in ran]
+
+
+async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster() -> None:
+    handler = Slow(10)
+    async with shoal.Batcher(handler, max_batch_size=1, refuse_late=True) as call:
+        await call("a cold start")
+        handler.run_s = 1
+        assert await outcome(call.options(deadline_s=5)("warm")) == "warm"
 
 
 async def test_what_is_ahead_in_line_counts_for_refusing() -> None:
@@ -286,15 +311,17 @@ async def test_what_is_ahead_in_line_counts_for_refusing() -> None:
 async def test_a_late_call_is_503_over_http() -> None:
     app = shoal.App()
 
-    @app.endpoint("/x")
-    @shoal.batch(request_timeout_s=5, refuse_late=True, max_batch_size=1)
+    @app.endpoint("/x", request_timeout_s=7, refuse_late=True, max_batch_size=1)
     async def slow(items: list[int]) -> list[int]:
-        assert items == [1]
         await anyio.sleep(4)
         return items
 
     async with app.lifespan():
         assert (await ask(app, "/x", 1)).status == 200
-        slow.batcher.configure(request_timeout_s=3)
-        answer = await ask(app, "/x", 2)
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        running = Call(app, "/x", item=2)
+        async with calling(running):
+            await settle()
+            late = await ask(app, "/x", 3)
+            await running.returned.wait()
+    assert (late.status, late.headers["retry-after"]) == (503, "1")
+    assert running.answer.status == 200

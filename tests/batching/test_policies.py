@@ -1,4 +1,4 @@
-"""How batches are formed where requests are not all alike: idle gaps, costs, keys, sizes, own rules."""
+"""How batches are formed where requests are not all alike: gaps, costs, keys, sizes, own rules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from batching.scenes import (
 )
 from shoal import CutReason
 from shoal.core.policies.base import Hurry, LinePolicy, Wait
-from shoal.errors import ItemTooLarge
 from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ async def test_the_item_of_several_parameters_is_the_tuple_of_them_in_their_orde
     async with batcher as call:
         assert await call(size=3, text="a") == "a"
         assert await call("b", 4, fast=False) == "b"
-        with pytest.raises(ItemTooLarge):
+        with pytest.raises(shoal.ItemTooLarge):
             await call("c", 5)
     assert seen == [("a", 3, True), ("b", 4, False), ("c", 5, True)]
 
@@ -167,7 +166,7 @@ BROKEN_COSTS = pytest.mark.parametrize(
         pytest.param(lambda: -1, ValueError, id="negative"),
         pytest.param(lambda: None, TypeError, id="None"),
         pytest.param(lambda: "many", TypeError, id="text"),
-        pytest.param(lambda: 11, ItemTooLarge, id="too large"),
+        pytest.param(lambda: 11, shoal.ItemTooLarge, id="too large"),
     ],
 )
 
@@ -319,9 +318,7 @@ async def test_keys_of_empty_buckets_are_forgotten() -> None:
 @pytest.mark.parametrize("how", ["flush", "drain", "close"])
 async def test_all_buckets_are_sent_when_no_company_is_waited_for(how: str) -> None:
     handler = Recorder()
-    batcher = shoal.Batcher(
-        handler, max_batch_size=3, batch_wait_timeout_s=None, bucket_by=by_tens
-    )
+    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None, bucket_by=by_tens)
     async with anyio.create_task_group() as tasks, batcher as call:
         callers = await line_up(tasks, *map(call, [1, 11, 2, 21]))
         await settle()
@@ -379,7 +376,8 @@ async def test_streams_are_padded_too() -> None:
         yield [f"{item}{place}" for place, item in enumerate(items)]
         yield [shoal.END, "more", ValueError("only of c"), "of nobody"]
 
-    batcher = shoal.Batcher(handler, max_batch_size=3 + 1, batch_wait_timeout_s=1, allowed_batch_sizes=(4,))  # fmt: skip
+    options = {"max_batch_size": 4, "batch_wait_timeout_s": 1, "allowed_batch_sizes": (4,)}
+    batcher = shoal.Batcher(handler, **options)
     async with batcher as call, anyio.create_task_group() as tasks:
         readers = await read_all(tasks, *map(call, "abc"))
     assert [reader.items for reader in readers] == [["a0"], ["b1", "more"], ["c2"]]
@@ -416,6 +414,7 @@ async def test_what_is_below_the_smallest_allowed_size_is_padded_up_even_by_down
     [
         pytest.param(lambda size: 1.0, [4], id="all sizes take as long"),
         pytest.param(lambda size: size * 1.0, [2, 2], id="each item takes as long"),
+        pytest.param(lambda size: 2 + size / 2, [4], id="most of it does not depend on the size"),
     ],
 )
 async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(
@@ -426,9 +425,7 @@ async def test_padding_by_cost_takes_the_size_that_takes_less_time_a_request(
         await anyio.sleep(run_s(len(items)))
         return items
 
-    batcher = shoal.Batcher(
-        handler, max_batch_size=4, allowed_batch_sizes=(2, 4), padding="cost"
-    )
+    batcher = shoal.Batcher(handler, max_batch_size=4, allowed_batch_sizes=(2, 4), padding="cost")
     sizes: list[int] = []
     async with batcher as call:
         for count in (4, 2):  # so that both are known
@@ -477,7 +474,7 @@ async def test_a_broken_pad_fails_its_batch_and_the_batcher_goes_on(pad: Any) ->
 
 async def test_costs_are_padded_to_an_allowed_sum() -> None:
     def pad(items: list[int], size: int) -> list[int]:
-        return items + [size - sum(items)]
+        return [*items, size - sum(items)]
 
     handler = Recorder()
     batcher = shoal.Batcher(
@@ -585,7 +582,7 @@ class Broken(Newest):
 
 async def test_a_broken_rule_fails_all_who_wait_with_its_error_as_the_cause() -> None:
     batcher = shoal.Batcher(Recorder(), policy=Broken)
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
         async with batcher as call:
             errors = await outcomes(call(1), call(2))
             assert [type(error) for error in errors] == [shoal.BatcherClosed] * 2
@@ -594,3 +591,11 @@ async def test_a_broken_rule_fails_all_who_wait_with_its_error_as_the_cause() ->
             assert not batcher.is_alive
             assert isinstance(await outcome(call(3)), shoal.BatcherClosed)
     assert caught.group_contains(ZeroDivisionError)
+
+
+async def test_a_policy_that_is_none_is_refused_when_the_batcher_is_made() -> None:
+    def no_policy(options: BatchOptions) -> Any:
+        return options.max_batch_size
+
+    with pytest.raises(TypeError, match="must make a BatchPolicy from the options, not 10"):
+        shoal.Batcher(Recorder(), policy=no_policy)

@@ -8,8 +8,18 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Caller, Held, Recorder, Steps, line_up, outcome, settle
-from shoal.core.queue_policy import QueuePolicy
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Caller,
+    Held,
+    Recorder,
+    Steps,
+    line_up,
+    outcome,
+    outcomes,
+    settle,
+)
 from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
@@ -133,17 +143,16 @@ async def test_no_level_starves_under_a_flood_of_higher_ones() -> None:
 async def test_streams_have_levels_too() -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler, max_batch_size=1, priority_levels=2)
-        async with batcher as call:
-            async with call("plug") as plug:
+        async with batcher as call, call("plug") as plug:
+            await settle()
+            low, high = call.options(priority=2)("low"), call.options(priority=1)("high")
+            async with low, high:
+                steps.end()
+                assert [item async for item in plug] == []
+                steps.end()
                 await settle()
-                low, high = call.options(priority=2)("low"), call.options(priority=1)("high")
-                async with low, high:
-                    steps.end()
-                    assert [item async for item in plug] == []
-                    steps.end()
-                    await settle()
-                    assert steps.batches == [["plug"], ["high"], ["low"]]
-                    steps.end()
+                assert steps.batches == [["plug"], ["high"], ["low"]]
+                steps.end()
 
 
 # What a call may ask for
@@ -209,7 +218,7 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_line(
     policy_s: float | None, call_s: float | None, ends_at: float
 ) -> None:
     held = Held()
-    policy = QueuePolicy(timeout_s=policy_s)
+    policy = shoal.QueuePolicy(timeout_s=policy_s)
     batcher = shoal.Batcher(held, max_batch_size=1, default_queue_policy=policy)
     async with batcher as call, anyio.create_task_group() as tasks:
         await plugged(tasks, call)
@@ -279,7 +288,7 @@ async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_a
         held,
         max_batch_size=1,
         priority_levels=2,
-        queue_policies={1: QueuePolicy(timeout_s=2, timeout_action="delay")},
+        queue_policies={1: shoal.QueuePolicy(timeout_s=2, timeout_action="delay")},
         priority_aging_s=None,
     )
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -297,7 +306,7 @@ async def test_what_is_delayed_lets_its_own_level_go_first_and_is_served_after_a
 
 async def test_a_delay_without_levels_keeps_the_order_of_those_that_are_delayed() -> None:
     held = Held()
-    policy = QueuePolicy(timeout_s=2, timeout_action="delay")
+    policy = shoal.QueuePolicy(timeout_s=2, timeout_action="delay")
     batcher = shoal.Batcher(held, max_batch_size=3, default_queue_policy=policy)
     async with batcher as call, anyio.create_task_group() as tasks:
         await plugged(tasks, call)
@@ -317,7 +326,7 @@ async def test_the_bound_of_a_level_refuses_whatever_overload_says() -> None:
         priority_levels=2,
         overload="wait",
         max_queued_requests=9,
-        queue_policies={2: QueuePolicy(max_queued_requests=1)},
+        queue_policies={2: shoal.QueuePolicy(max_queued_requests=1)},
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         await put(tasks, call, "plug", priority=1)
@@ -335,13 +344,27 @@ async def test_the_bound_of_a_level_refuses_whatever_overload_says() -> None:
     assert batcher.statistics().rejected == 1
 
 
+async def test_a_burst_into_an_idle_batcher_is_within_the_bound_of_its_level() -> None:
+    handler = Recorder()
+    policy = shoal.QueuePolicy(max_queued_requests=1)
+    async with shoal.Batcher(handler, max_batch_size=3, default_queue_policy=policy) as call:
+        assert await outcomes(*map(call, range(3))) == [0, 1, 2]
+        refused = [
+            result
+            for result in await outcomes(*map(call, range(4)))
+            if isinstance(result, Exception)
+        ]
+    assert [type(error) for error in refused] == [shoal.Overloaded]
+    assert [len(batch) for batch in handler.batches] == [3, 3]
+
+
 async def test_each_level_may_have_a_window_of_its_own() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(
         handler,
         priority_levels=2,
         batch_wait_timeout_s=10,
-        queue_policies={1: QueuePolicy(batch_wait_timeout_s=1)},
+        queue_policies={1: shoal.QueuePolicy(batch_wait_timeout_s=1)},
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         started = anyio.current_time()
@@ -361,7 +384,7 @@ async def test_a_level_without_a_window_only_fills_the_room_of_others() -> None:
         max_batch_size=3,
         priority_levels=2,
         priority_aging_s=None,
-        queue_policies={2: QueuePolicy(batch_wait_timeout_s=None)},
+        queue_policies={2: shoal.QueuePolicy(batch_wait_timeout_s=None)},
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         low = await put(tasks, call, "low 1", "low 2", priority=2)
@@ -375,7 +398,7 @@ async def test_a_level_without_a_window_only_fills_the_room_of_others() -> None:
 
 async def test_an_overloaded_level_is_503_over_http() -> None:
     app, held = shoal.App(), Held()
-    policy = QueuePolicy(max_queued_requests=1)
+    policy = shoal.QueuePolicy(max_queued_requests=1)
 
     @app.endpoint("/x", max_batch_size=1, default_queue_policy=policy)
     async def handler(items: list[int]) -> list[int]:
@@ -396,7 +419,7 @@ async def test_an_overloaded_level_is_503_over_http() -> None:
 
 async def test_what_waits_in_line_for_too_long_is_504_over_http() -> None:
     app, held = shoal.App(), Held()
-    policy = QueuePolicy(timeout_s=2)
+    policy = shoal.QueuePolicy(timeout_s=2)
 
     @app.endpoint("/x", max_batch_size=1, default_queue_policy=policy)
     async def handler(items: list[int]) -> list[int]:

@@ -14,7 +14,6 @@ import pytest
 
 import shoal
 from batching.scenes import PENDING, Recorder, line_up, outcomes, outcomes_in_order, settle
-from shoal.errors import ItemTooLarge
 from shoal.testing import ScriptedHandler
 
 pytestmark = pytest.mark.anyio
@@ -93,7 +92,7 @@ async def test_tx2_a_key_for_each_shape_keeps_them_apart() -> None:
 async def test_tx3_a_call_larger_than_a_batch_is_refused_with_both_numbers() -> None:
     handler = Recorder()
     async with shoal.Batcher(handler, max_batch_size=3, **ROWS) as call:
-        with pytest.raises(ItemTooLarge, match="costs 4, .* max_batch_size=3"):
+        with pytest.raises(shoal.ItemTooLarge, match=r"costs 4, .* max_batch_size=3"):
             await call([1, 2, 3, 4])
     assert handler.batches == []
 
@@ -135,16 +134,18 @@ async def test_tx5_a_call_that_does_not_match_the_signature_fails_alone_at_once(
     async def added(x: list[int], y: list[int]) -> list[int]:
         return [a + b for a, b in zip(x, y, strict=True)]
 
-    async with shoal.Batcher(added, max_batch_size=2, batch_wait_timeout_s=None) as call:
-        async with anyio.create_task_group() as tasks:
-            (first,) = await line_up(tasks, call(1, 2))
-            wrong: Any = call
-            with pytest.raises(TypeError):
-                await wrong(x=1)
-            with pytest.raises(TypeError):
-                await wrong(x=1, y=2, z=3)
-            assert first.outcome == PENDING
-            assert await call(3, 4) == 7
+    async with (
+        shoal.Batcher(added, max_batch_size=2, batch_wait_timeout_s=None) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        (first,) = await line_up(tasks, call(1, 2))
+        wrong: Any = call
+        with pytest.raises(TypeError):
+            await wrong(x=1)
+        with pytest.raises(TypeError):
+            await wrong(x=1, y=2, z=3)
+        assert first.outcome == PENDING
+        assert await call(3, 4) == 7
     assert first.outcome == 3
 
 
@@ -182,7 +183,10 @@ async def test_tx9_callers_may_order_inputs_and_pick_outputs_as_they_like() -> N
     async def model(a: list[int], b: list[int], wanted: list[str]) -> list[dict[str, int]]:
         batches.append(len(a))
         made = [{"less": x - y, "more": x + y} for x, y in zip(a, b, strict=True)]
-        return [{key: out[key] for key in keys} for keys, out in zip(map(str.split, wanted), made)]
+        return [
+            {key: out[key] for key in keys}
+            for keys, out in zip(map(str.split, wanted), made, strict=True)
+        ]
 
     async with shoal.Batcher(model, max_batch_size=4, batch_wait_timeout_s=None) as call:
         results = await outcomes_in_order(

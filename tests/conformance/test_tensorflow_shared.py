@@ -15,8 +15,6 @@ import pytest
 
 import shoal
 from batching.scenes import Caller, Held, Recorder, line_up, outcome, settle
-from shoal.core.queue_policy import QueuePolicy
-from shoal.errors import ItemTooLarge
 
 pytestmark = pytest.mark.anyio
 
@@ -178,14 +176,17 @@ async def test_tb7_the_counts_are_exact_after_every_call(sizes: Any, bound: int)
 async def test_tb8_a_clogged_queue_does_not_stop_another(sizes: Any) -> None:
     held, other = Held(), Recorder()
     options = {**sizes, "max_batch_size": 10, "max_queued_requests": 2}
-    async with shoal.Batcher(held, **options) as clogged, shoal.Batcher(other, **options) as call:
-        async with anyio.create_task_group() as tasks:
-            await line_up(tasks, clogged(1))
-            await settle()
-            await line_up(tasks, clogged(1), clogged(1))
-            assert isinstance(await outcome(clogged(1)), shoal.Overloaded)
-            assert [await call(size) for size in (1, 2, 3)] == [1, 2, 3]
-            held.gate.set()
+    async with (
+        shoal.Batcher(held, **options) as clogged,
+        shoal.Batcher(other, **options) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, clogged(1))
+        await settle()
+        await line_up(tasks, clogged(1), clogged(1))
+        assert isinstance(await outcome(clogged(1)), shoal.Overloaded)
+        assert [await call(size) for size in (1, 2, 3)] == [1, 2, 3]
+        held.gate.set()
     assert other.batches == [[1], [2], [3]]
 
 
@@ -203,13 +204,13 @@ async def test_tb10_a_bound_of_zero_admits_what_can_start_now(sizes: Any) -> Non
 
 async def test_tb10_the_bound_of_a_level_must_be_positive() -> None:
     with pytest.raises(ValueError, match="max_queued_requests must be at least 1, not 0"):
-        QueuePolicy(max_queued_requests=0)
+        shoal.QueuePolicy(max_queued_requests=0)
 
 
 async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels() -> None:
     queue = Recorder()
     async with shoal.Batcher(queue, **LEVELS) as call:
-        with pytest.raises(ItemTooLarge, match="costs 11, .* max_batch_size=10"):
+        with pytest.raises(shoal.ItemTooLarge, match=r"costs 11, .* max_batch_size=10"):
             await call.options(priority=LOW)(11)
         assert await call.options(priority=LOW)(10) == 10
     assert queue.batches == [[10]]
@@ -217,7 +218,7 @@ async def test_tb12_one_bound_holds_for_the_tasks_of_all_levels() -> None:
 
 async def test_tb13_a_full_low_level_refuses_with_its_counts() -> None:
     held = Held()
-    policies = {LOW: QueuePolicy(max_queued_requests=2)}
+    policies = {LOW: shoal.QueuePolicy(max_queued_requests=2)}
     queue = shoal.Batcher(held, **LEVELS, queue_policies=policies)
     async with queue as call, anyio.create_task_group() as tasks:
         low = call.options(priority=LOW)
@@ -244,7 +245,7 @@ async def test_tb14_low_tasks_alone_run_when_they_are_full() -> None:
     ("usual_s", "policies"),
     [
         pytest.param(1, {}, id="the queue's time-out"),
-        pytest.param(9, {LOW: QueuePolicy(batch_wait_timeout_s=1)}, id="their own time-out"),
+        pytest.param(9, {LOW: shoal.QueuePolicy(batch_wait_timeout_s=1)}, id="their own time-out"),
     ],
 )
 async def test_tb14_low_tasks_alone_run_at_a_time_out(usual_s: float, policies: Any) -> None:
@@ -323,7 +324,7 @@ async def test_tb22_with_splitting_the_task_that_comes_last_is_divided() -> None
 
 
 async def test_tb23_the_queue_with_the_highest_and_then_the_oldest_task_is_first() -> None:
-    """The queues are buckets of one batcher, since those of two batchers have slots of their own."""
+    """The queues are buckets of one batcher, since batchers have slots of their own."""
     held = Held()
     options = {
         **LEVELS,

@@ -1,8 +1,8 @@
 """What Triton's tests of its dynamic batcher assert (group TR).
 
 Sizes are costs here: an input of 3 rows is one request whose cost is 3. M is `max_batch_size`, 8;
-the preferred sizes are 2 and 6; the delay is `batch_wait_timeout_s`, 10 s. Triton tells *fast*, well
-before the delay, from *late*; in virtual time that is 0 s and 10 s after the arrival.
+the preferred sizes are 2 and 6; the delay is `batch_wait_timeout_s`, 10 s. Triton tells *fast*,
+well before the delay, from *late*; in virtual time that is 0 s and 10 s after the arrival.
 """
 
 from __future__ import annotations
@@ -223,10 +223,12 @@ async def test_tr27_without_a_delay_those_who_come_while_the_handler_runs_are_on
         await anyio.sleep(0.1)
         return items
 
-    async with shoal.Batcher(handler, max_batch_size=100) as call:
-        async with anyio.create_task_group() as tasks:
-            callers = await line_up(tasks, call(0))
-            await settle()
-            callers += await line_up(tasks, *map(call, range(1, 12)))
+    async with (
+        shoal.Batcher(handler, max_batch_size=100) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, call(0))
+        await settle()
+        callers += await line_up(tasks, *map(call, range(1, 12)))
     assert [caller.outcome for caller in callers] == list(range(12))
     assert batches == [1, 11]

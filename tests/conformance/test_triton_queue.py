@@ -9,7 +9,6 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, line_up, read_all, settle
-from shoal.core.queue_policy import QueuePolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,7 +20,10 @@ SIZES: dict[str, Any] = {"max_batch_size": 8, "batch_size_fn": lambda size: size
 
 @pytest.mark.parametrize(
     "bound",
-    [{"max_queued_requests": 8}, {"default_queue_policy": QueuePolicy(max_queued_requests=8)}],
+    [
+        {"max_queued_requests": 8},
+        {"default_queue_policy": shoal.QueuePolicy(max_queued_requests=8)},
+    ],
     ids=["the line's", "the level's"],
 )
 async def test_tq1_what_is_beyond_the_bound_is_refused_at_once(bound: Any) -> None:
@@ -50,7 +52,7 @@ async def test_tq3_what_waits_for_too_long_is_rejected_and_counted() -> None:
         **SIZES,
         preferred_batch_sizes=(4,),
         batch_wait_timeout_s=10,
-        default_queue_policy=QueuePolicy(timeout_s=0.1),
+        default_queue_policy=shoal.QueuePolicy(timeout_s=0.1),
     )
     async with batcher as call, anyio.create_task_group() as tasks:
         started = anyio.current_time()
@@ -178,9 +180,11 @@ async def test_tq13_no_one_or_many_answers_end_properly() -> None:
         for step in range(max(items) + 1):
             yield [item if step < item else shoal.END for item in items]
 
-    async with shoal.Batcher(repeat, max_batch_size=3, batch_wait_timeout_s=None) as call:
-        async with anyio.create_task_group() as tasks:
-            readers = await read_all(tasks, call(0), call(1), call(5))
+    async with (
+        shoal.Batcher(repeat, max_batch_size=3, batch_wait_timeout_s=None) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        readers = await read_all(tasks, call(0), call(1), call(5))
     assert [reader.items for reader in readers] == [[], [1], [5] * 5]
     assert [reader.outcome for reader in readers] == ["end"] * 3
 

@@ -47,25 +47,21 @@ class LineModel:
         self.came: dict[Request, int] = {}  # the order in which they were put in line
         self.places: dict[Request, int] = {}  # the same, but who was delayed is behind the others
         self.newest_at: dict[Any, float] = {}
-        self.leave_by: dict[Request, tuple[float, int]] = {}
+        self.leave_by: dict[Request, float] = {}
+        self.delayed_at: dict[Request, float] = {}
         self.watched: list[tuple[float, int, Request, str]] = []
         self._count = 0
 
     # Who is let in
 
-    def is_plain(self) -> bool:
-        """Whether nobody waits for company, so that nobody has to leave early."""
+    def may_wait(self) -> bool:
+        """Whether anybody waits for company, so that who is due has to leave early."""
         o = self.options
-        return o.batch_wait_timeout_s == 0 and not (
-            o.idle_timeout_s is not None
-            or o.batch_size_fn
-            or o.bucket_by
-            or o.allowed_batch_sizes
-            or o.preferred_batch_sizes
-            or o.priority_levels > 1
-            or o.queue_policies
-            or o.default_queue_policy
-            or o.order != "arrival"
+        policies = [p for p in (*o.queue_policies.values(), o.default_queue_policy) if p]
+        return (
+            o.batch_wait_timeout_s != 0
+            or o.idle_timeout_s is not None
+            or any(policy.batch_wait_timeout_s is not SAME for policy in policies)
         )
 
     def room(self) -> float:
@@ -88,12 +84,14 @@ class LineModel:
         policy = self.options.queue_policy(request.priority)
         if policy is None or policy.max_queued_requests is None:
             return False
+        if cost_of([*self.queued, request]) <= self.idle * self.options.max_batch_size:
+            return False  # it will not wait
         same = [r for r in self.queued + self.parked if r.priority == request.priority]
         return len(same) >= policy.max_queued_requests
 
     def victim(self, newcomer: Request) -> Request | None:
         """Who makes room: of the lowest level the oldest, or the newest if that is lower."""
-        if self.parked or not self.queued or not self.options.overload.startswith("shed"):
+        if not self.queued or not self.options.overload.startswith("shed"):
             return None
         lowest = max(request.priority for request in self.queued)
         of_it = [request for request in self.queued if request.priority == lowest]
@@ -112,8 +110,10 @@ class LineModel:
             victim = self.victim(request)
             if victim is None:
                 return "refused", None
-            self.leave(victim, "shed")
+            self.ended[victim] = "shed"
+            self.queued.remove(victim)
             self._line_up(request)
+            self.let_in()
             return "queued", victim
         self._line_up(request)
         return "queued", None
@@ -127,11 +127,8 @@ class LineModel:
     def _note(self, request: Request) -> None:
         """Notes when a request with a deadline must leave, where requests wait for company."""
         due = None if request.options is None else request.options.due
-        if due is not None and not self.is_plain():
-            size = min(len(self.queued), self.options.max_batch_size)
-            run_s = self.former.model.bound_s(size)
-            at = (request.arrived_at + due) / 2 if run_s is None else due - run_s
-            self.leave_by[request] = (at, self._count)
+        if due is not None and self.may_wait():
+            self.leave_by[request] = (request.arrived_at + due) / 2  # no run time is known
 
     def _add(self, request: Request) -> None:
         self._count += 1
@@ -185,10 +182,11 @@ class LineModel:
                 continue
             if what != "delay":
                 ending.append(request)
-            elif request in self.queued and self.knows_levels():
+                continue
+            self.delayed_at[request] = self.now
+            if request in self.queued and self.knows_levels():
                 self._count += 1
                 self.places[request] = self._count
-                request.options.delayed = True
         return ending
 
     def knows_levels(self) -> bool:
@@ -211,16 +209,19 @@ class LineModel:
         if asked is None or not self.knows_levels():
             return place
         level, aging_s = asked.priority, o.priority_aging_s
+        delayed = request in self.delayed_at
+        came_at = self.delayed_at.get(request, request.arrived_at)
         if aging_s is None:
             if o.order == "deadline":
                 due = math.inf if asked.due is None else asked.due
-                return level, asked.delayed, due, place
-            return level, asked.delayed, place
+                return level, delayed, due, place
+            return level, delayed, place
         if o.order == "deadline":
             due = request.arrived_at + aging_s if asked.due is None else asked.due
-            return due - self.now + (level + asked.delayed) * aging_s, place
-        waited_s = self.now - request.arrived_at
-        return level + asked.delayed - waited_s / aging_s, place
+            if delayed:
+                due = max(due, came_at + aging_s)
+            return due - self.now + (level + delayed) * aging_s, place
+        return level + delayed - (self.now - came_at) / aging_s, place
 
     def buckets(self) -> dict[Any, list[Request]]:
         """The requests that may share a batch, each bucket in order."""
@@ -252,16 +253,17 @@ class LineModel:
                 return idle, CutReason.IDLE
         return window, CutReason.TIMER
 
-    def hurry(self) -> tuple[CutReason, Request | None] | None:
-        """Why a batch is wanted now, and for whom."""
+    def hurry(self) -> CutReason | None:
+        """Why a batch is wanted now, whichever."""
         if any(request in self.flushed for request in self.queued):
-            return CutReason.FLUSH, None
-        if self.draining and self.queued:
-            return CutReason.DRAIN, None
-        noted = sorted((*self.leave_by[r], r) for r in self.queued if r in self.leave_by)
-        if noted and noted[0][0] <= self.now:
-            return CutReason.DEADLINE, noted[0][2]
-        return None
+            return CutReason.FLUSH
+        return CutReason.DRAIN if self.draining and self.queued else None
+
+    def who_must_leave(self) -> list[Request]:
+        """Those whose deadline comes so near that they can't wait, the first of them."""
+        noted = {r: self.leave_by[r] for r in self.queued if r in self.leave_by}
+        first = min(noted.values(), default=math.inf)
+        return [request for request, at in noted.items() if at == first <= self.now]
 
     def cut(self, bucket: list[Request], hurry: CutReason | None) -> Batch | None:
         """The batch that leaves a bucket now; None if it had better wait."""
@@ -299,9 +301,7 @@ class LineModel:
             reason_here = CutReason.FULL
         else:
             reason_here = reason
-        # What costs nothing is in the company of the first that does.
-        free = next((n for n, one in enumerate(bucket) if one.cost), len(bucket))
-        fits = bucket[:free] + fitting(bucket[free:], sizes[-1])
+        fits = fitting(bucket, sizes[-1])
         hits = [n for n in range(1, len(fits) + 1) if cost_of(fits[:n]) in sizes]
         if hits and (waits or not has_window):
             return fitting(bucket, cost_of(bucket[: hits[-1]])), CutReason.FULL
@@ -309,35 +309,35 @@ class LineModel:
             return None
         return fits, reason_here
 
-    def batches(self) -> tuple[list[Batch], bool]:
-        """The batches that may be cut now, none if all wait; and whether the choice is free."""
+    def batches(self) -> list[Batch]:
+        """The batches that may be cut now; none if all wait."""
         hurry = self.hurry()
-        buckets = self.buckets()
-        if hurry is not None and hurry[1] is not None:
-            wanted = self.cut(buckets[self.key(hurry[1])], hurry[0])
-            assert wanted is not None
-            return [wanted], False
-        reason = None if hurry is None else hurry[0]
-        cuts = [self.cut(bucket, reason) for bucket in buckets.values()]  # best head first
+        buckets = self.buckets()  # the one with the best head is first
+        cuts = [self.cut(bucket, hurry) for bucket in buckets.values()]
         found = [cut for cut in cuts if cut is not None]
-        return (found, True) if hurry is not None else (found[:1], False)
+        if hurry is not None:
+            return found
+        wanted = [
+            self.cut(buckets[self.key(request)], CutReason.DEADLINE)
+            for request in self.who_must_leave()
+        ]
+        return [*found[:1], *[cut for cut in wanted if cut is not None]]
 
     def until(self) -> float:
         """When something is due, if nothing happens."""
         dues = [self.due(bucket)[0] for bucket in self.buckets().values()]
-        noted = [self.leave_by[r][0] for r in self.queued if r in self.leave_by]
+        noted = [self.leave_by[r] for r in self.queued if r in self.leave_by]
         return min([*dues, *noted], default=math.inf)
 
     def change(self, options: BatchOptions) -> None:
         """Takes in new options; who waits is put in line by them, in order of arrival."""
         self.options = options
         self.queued.sort(key=lambda request: (request.arrived_at, self.places[request]))
-        self.places, self.newest_at = {}, {}
+        self.places, self.newest_at, self.leave_by = {}, {}, {}
         for request in self.queued:
             self._add(request)
             self.came[request] = self._count
-            if request not in self.leave_by:
-                self._note(request)
+            self._note(request)
 
 
 def fitting(bucket: list[Request], most: float) -> list[Request]:

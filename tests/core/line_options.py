@@ -63,9 +63,17 @@ LIMIT = st.builds(
 )
 WINDOWS_BY_LEVEL = of(
     priority_levels=3,
-    priority_aging_s=None,
+    priority_aging_s=AGEING,
     queue_policies=st.dictionaries(st.integers(1, 3), LIMIT, max_size=2),
     default_queue_policy=st.one_of(st.none(), LIMIT),
+)
+DELAYS = of(
+    priority_levels=st.integers(1, 2),
+    priority_aging_s=AGEING,
+    order=st.sampled_from(["arrival", "deadline"]),
+    default_queue_policy=st.builds(
+        QueuePolicy, timeout_s=st.sampled_from([None, 0.5, 1.0]), timeout_action=st.just("delay")
+    ),
 )
 PADDING = of(
     max_batch_size=4,
@@ -83,7 +91,7 @@ ANY = some(
     MAYBE_COSTS,
     st.one_of(of(), IDLE),
     st.one_of(of(), KEYS),
-    st.one_of(of(), LEVELS, ISOLATED, EARLIEST, WINDOWS_BY_LEVEL),
+    st.one_of(of(), LEVELS, ISOLATED, EARLIEST, WINDOWS_BY_LEVEL, DELAYS),
     st.one_of(of(), PADDING, PREFERRED),
 )
 
@@ -93,12 +101,13 @@ FAMILIES: dict[str, Some] = {
     "UntilIdle": some(SIZE, BOUND, IDLE),
     "Levels": some(SIZE, BOUND, LEVELS, MAYBE_COSTS),
     "WindowsByLevel": some(SIZE, BOUND, WINDOWS_BY_LEVEL, MAYBE_COSTS),
+    "Delays": some(SIZE, BOUND, DELAYS),
     "EarliestDeadline": some(SIZE, BOUND, EARLIEST),
     "AllowedSizes": some(FOUR, BOUND, PADDING, MAYBE_COSTS),
     "PreferredSizes": some(FOUR, BOUND, PREFERRED, MAYBE_COSTS),
     "Buckets": some(SIZE, BOUND, KEYS, MAYBE_COSTS),
     "BucketsUntilIdle": some(SIZE, BOUND, KEYS, IDLE),
-    "BucketsByRank": some(SIZE, BOUND, KEYS, st.one_of(LEVELS, EARLIEST, WINDOWS_BY_LEVEL)),
+    "BucketsByRank": some(SIZE, BOUND, KEYS, st.one_of(LEVELS, EARLIEST, DELAYS)),
     "BucketsOfSizes": some(FOUR, KEYS, MAYBE_COSTS, st.one_of(PADDING, PREFERRED)),
     "LevelsApart": some(SIZE, BOUND, ISOLATED, MAYBE_COSTS),
     "Anything": ANY,

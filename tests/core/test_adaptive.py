@@ -80,9 +80,9 @@ def test_before_anything_is_known_one_request_goes_at_once() -> None:
     assert rule.cut_at(now, now, now, 1) <= now
 
 
-def test_sizes_double_as_they_are_measured() -> None:
+def test_sizes_grow_as_they_are_measured() -> None:
     model = LatencyModel()
-    rule, now = rule_of(model, target=LatencyTarget(p99_s=10))
+    rule, now = rule_of(model, target=LatencyTarget(p99_s=10, growth=2))
     sizes: list[float] = []
     for _ in range(9):
         assert rule.cut_at(now, now - 0.01, now, 128) <= now
@@ -102,6 +102,15 @@ def test_growth_says_how_far_a_batch_ventures() -> None:
 def test_no_batch_is_larger_than_the_option_allows() -> None:
     rule, _ = rule_of(target=LatencyTarget(p99_s=100), most=16)
     assert rule.limit() == rule.limit(1000) == 16
+
+
+def test_a_batch_beyond_the_only_size_measured_is_no_larger_than_holds_at_worst() -> None:
+    model = LatencyModel()
+    model.observe(1, 0.02)
+    rule, now = rule_of(model)
+    rule.cut_at(now, now, now, 100)
+    bound_s = model.bound_s(rule.limit(100))
+    assert bound_s == pytest.approx(PLANNED_S)
 
 
 def test_what_waits_goes_at_once_if_its_run_is_in_time() -> None:

@@ -98,6 +98,24 @@ def test_a_cold_first_batch_is_forgotten_with_the_second() -> None:
     assert model.run_s(64) == pytest.approx(line(64), rel=0.2)
 
 
+def test_a_pause_among_the_first_batches_is_no_other_pace() -> None:
+    model = told([1, 2, 4, 8], line)
+    told([8], lambda size: 10 * line(size), model)
+    told([8, 4], line, model)
+    for size in (1, 2, 4, 8):
+        assert model.run_s(size) == pytest.approx(line(size))
+
+
+def test_the_noise_of_few_batches_is_no_other_pace() -> None:
+    errors: list[float] = []
+    for seed in range(100):
+        chance = random.Random(seed)
+        sizes = [chance.choice([1, 2, 4, 8, 16, 32]) for _ in range(30)]
+        model = told(sizes, noisy(0.3, seed=seed))
+        errors += [abs(math.log((model.run_s(size) or 0) / line(size))) for size in (1, 8, 64)]
+    assert mean(errors) < 0.18
+
+
 def test_pauses_that_are_rare_move_neither_the_line_nor_the_bound() -> None:
     chance = random.Random(3)
     times = noisy(0.02)
@@ -190,7 +208,7 @@ def test_a_step_in_the_times_is_not_taken_for_another_pace() -> None:
 
     model = told([10, 30, 50] * 20, steps)
     told([30] * 40, steps, model)
-    told([50, 10] * 6, steps, model)
+    told([50] * 6, steps, model)
     assert model.run_s(10) == pytest.approx(0.02, rel=0.01)
     assert model.run_s(50) == pytest.approx(0.06, rel=0.01)
 

@@ -17,7 +17,7 @@ def test_a_target_plans_with_a_part_of_it() -> None:
 
 def test_only_the_target_itself_must_be_said() -> None:
     target = LatencyTarget(p99_s=1)
-    assert (target.p99_s, target.headroom, target.growth) == (1.0, 0.9, 2.0)
+    assert (target.p99_s, target.headroom, target.growth) == (1.0, 0.9, 4.0)
     assert type(target.p99_s) is float
 
 
@@ -50,7 +50,7 @@ def test_a_target_is_frozen() -> None:
         ({"p99_s": 1, "headroom": "most"}, TypeError, "headroom must be a number, such as 0.9"),
         ({"p99_s": 1, "growth": 1}, ValueError, "growth must be above 1, and finite, not 1.0"),
         ({"p99_s": 1, "growth": math.inf}, ValueError, "growth must be above 1"),
-        ({"p99_s": 1, "growth": [2]}, TypeError, "growth must be a number, such as 2, not [2]"),
+        ({"p99_s": 1, "growth": [2]}, TypeError, "growth must be a number, such as 4, not [2]"),
     ],
 )
 def test_what_is_no_target_is_refused_with_what_was_passed(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import pickle
 from typing import Any, get_type_hints
 
 import pytest
 
-from shoal import BatchOptions
+from shoal import BatchOptions, LatencyTarget, QueuePolicy
 from shoal.core.option_keywords import OptionKeywords
 
 
@@ -21,9 +23,29 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert dataclasses.asdict(BatchOptions()) == {
         "max_batch_size": 10,
         "batch_wait_timeout_s": 0.0,
+        "idle_timeout_s": None,
         "max_concurrent_batches": 1,
         "max_queued_requests": None,
         "overload": "reject",
+        "batch_size_fn": None,
+        "bucket_by": None,
+        "allowed_batch_sizes": None,
+        "padding": "up",
+        "pad": None,
+        "preferred_batch_sizes": None,
+        "priority_levels": 1,
+        "default_priority": None,
+        "priority_aging_s": 10.0,
+        "priority_mixing": "merge",
+        "queue_policies": {},
+        "default_queue_policy": None,
+        "order": "arrival",
+        "use_scope_deadline": False,
+        "refuse_late": False,
+        "split": None,
+        "join": None,
+        "adaptive": None,
+        "policy": None,
         "stream_buffer": 16,
         "slow_reader_timeout_s": 10.0,
         "cancel_abandoned": True,
@@ -36,11 +58,20 @@ def test_the_defaults_are_those_of_the_contract() -> None:
 
 def test_the_keywords_for_type_checkers_are_the_fields() -> None:
     fields = get_type_hints(BatchOptions)
-    assert get_type_hints(OptionKeywords) == fields
+    keywords = get_type_hints(OptionKeywords)
     assert [field.name for field in dataclasses.fields(BatchOptions)] == list(fields)
+    assert list(keywords) == list(fields)
+    del fields["policy"], keywords["policy"]  # its argument is the record, which comes later
+    assert keywords == fields
 
 
-WHOLE = ["max_batch_size", "max_concurrent_batches", "stream_buffer", "max_queued_requests"]
+WHOLE = [
+    "max_batch_size",
+    "max_concurrent_batches",
+    "stream_buffer",
+    "priority_levels",
+    "max_queued_requests",
+]
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -58,13 +89,13 @@ def test_what_is_no_whole_number_is_a_type_error(name: str, given: Any) -> None:
         BatchOptions.of({name: given})
 
 
-@pytest.mark.parametrize("name", WHOLE[:3])
+@pytest.mark.parametrize("name", WHOLE[:-1])
 def test_none_is_no_whole_number_either(name: str) -> None:
     with pytest.raises(TypeError, match=name):
         BatchOptions.of({name: None})
 
 
-@pytest.mark.parametrize(("name", "least"), [(name, 1) for name in WHOLE[:3]] + [(WHOLE[3], 0)])
+@pytest.mark.parametrize(("name", "least"), [*[(name, 1) for name in WHOLE[:-1]], (WHOLE[-1], 0)])
 def test_whole_numbers_have_a_least_value(name: str, least: int) -> None:
     assert getattr(BatchOptions.of({name: least}), name) == least
     with pytest.raises(ValueError, match=f"{name} must be at least {least}"):
@@ -73,6 +104,8 @@ def test_whole_numbers_have_a_least_value(name: str, least: int) -> None:
 
 SECONDS = [
     "batch_wait_timeout_s",
+    "idle_timeout_s",
+    "priority_aging_s",
     "slow_reader_timeout_s",
     "handler_timeout_s",
     "request_timeout_s",
@@ -109,17 +142,186 @@ def test_none_means_no_limit_but_for_the_time_that_closing_takes() -> None:
         BatchOptions.of({"graceful_shutdown_timeout_s": None})
 
 
-@pytest.mark.parametrize("name", ["cancel_abandoned", "isolate_errors"])
+@pytest.mark.parametrize(
+    "name", ["cancel_abandoned", "isolate_errors", "use_scope_deadline", "refuse_late"]
+)
 @pytest.mark.parametrize("given", [1, 0, "yes", None])
 def test_a_switch_is_true_or_false(name: str, given: Any) -> None:
     with pytest.raises(TypeError, match=name):
         BatchOptions.of({name: given})
 
 
-@pytest.mark.parametrize("given", ["drop", "", None, "REJECT"])
-def test_overload_is_one_of_the_known_rules(given: Any) -> None:
-    with pytest.raises(ValueError, match="'reject' or 'wait'"):
-        BatchOptions.of({"overload": given})
+CHOICES = {
+    "overload": ["reject", "wait", "shed_oldest", "shed_lowest"],
+    "padding": ["up", "down", "cost"],
+    "order": ["arrival", "deadline"],
+    "priority_mixing": ["merge", "isolate"],
+}
+WHERE_ALL_GO = {
+    "max_queued_requests": 1,
+    "priority_levels": 2,
+    "allowed_batch_sizes": [10],
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_choice_is_one_of_those_there_are(name: str) -> None:
+    *others, last = map(repr, CHOICES[name])
+    for given in ("drop", "", None, CHOICES[name][0].upper(), [1]):
+        with pytest.raises(ValueError, match=f"{name} must be {', '.join(others)} or {last}, not"):
+            BatchOptions.of({name: given})
+    for given in CHOICES[name]:
+        assert getattr(BatchOptions.of({**WHERE_ALL_GO, name: given}), name) == given
+
+
+FUNCTIONS = {
+    "batch_size_fn": {},
+    "bucket_by": {},
+    "pad": {"allowed_batch_sizes": [10]},
+    "split": {"join": sum, "batch_size_fn": len},
+    "join": {"split": divmod, "batch_size_fn": len},
+    "policy": {},
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_what_is_called_can_be_called(name: str) -> None:
+    assert getattr(BatchOptions.of({**FUNCTIONS[name], name: print}), name) is print
+    assert getattr(BatchOptions.of({name: None}), name) is None
+    for given in (3, "len", [len]):
+        with pytest.raises(TypeError, match=f"{name} must be a callable or None.*write {name}="):
+            BatchOptions.of({**FUNCTIONS[name], name: given})
+
+
+SIZES = ["allowed_batch_sizes", "preferred_batch_sizes"]
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("given", [[2, 4, 10], (2, 4, 10), range(2, 11, 8), (2.0, 10.0), {10: 1}])
+def test_sizes_are_kept_as_a_tuple_of_whole_numbers(name: str, given: Any) -> None:
+    sizes = getattr(BatchOptions.of({name: given}), name)
+    assert sizes == tuple(given)
+    assert {type(size) for size in sizes} == {int}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("given", [3, "10", 1.5, len])
+def test_what_is_no_collection_is_no_sizes(name: str, given: Any) -> None:
+    with pytest.raises(TypeError, match=rf"{name} must be some batch sizes, such as \(8, 16, 32\)"):
+        BatchOptions.of({name: given})
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("given", [[1.5, 10], ["1", 10], [True, 10], [None]])
+def test_each_size_is_a_whole_number(name: str, given: Any) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be a whole number"):
+        BatchOptions.of({name: given})
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("given", [[], [4, 2, 10], [4, 4, 10]])
+def test_sizes_ascend(name: str, given: Any) -> None:
+    with pytest.raises(ValueError, match=f"{name} must ascend"):
+        BatchOptions.of({name: given})
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_begin_at_1_and_end_within_a_batch(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+        BatchOptions.of({name: [0, 10]})
+    with pytest.raises(ValueError, match=f"{name} must not go beyond max_batch_size=10"):
+        BatchOptions.of({name: [10, 11]})
+
+
+def test_the_largest_allowed_size_is_that_of_a_batch() -> None:
+    with pytest.raises(ValueError, match="must be max_batch_size=10, not 8"):
+        BatchOptions.of({"allowed_batch_sizes": (4, 8)})
+    options = BatchOptions.of({"preferred_batch_sizes": (4, 8)})
+    assert options.preferred_batch_sizes == (4, 8)
+    changes: dict[str, Any] = {"max_batch_size": 6}
+    with pytest.raises(ValueError, match="must not go beyond max_batch_size=6"):
+        options.changed(changes)
+
+
+@pytest.mark.parametrize(("levels", "usual"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_the_usual_priority_is_the_middle_one(levels: int, usual: int) -> None:
+    assert BatchOptions(priority_levels=levels).usual_priority == usual
+    assert BatchOptions(priority_levels=levels, default_priority=1).usual_priority == 1
+
+
+@pytest.mark.parametrize("given", [0, 4, -1])
+def test_there_are_no_other_levels(given: int) -> None:
+    match = f"not {given}"
+    with pytest.raises(ValueError, match=match):
+        BatchOptions(priority_levels=3, default_priority=given)
+    with pytest.raises(ValueError, match=match):
+        BatchOptions(priority_levels=3, queue_policies={given: QueuePolicy()})
+    with pytest.raises(ValueError, match=match):
+        BatchOptions(priority_levels=3).checked_priority("priority", given)
+
+
+@pytest.mark.parametrize("given", ["1", 1.5, True])
+def test_a_level_is_a_whole_number(given: Any) -> None:
+    with pytest.raises(TypeError, match="default_priority"):
+        BatchOptions(priority_levels=3, default_priority=given)
+    with pytest.raises(TypeError, match="a level of queue_policies"):
+        BatchOptions(priority_levels=3, queue_policies={given: QueuePolicy()})
+
+
+def test_each_level_has_its_policy_or_the_default_one() -> None:
+    first, others = QueuePolicy(timeout_s=1), QueuePolicy(timeout_s=2)
+    options = BatchOptions(
+        priority_levels=3, queue_policies={1: first}, default_queue_policy=others
+    )
+    assert [options.queue_policy(level) for level in (1, 2, 3)] == [first, others, others]
+    assert BatchOptions().queue_policy(1) is None
+
+
+def test_the_policies_are_copied() -> None:
+    given = {1: QueuePolicy(timeout_s=1)}
+    options = BatchOptions(queue_policies=given)
+    given.clear()
+    assert options.queue_policy(1) == QueuePolicy(timeout_s=1)
+
+
+@pytest.mark.parametrize("given", [3, [QueuePolicy()], QueuePolicy(), None])
+def test_policies_are_given_by_level(given: Any) -> None:
+    with pytest.raises(TypeError, match="queue_policies must map levels to QueuePolicy records"):
+        BatchOptions(queue_policies=given)
+
+
+@pytest.mark.parametrize("given", [3, {"timeout_s": 1}, QueuePolicy])
+def test_a_queue_policy_is_a_record(given: Any) -> None:
+    with pytest.raises(TypeError, match="a queue policy must be a QueuePolicy record"):
+        BatchOptions(default_queue_policy=given)
+    with pytest.raises(TypeError, match="a queue policy must be a QueuePolicy record"):
+        BatchOptions(queue_policies={1: given})
+
+
+def test_a_queue_policy_is_checked() -> None:
+    kept = QueuePolicy(max_queued_requests=2.0, timeout_s=1, batch_wait_timeout_s=3)  # type: ignore[arg-type]
+    assert [type(value) for value in dataclasses.astuple(kept)][:2] == [int, float]
+    assert (kept.timeout_action, type(kept.batch_wait_timeout_s)) == ("reject", float)
+    assert QueuePolicy(batch_wait_timeout_s=None).batch_wait_timeout_s is None
+    bad: list[dict[str, Any]] = [
+        {"max_queued_requests": 0},
+        {"timeout_s": -1},
+        {"timeout_action": "drop"},
+        {"batch_wait_timeout_s": -1},
+    ]
+    for options in bad:
+        with pytest.raises(ValueError, match=next(iter(options))):
+            QueuePolicy(**options)
+    for name in ("max_queued_requests", "timeout_s", "batch_wait_timeout_s"):
+        wrong: dict[str, Any] = {name: "1"}
+        with pytest.raises(TypeError, match=name):
+            QueuePolicy(**wrong)
+
+
+@pytest.mark.parametrize("given", [0.1, {"p99_s": 0.1}, LatencyTarget])
+def test_a_latency_target_is_a_record(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"write adaptive=shoal\.LatencyTarget"):
+        BatchOptions(adaptive=given)
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
@@ -135,6 +337,14 @@ def test_a_set_of_options_is_frozen_and_compares_by_value() -> None:
         options.max_batch_size = 4  # type: ignore[misc]
     assert options == BatchOptions(max_batch_size=3)
     assert len({options, BatchOptions(max_batch_size=3)}) == 1
+    assert options != BatchOptions(max_batch_size=3, queue_policies={1: QueuePolicy()})
+
+
+def test_a_set_of_options_can_be_copied_and_sent_to_another_process() -> None:
+    options = BatchOptions(queue_policies={1: QueuePolicy(timeout_s=1)}, batch_size_fn=len)
+    for other in (copy.deepcopy(options), pickle.loads(pickle.dumps(options))):
+        assert other == options
+        assert other.queue_policy(1).batch_wait_timeout_s is QueuePolicy().batch_wait_timeout_s
 
 
 def test_a_change_makes_another_set_and_keeps_the_rest() -> None:

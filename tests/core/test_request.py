@@ -64,7 +64,18 @@ def test_a_request_shows_the_options_of_its_call() -> None:
     shown = request(CallOptions(12.5, {"user": 7}))
     assert shown.deadline == 12.5
     assert shown.metadata == {"user": 7}
-    assert request(CallOptions(None, None)).metadata == {}
+    assert request(CallOptions()).metadata == {}
+    told = request(CallOptions(priority=3, cost=2.5, key=("a", 1)))
+    assert (told.priority, told.cost, told.key) == (3, 2.5, ("a", 1))
+
+
+def test_a_call_without_options_is_like_all_others() -> None:
+    assert (request().priority, request().cost, request().key) == (1, 1, None)
+
+
+def test_a_call_is_due_at_its_deadline_unless_something_else_is_said() -> None:
+    assert CallOptions(12.5).due == 12.5
+    assert CallOptions().due is None
 
 
 @pytest.mark.parametrize("state", State)

@@ -101,4 +101,4 @@ def test_a_rule_of_ours_keeps_its_promises(what):
             key=None if options.bucket_by is None else random.choice("abc"),
         )
 
-    check_policy(lambda: rule(options), make_request=request, seeds=range(0, 1000, 3))
+    check_policy(lambda: rule(options), make_request=request, seeds=range(0, 1000, 4))

@@ -129,7 +129,7 @@ class SaysThatAnotherWaits(SizeOrWindow):
         return [*self.last]
 
     def waiting(self) -> Iterable[Request]:
-        return [*self.last[:1], *self.line[1:]] if self.line else []
+        return [*self.last[:1], *self.line[1:]] if self.last and self.line else self.line
 
 
 class TakesNothing(SizeOrWindow):

@@ -29,8 +29,8 @@ def checked_options(
         TypeError: A name is no option, or a value has the wrong type.
         ValueError: A value is out of its range, or does not go with the handler or another option.
     """
-    cost_of: Any = given.get("batch_size_fn")
-    if cost_of is not None:
+    if callable(given.get("batch_size_fn")):
+        cost_of: Any = given["batch_size_fn"]
         given = {**given, "batch_size_fn": adapted(cost_of, handler.function)}
     options = BatchOptions.of(given) if before is None else before.changed(given)
     refusal = refused_fill(handler.fill, options)

@@ -26,6 +26,9 @@ class Deadlines:
         parking: How to wait.
         overdue: Who is overdue when.
         expire: Ends a request, with what to say about it.
+
+    Attributes:
+        asleep_until: When it looks again by itself, in seconds.
     """
 
     def __init__(
@@ -35,11 +38,11 @@ class Deadlines:
         self._overdue = overdue
         self._expire = expire
         self._bell: Any = None
-        self._asleep_until = math.inf
+        self.asleep_until = math.inf
 
     def look(self) -> None:
-        """Takes note of a request that is watched from now on."""
-        if self._bell is not None and self._overdue.timers.next_at() < self._asleep_until:
+        """Takes note of a request whose time is up before `asleep_until`."""
+        if self._bell is not None:
             self._parking.wake(self._bell)
 
     async def run(self) -> None:
@@ -49,6 +52,6 @@ class Deadlines:
                 self._expire(request, what_it_did)
             self._bell = bell = self._parking.new_cell()
             with self._parking.new_scope() as scope:
-                scope.deadline = self._asleep_until = self._overdue.timers.next_at()
+                scope.deadline = self.asleep_until = self._overdue.timers.next_at()
                 await bell
             self._bell = None

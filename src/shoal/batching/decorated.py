@@ -110,8 +110,11 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
         if entry is None:
             elsewhere: Coroutine[Any, Any, R] = self._elsewhere(args)(*args, **kwargs)
             return elsewhere
-        if len(args) == 1 and not kwargs and entry.takes_bare_items:
-            return entry.call(args[0], None)  # the usual call, straight to the line
+        if len(args) == 1 and not kwargs:
+            if entry.takes_bare_items:
+                return entry.call(args[0], None)  # the usual call, straight to the line
+            if entry.takes_single_items:
+                return entry.begin_item(args[0], None)
         return entry.begin(args, kwargs, None)
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:

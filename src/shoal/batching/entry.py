@@ -33,6 +33,7 @@ class Entry:
     Attributes:
         takes_bare_items: Whether a call of one positional argument needs neither binding nor a
             record of its own, and so can go straight to `call`.
+        takes_single_items: Whether a call of one positional argument needs no binding.
         intake: The line that they enter.
         call: `Intake.call`.
         terms: What makes the records of calls.
@@ -62,6 +63,12 @@ class Entry:
             or options.use_scope_deadline
             or not self.intake.former.takes_anyone
         )
+        self._divides = options.split is not None
+        self._most = options.max_batch_size
+        self._terms_of: Callable[[Any, Wishes, float], CallOptions] = (
+            self._terms_in_scope if options.use_scope_deadline else self.terms.of
+        )
+        self.takes_single_items = self._binding.single
         self.takes_bare_items = self._binding.single and not self._needs_terms
 
     def begin(
@@ -83,12 +90,14 @@ class Entry:
             ItemTooLarge: The item does not fit into any batch.
             Exception: What a function of one item raised.
         """
-        options = self._options_of(item, wishes)
-        if options is None:
+        if wishes is None and not self._needs_terms:
             return self.call(item, None)
-        if self._options.split is None:
-            return self._call(item, self._checked(options))
-        return self._call_divided(item, options, wishes or NO_WISHES)
+        options = self._terms_of(item, wishes or NO_WISHES, self._now())
+        if self._divides:
+            return self._call_divided(item, options, wishes or NO_WISHES)
+        if options.cost > self._most:
+            raise self.terms.refusal(options)
+        return self.call(item, options)
 
     def begin_map(
         self,
@@ -133,20 +142,12 @@ class Entry:
             ItemTooLarge: The item does not fit into any batch.
             Exception: What a function of one item raised.
         """
-        options = self._options_of(item, wishes)
-        return None if options is None else self._checked(options)
+        if wishes is None and not self._needs_terms:
+            return None
+        return self._checked(self._terms_of(item, wishes or NO_WISHES, self._now()))
 
-    def _options_of(self, item: Any, wishes: Wishes | None) -> CallOptions | None:
-        if wishes is None:
-            if not self._needs_terms:
-                return None
-            wishes = NO_WISHES
-        return self._terms_of(item, wishes, self._now())
-
-    def _terms_of(self, item: Any, wishes: Wishes, now: float) -> CallOptions:
-        if self._options.use_scope_deadline:
-            return self.terms.of(item, wishes, now, anyio.current_effective_deadline())
-        return self.terms.of(item, wishes, now)
+    def _terms_in_scope(self, item: Any, wishes: Wishes, now: float) -> CallOptions:
+        return self.terms.of(item, wishes, now, anyio.current_effective_deadline())
 
     def _checked(self, options: CallOptions) -> CallOptions:
         """Returns the record of a call.
@@ -154,30 +155,9 @@ class Entry:
         Raises:
             ItemTooLarge: Its item does not fit into any batch.
         """
-        refusal = self.terms.refusal(options)
-        if refusal is not None:
-            raise refusal
+        if options.cost > self._most:
+            raise self.terms.refusal(options)
         return options
-
-    async def _call(self, item: Any, options: CallOptions) -> Any:
-        try:
-            request = self.intake.enter(item, options)
-        except ShoalError:
-            await anyio.lowlevel.checkpoint()
-            raise
-        try:
-            await request.cell
-        except BaseException:
-            self.intake.abandon(request)
-            raise
-        finally:
-            self.intake.forget(request)
-        if request.error is not None:
-            try:
-                raise request.error
-            finally:
-                request.error = None
-        return request.value
 
     async def _call_divided(self, item: Any, options: CallOptions, wishes: Wishes) -> Any:
         """Makes one call of one or several requests; the first that fails ends it."""
@@ -185,7 +165,7 @@ class Entry:
         queued = self.intake.former.size_beside(options)
         parts = self._splitting.parts(item, options, wishes, self._now(), queued)
         if len(parts) == 1:
-            return await self._call(*parts[0])
+            return await self.call(*parts[0])
         requests = await self._group(parts, PartsCell)
         cell: PartsCell = requests[0].cell
         cell.has_failed = partial(_any_failed, requests)

@@ -53,6 +53,7 @@ class Intake(Endings):
     ) -> None:
         super().__init__(name, Former(options), parking, counters)
         self.deadlines = Deadlines(parking, self.former.overdue, self.expire)
+        self._timers = self.former.overdue.timers
         self._now = parking.now
         self._new_cell = parking.new_cell
 
@@ -64,6 +65,7 @@ class Intake(Endings):
 
         Raises:
             Overloaded: The line is full.
+            DeadlineExceeded: The call's time was up.
             BatcherClosed: The batcher stopped before it could answer.
             Exception: What the handler raised, or put into this request's slot.
 
@@ -78,7 +80,7 @@ class Intake(Endings):
         request.options = options
         request.error = request.batch = None
         live = former.live
-        if live < former.room:  # Former.arrive, without the call
+        if options is None and live < former.room:  # Former.arrive, without the call
             request.state = QUEUED
             former.append(request)
             former.live = live = live + 1
@@ -86,7 +88,7 @@ class Intake(Endings):
                 self.ring()
         else:
             try:
-                self._let_in(request)
+                self._enter(request)
             except ShoalError:
                 await anyio.lowlevel.checkpoint()  # or a caller that tries again blocks the loop
                 raise
@@ -95,6 +97,12 @@ class Intake(Endings):
         except BaseException:
             self.abandon(request)
             raise
+        finally:
+            if options is not None and (timer := options.timer) is not None:
+                self._timers.forget(timer)  # Overdue.forget, for the usual case
+                options.timer = None
+            if options is not None and options.queue_timer is not None:
+                self.forget(request)
         if request.error is not None:
             try:
                 raise request.error
@@ -112,9 +120,7 @@ class Intake(Endings):
             BatcherClosed: The batcher has stopped.
         """
         request = self._new_request(item, options, self._new_cell())
-        self._refuse_what_is_late(request)
-        self._let_in(request)
-        self._watch(request)
+        self._enter(request)
         return request
 
     def enter_stream(self, item: Any, options: CallOptions | None) -> Request:
@@ -126,9 +132,7 @@ class Intake(Endings):
         """
         buffer = StreamBuffer(self._parking, self.former.options.stream_buffer)
         request = self._new_request(item, options, buffer)
-        self._refuse_what_is_late(request)
-        self._let_in(request)
-        self._watch(request)
+        self._enter(request)
         return request
 
     def enter_group(
@@ -163,7 +167,8 @@ class Intake(Endings):
             request.options = asked
             request.error = request.batch = None
             requests.append(request)
-        self._refuse_what_is_late(requests[0], len(requests))
+        if (deadline := requests[0].deadline) is not None and deadline <= now:
+            raise self._late(len(requests))
         former = self.former
         if options is None and former.live + len(requests) <= former.room:
             for request in requests:
@@ -185,6 +190,34 @@ class Intake(Endings):
         request.options = options
         request.error = request.batch = None
         return request
+
+    def _enter(self, request: Request) -> None:
+        """Puts a request in line, or parks it, and watches its time.
+
+        Raises:
+            Overloaded: There is no room for it.
+            DeadlineExceeded: Its time is up before it has begun.
+            BatcherClosed: The batcher has stopped.
+        """
+        options = request.options
+        deadline = None if options is None else options.deadline
+        if deadline is not None and deadline <= request.arrived_at:
+            raise self._late(1)
+        former = self.former
+        if former.is_ungated and not former.parked and former.live < former.room:
+            request.state = QUEUED
+            if former.arrive(request):
+                self.ring()
+        else:
+            self._let_in(request)
+        if options is None:
+            return
+        if former.overdue.limits_line or options.queue_timeout_s is not None:
+            self._watch(request)
+        elif deadline is not None:  # Overdue.watch, for the usual case
+            options.timer = self._timers.add(deadline, request)
+            if deadline < self.deadlines.asleep_until:
+                self.deadlines.look()
 
     def _let_in(self, request: Request) -> None:
         """Puts a request in line, or parks it.
@@ -233,12 +266,11 @@ class Intake(Endings):
         self._counters.rejected += requests
         return Overloaded(f"{self.name} is overloaded: {why}")
 
-    def _refuse_what_is_late(self, request: Request, requests: int = 1) -> None:
-        deadline = request.deadline
-        if deadline is not None and deadline <= request.arrived_at:
-            self._counters.expired += requests
-            raise DeadlineExceeded(f"a call to {self.name} was made when its time was up")
+    def _late(self, requests: int) -> DeadlineExceeded:
+        """Makes the error of requests whose time is up before they have begun."""
+        self._counters.expired += requests
+        return DeadlineExceeded(f"a call to {self.name} was made when its time was up")
 
     def _watch(self, request: Request) -> None:
-        self.former.overdue.watch(request, self.former.options)
-        self.deadlines.look()
+        if self.former.overdue.watch(request) < self.deadlines.asleep_until:
+            self.deadlines.look()

@@ -6,7 +6,7 @@ it as they come, whether the handler looks at them or not, so the wait ends on t
 handler does. (TensorFlow's streaming scheduler does the same with a thread that closes batches.)
 
 `fill="continuous"`: the batch takes requests when its handler asks, between two steps, as many as
-have ended meanwhile. It takes the line to itself only while it has nothing else to do.
+have ended meanwhile. It never has the line to itself; an idle slot lets it go first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
-
-import anyio
 
 from shoal.core.batch import CutReason
 from shoal.core.request import State
@@ -38,16 +36,16 @@ class Gateway(Protocol):
         """Takes those from the line that fit, in order."""
         ...
 
-    async def take_turn(self) -> None:
-        """Waits until no other slot is at the line."""
-        ...
-
     def pass_turn(self) -> None:
         """Lets the next slot come to the line."""
         ...
 
     async def listen(self, until: float) -> None:
-        """Waits for the bell, or for a time on the loop's clock; with the turn at the line."""
+        """Waits for the line to change, or for a time on the loop's clock; with the turn."""
+        ...
+
+    async def line_changes(self) -> None:
+        """Waits for the line to change, without the turn."""
         ...
 
     def now(self) -> float:
@@ -55,11 +53,11 @@ class Gateway(Protocol):
         ...
 
     def tell_room(self) -> None:
-        """Says that a batch has more room, or less."""
+        """Says that a batch has more room, or less, or something new for its handler."""
         ...
 
-    def is_over(self) -> bool:
-        """Says whether no request will come to this slot any more."""
+    def takes_no_more(self, batch: Batch) -> bool:
+        """Says whether no request will come to a batch any more."""
         ...
 
 
@@ -69,32 +67,25 @@ class Joining(ABC):
     Attributes:
         batch: The batch.
         joined: Those of its requests that the handler has not been told of.
+        has_ended: Whether the handler has ended, and takes nobody any more.
     """
 
     def __init__(self, batch: Batch, gateway: Gateway) -> None:
         self.batch = batch
         self.joined: list[Request] = list(batch.requests)
+        self.has_ended = False
         self._gateway = gateway
         self._has_turn = True
-        self._changed: anyio.Event | None = None
 
     @property
+    @abstractmethod
     def room(self) -> float:
         """How much more the batch takes now."""
-        return self._most - sum(request.cost for request in self._counted())
-
-    @property
-    def _most(self) -> int:
-        return self._gateway.former.options.max_batch_size
 
     @property
     @abstractmethod
     def is_abandoned(self) -> bool:
         """Whether the handler has nobody left to work for."""
-
-    @abstractmethod
-    def _counted(self) -> list[Request]:
-        """Returns the requests that take up room."""
 
     @abstractmethod
     def pull(self) -> None:
@@ -105,11 +96,8 @@ class Joining(ABC):
         """Waits until a request may have joined; returns False when none will any more."""
 
     def changed(self) -> None:
-        """Notes that the handler may find something new, or has a place free."""
+        """Notes that a place is free, or that the handler may find something new."""
         self._gateway.tell_room()
-        if self._changed is not None:
-            self._changed.set()
-            self._changed = None
 
     def leave_line(self) -> None:
         """Lets the next slot come to the line, if the batch has it to itself."""
@@ -117,17 +105,16 @@ class Joining(ABC):
             self._has_turn = False
             self._gateway.pass_turn()
 
-    async def _wait_for_change(self) -> None:
-        if self._changed is None:
-            self._changed = anyio.Event()
-        await self._changed.wait()
+    def _room_beside(self, requests: list[Request]) -> float:
+        most = self._gateway.former.options.max_batch_size
+        return most - sum([request.cost for request in requests])
 
     def _take(self) -> list[Request]:
         taken = self._gateway.taken_within(self.room)
         if taken:
             self.batch.admit(taken)
             self.joined += taken
-            self._gateway.tell_room()
+            self.changed()
         return taken
 
 
@@ -136,36 +123,41 @@ class OpenJoining(Joining):
 
     def __init__(self, batch: Batch, gateway: Gateway) -> None:
         super().__init__(batch, gateway)
-        self._is_flushed = False
+        self._is_flushed = gateway.former.took_flushed
+        self._newest_at = max(request.arrived_at for request in batch.requests)
 
     @property
     def room(self) -> float:
-        return 0 if self._is_closed else super().room
+        return 0 if self.is_closed else self._room_beside(self.batch.requests)
 
     @property
-    def _is_closed(self) -> bool:
-        return self.batch.reason is not CutReason.OPEN
+    def is_closed(self) -> bool:
+        """Whether nobody joins any more."""
+        return self.has_ended or self.batch.reason is not CutReason.OPEN
 
-    def _counted(self) -> list[Request]:
-        return self.batch.requests
+    @property
+    def is_abandoned(self) -> bool:
+        return self.is_closed and self.batch.active == 0
 
     async def feed(self) -> None:
         """Puts requests into the batch until it is closed; with the turn at the line."""
         gateway = self._gateway
-        while True:
-            if self._take():
-                self.changed()
-            until, reason = self._closing()
-            if until <= gateway.now():
-                break
-            await gateway.listen(until)
-        self.batch.reason = reason
-        self.leave_line()
+        try:
+            while not self.has_ended:
+                for request in self._take():
+                    self._newest_at = max(self._newest_at, request.arrived_at)
+                    self._is_flushed = self._is_flushed or gateway.former.took_flushed
+                until, reason = self._closing()
+                if until <= gateway.now():
+                    self.batch.reason = reason
+                    break
+                await gateway.listen(until)
+        finally:
+            self.leave_line()
         self.changed()
-
-    @property
-    def is_abandoned(self) -> bool:
-        return self._is_closed and self.batch.active == 0
+        left = any(request.state is State.CANCELLED for request in self.batch.requests)
+        if left and self.batch.on_left is not None:
+            self.batch.on_left()  # they left when others could still have come
 
     def flush(self) -> None:
         """Closes the batch as soon as it has taken what is in line."""
@@ -175,9 +167,9 @@ class OpenJoining(Joining):
         """Nothing: requests are put in as they come."""
 
     async def wait(self) -> bool:
-        if self._is_closed:
+        if self.is_closed:
             return False
-        await self._wait_for_change()
+        await self._gateway.line_changes()
         return True
 
     def _closing(self) -> tuple[float, CutReason]:
@@ -193,10 +185,9 @@ class OpenJoining(Joining):
         wait_s, idle_s = options.batch_wait_timeout_s, options.idle_timeout_s
         if wait_s is None or (wait_s == 0 and idle_s is not None):
             wait_s = math.inf
-        requests = self.batch.requests
-        due = requests[0].arrived_at + wait_s
-        if idle_s is not None and requests[-1].arrived_at + idle_s < due:
-            return requests[-1].arrived_at + idle_s, CutReason.IDLE
+        due = self.batch.requests[0].arrived_at + wait_s
+        if idle_s is not None and self._newest_at + idle_s < due:
+            return self._newest_at + idle_s, CutReason.IDLE
         return due, CutReason.TIMER
 
 
@@ -204,32 +195,23 @@ class ContinuousJoining(Joining):
     """For ``fill="continuous"``."""
 
     @property
-    def is_abandoned(self) -> bool:
-        return False  # others will come, and starting the handler again has its price
-
-    def _counted(self) -> list[Request]:
+    def room(self) -> float:
         # What has ended is dropped here, or a batch that never closes would keep it all.
         requests = self.batch.requests
         requests[:] = [request for request in requests if request.state is State.RUNNING]
-        return requests
+        if self.has_ended or self._gateway.takes_no_more(self.batch):
+            return 0
+        return self._room_beside(requests)
+
+    @property
+    def is_abandoned(self) -> bool:
+        return False  # others will come, and starting the handler again has its price
 
     def pull(self) -> None:
         self._take()
 
     async def wait(self) -> bool:
-        gateway = self._gateway
-        while self.room <= 0:
-            await self._wait_for_change()
-        await gateway.take_turn()
-        try:
-            while not gateway.former.live:
-                if gateway.is_over():
-                    return False
-                await gateway.listen(math.inf)
-            if self._take() or self.batch.active == 0:
-                return True
-        finally:
-            gateway.pass_turn()
-        # The first in line does not fit beside those that are active.
-        await self._wait_for_change()
+        if self.has_ended or self._gateway.takes_no_more(self.batch):
+            return False
+        await self._gateway.line_changes()
         return True

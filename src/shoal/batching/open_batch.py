@@ -119,8 +119,9 @@ class OpenRequest(Generic[T, R]):
             RuntimeError: The request has been finished or failed.
         """
         self._check_open("finish it")
+        was_running = not self.ended
         self._run.finish(self._request, value)
-        self._has_ended = True
+        self._has_ended = was_running
 
     def fail(self, error: BaseException) -> None:
         """Ends the request with an error, of which the caller gets a copy of its own.
@@ -129,8 +130,9 @@ class OpenRequest(Generic[T, R]):
             RuntimeError: The request has been finished or failed.
         """
         self._check_open("fail it")
+        was_running = not self.ended
         self._run.fail(self._request, error)
-        self._has_ended = True
+        self._has_ended = was_running
 
     def _check_open(self, what: str) -> None:
         if self._has_ended:
@@ -158,6 +160,8 @@ class OpenBatch(Generic[T, R]):
         self._joining = joining
         self._run = run
         self._active: list[OpenRequest[T, R]] = []
+        # Those that have joined and that no iteration has given yet.
+        self._ahead: list[OpenRequest[T, R]] = []
 
     @property
     def id(self) -> int:
@@ -182,6 +186,12 @@ class OpenBatch(Generic[T, R]):
 
     def join_nowait(self) -> list[OpenRequest[T, R]]:
         """Returns the requests that join now, in order; maybe none."""
+        self._look()
+        joined, self._ahead = self._ahead, []
+        return joined
+
+    def _look(self) -> None:
+        """Takes in those that join now."""
         self._joining.pull()
         joined = [
             OpenRequest[T, R](request, self._run)
@@ -189,8 +199,8 @@ class OpenBatch(Generic[T, R]):
             if request.state is RUNNING
         ]
         self._joining.joined.clear()
+        self._ahead = [request for request in self._ahead if not request.ended] + joined
         self._active = [*self.active, *joined]
-        return joined
 
     async def join(self) -> list[OpenRequest[T, R]]:
         """Waits until requests join, and returns them; an empty list when none will any more.
@@ -210,8 +220,21 @@ class OpenBatch(Generic[T, R]):
         """
         return _Steps(self)
 
-    def __aiter__(self) -> AsyncIterator[OpenRequest[T, R]]:
-        return _Requests(self)
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> OpenRequest[T, R]:
+        """Waits for the next request that joins.
+
+        Cancellation: nothing is lost. Checkpoint: always.
+        """
+        await anyio.lowlevel.checkpoint()
+        while True:
+            self._look()
+            if self._ahead:
+                return self._ahead.pop(0)
+            if not await self._joining.wait():
+                raise StopAsyncIteration
 
     def __repr__(self) -> str:
         return f"<OpenBatch {self.id} size={self.size} active={len(self.active)}>"
@@ -234,22 +257,3 @@ class _Steps(Generic[T, R]):
         if not joined:
             raise StopAsyncIteration
         return joined
-
-
-class _Requests(Generic[T, R]):
-    def __init__(self, batch: OpenBatch[T, R]) -> None:
-        self._batch = batch
-        self._joined: list[OpenRequest[T, R]] = []
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> OpenRequest[T, R]:
-        self._joined = [request for request in self._joined if not request.ended]
-        if not self._joined:
-            self._joined = await self._batch.join()
-        else:
-            await anyio.lowlevel.checkpoint()
-        if not self._joined:
-            raise StopAsyncIteration
-        return self._joined.pop(0)

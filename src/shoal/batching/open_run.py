@@ -71,10 +71,14 @@ class OpenRun(Run):
         if request.state is RUNNING:
             self._fail(request, own_copy(error))
 
+    @property
+    def _wants_to_know(self) -> bool:
+        return True
+
     def _left(self, batch: Batch, scope: Scope) -> None:
         joining = self.opened[batch]
         joining.changed()
-        if joining.is_abandoned:
+        if joining.is_abandoned and self.options.cancel_abandoned:
             scope.cancel()
 
     def _end(self, request: Request, state: State) -> None:
@@ -83,8 +87,11 @@ class OpenRun(Run):
         self.opened[cast("Batch", batch)].changed()
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
-        opened = OpenBatch[Any, Any](self.opened[batch], self)
-        await self.handler.function(opened)
+        joining = self.opened[batch]
+        try:
+            await self.handler.function(OpenBatch[Any, Any](joining, self))
+        finally:
+            joining.has_ended = True
         self._fail_all(requests, self._unfinished)
 
     def _fail_slow_reader(self, request: Request) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -26,18 +27,27 @@ class OpenSlots(Slots):
         super().__init__(*args)
         self._joining_of = OpenJoining if fill == "open" else ContinuousJoining
         self._open: dict[Batch, Joining] = {}
+        self._change: anyio.Event | None = None
+        self._former.tell_all()
 
     @property
     def former(self) -> Former:
         """The line."""
         return self._former
 
+    def ring(self) -> None:
+        """Makes everybody look again who waits for the line to change."""
+        super().ring()
+        if self._change is not None:
+            self._change.set()
+            self._change = None
+
     def flush(self) -> None:
         """Closes the batch that takes what is in line."""
-        super().flush()
         for joining in self._open.values():
-            if isinstance(joining, OpenJoining):
+            if isinstance(joining, OpenJoining) and not joining.is_closed:
                 joining.flush()
+        super().flush()
 
     def now(self) -> float:
         """Returns the time on the loop's clock, in seconds."""
@@ -46,29 +56,41 @@ class OpenSlots(Slots):
     def taken_within(self, room: float) -> list[Request]:
         """Takes those from the line that fit, in order, and whose callers are there."""
         self._intake.expire_overdue()
-        if room <= 0 or not self._former.live:
-            return []
-        requests = self._former.take_within(room)
-        departed = self._parking.departed(requests)
-        for request in departed:
-            request.state = State.CANCELLED
-        self._counters.cancelled += len(departed)
-        return [request for request in requests if request.state is State.QUEUED]
+        there: list[Request] = []
+        while room > 0 and (requests := self._former.take_within(room)):
+            departed = self._parking.departed(requests)
+            for request in departed:
+                request.state = State.CANCELLED
+            self._counters.cancelled += len(departed)
+            there += [request for request in requests if request.state is State.QUEUED]
+            if not departed:
+                break
+            self._former.reform()  # their places are free
+            room -= sum([request.cost for request in requests if request.state is State.QUEUED])
+        return there
 
-    def is_over(self) -> bool:
-        """Says whether no request will come to this slot any more."""
+    def takes_no_more(self, batch: Batch) -> bool:
+        """Says whether no request will come to a batch any more."""
         former = self._former
-        return (former.closed and not former.live) or self._is_one_too_many()
+        if former.closed and not former.live:
+            return True
+        most = former.options.max_concurrent_batches
+        return self._is_one_too_many() and list(self._open).index(batch) >= most
 
     def tell_room(self) -> None:
-        """Says how much the slots take at once."""
+        """Says how much the slots take at once, and that something has changed."""
         self._tell_idle()
+        self.ring()
 
     async def listen(self, until: float) -> None:
-        """Waits for the bell, or for a time on the loop's clock."""
-        self._former.wake_at = self._former.live + 1
-        await self._listen(until)
-        self._former.wake_at = 0
+        """Waits for the line to change, or for a time on the loop's clock; with the turn."""
+        await self._listen(None if until == math.inf else until)
+
+    async def line_changes(self) -> None:
+        """Waits for the line to change, without the turn."""
+        if self._change is None:
+            self._change = anyio.Event()
+        await self._change.wait()
 
     async def _serve(self, scope: Scope) -> bool:
         while True:
@@ -88,11 +110,16 @@ class OpenSlots(Slots):
 
     async def _first_batch(self) -> Batch | None:
         """Waits for the first requests of a batch; returns None when this slot is not needed."""
-        while not self.is_over():
-            requests = self.taken_within(self._former.options.max_batch_size)
+        former = self._former
+        while not self._is_one_too_many():
+            if former.live and self._open:
+                await self._parking.one_pass()  # a batch that runs goes first
+            requests = self.taken_within(former.options.max_batch_size)
             if requests:
                 return self._begun(requests, CutReason.OPEN)
-            await self.listen(float("inf"))
+            if former.closed and not former.live:
+                break
+            await self.listen(math.inf)
         return None
 
     async def _run_open(self, batch: Batch, scope: Scope) -> None:
@@ -110,10 +137,16 @@ class OpenSlots(Slots):
                 joining.leave_line()
                 await self._run(batch, scope)
         finally:
+            joining.has_ended = True
             joining.leave_line()
             del self._open[batch], run.opened[batch]
             self._counters.batches[batch.reason] += 1
+            self._counters.batch_size.observe(batch.size)
             self._tell_idle()
+            self.ring()
+
+    def _measured(self, load: float, run_s: float, *, interrupted: bool) -> None:
+        """Nothing: how long a batch was open says nothing of how long a request takes."""
 
     def _open_room(self) -> float:
         return sum(joining.room for joining in self._open.values())

@@ -45,11 +45,13 @@ async def wait_for_readers(
         if limit_s is not None:
             due = {request: now + limit_s - request.cell.held_s for request in full}
             scope.deadline = min(due.values())
-        with scope:
-            await hold
-        now = parking.now()
-        for request in full:
-            request.cell.end_hold(now)
+        try:
+            with scope:
+                await hold
+        finally:
+            now = parking.now()
+            for request in full:
+                request.cell.end_hold(now)
         full = [request for request in full if request.state is State.RUNNING and is_full(request)]
         if limit_s is not None:
             for request in full:

@@ -69,7 +69,7 @@ class Run(ABC):
         Cancellation: goes on to the handler and is raised again. If it was `scope` that was
         cancelled, no request is left unended; else those that are left are the caller's to end.
         """
-        if self.options.cancel_abandoned:
+        if self._wants_to_know:
             batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
         try:
@@ -79,6 +79,11 @@ class Run(ABC):
             running_batch.reset(token)
             if batch.active and scope.cancel_called:
                 self._fail_all(batch.requests, self._timed_out)
+
+    @property
+    def _wants_to_know(self) -> bool:
+        """Whether it matters that a caller leaves."""
+        return self.options.cancel_abandoned
 
     def _left(self, batch: Batch, scope: Scope) -> None:
         """Notes that the caller of a request has left."""

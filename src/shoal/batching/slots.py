@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from shoal.core.counters import Counters
 
 RUNNING = State.RUNNING
+# By how much a run that was interrupted is taken to have been too short.
+_AT_LEAST = 1.1
 
 
 class Slots:
@@ -158,8 +160,19 @@ class Slots:
             del self.batches[batch]
             run_s = self._parking.now() - started
             self._counters.run_s.observe(run_s)
-            self._former.model.observe(batch.load, run_s)
+            self._measured(batch.load, run_s, interrupted=scope.cancel_called)
             self._tell_idle()
+
+    def _measured(self, load: float, run_s: float, *, interrupted: bool) -> None:
+        """Takes note of how long a run took."""
+        model = self._former.model
+        if interrupted:
+            # It would have taken longer, and that is all that is known.
+            expected_s = model.run_s(load)
+            if expected_s is not None and expected_s > run_s:
+                return
+            run_s *= _AT_LEAST
+        model.observe(load, run_s)
 
     async def take_turn(self) -> None:
         """Waits until no other slot is at the line."""
@@ -231,6 +244,7 @@ class Slots:
             self._former.reform()  # their places are free
             return None
         self._counters.batches[cut.reason] += 1
+        self._counters.batch_size.observe(len(requests))
         return self._begun(requests, cut.reason)
 
     def _begun(self, requests: list[Request], reason: CutReason) -> Batch:
@@ -242,11 +256,11 @@ class Slots:
             request.batch = batch
         # From here on they are found by their batch, whatever happens.
         self.batches[batch] = now = self._parking.now()
-        counters = self._counters
-        counters.batch_size.observe(batch.size)
         # In order of arrival the first is the oldest.
-        oldest = requests[0] if self._former.takes_anyone else min(requests, key=_arrival)
-        counters.wait_s.observe(now - oldest.arrived_at)
+        oldest_at = requests[0].arrived_at
+        if not self._former.takes_anyone:
+            oldest_at = min([request.arrived_at for request in requests])
+        self._counters.wait_s.observe(now - oldest_at)
         return batch
 
     def _tell_idle(self) -> None:
@@ -262,7 +276,3 @@ class Slots:
     def _is_one_too_many(self) -> bool:
         """Says whether there are more slots than there should be."""
         return self._count > self._former.options.max_concurrent_batches
-
-
-def _arrival(request: Request) -> float:
-    return request.arrived_at

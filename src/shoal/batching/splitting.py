@@ -67,9 +67,8 @@ class Splitting:
             # One deadline for all, and one bucket: the item's.
             part.options.deadline, part.options.due = whole.deadline, whole.due
             part.options.key = whole.key
-            refusal = self._terms.refusal(part.options)
-            if refusal is not None:
-                raise refusal
+            if part.options.cost > self._most:
+                raise self._terms.refusal(part.options)
         return parts
 
     def joined(self, requests: Sequence[Request]) -> Any:

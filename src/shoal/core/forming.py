@@ -49,7 +49,8 @@ class Former(Waiting):
         closed: Whether nobody is let in any more.
         overdue: Which requests have run out of time.
         batches: The batches in the handler and since when, in seconds; whoever runs them sets it.
-        takes_anyone: Whether a request that has nothing but an item can be put in line by `append`.
+        is_ungated: Whether a request may be put in line as soon as there is room.
+        takes_anyone: Whether one that has nothing but an item may be, by `append` alone.
     """
 
     __slots__ = (
@@ -58,6 +59,7 @@ class Former(Waiting):
         "batches",
         "closed",
         "idle_slots",
+        "is_ungated",
         "open_room",
         "overdue",
         "parked",
@@ -69,7 +71,7 @@ class Former(Waiting):
         self._gate: Gate | None = None
         self._parked: deque[Request] = deque()
         self.parked = 0
-        self.overdue = Overdue(self._demote)
+        self.overdue = Overdue(self._demote, options)
         self.batches: Mapping[Batch, float] = {}
         self.closed = False
         self.idle_slots = 0
@@ -121,7 +123,7 @@ class Former(Waiting):
             Whether the slot that waits for requests must be woken.
         """
         self._drop(request, state)
-        return self.parked > 0 and self._let_in()
+        return (self.parked > 0 and self._let_in()) or self._tells_all
 
     def reform(self, *, idle_slots: int | None = None, open_room: float = 0) -> bool:
         """Takes in another number of idle slots, or a place that is free in line.
@@ -213,7 +215,9 @@ class Former(Waiting):
     def _take_in(self, options: BatchOptions) -> None:
         super()._take_in(options)
         self._gate = Gate(options, self.model) if needs_a_gate(options) else None
-        self.takes_anyone = self._gate is None and not tells_requests_apart(options)
+        self.overdue.change(options)
+        self.is_ungated = self._gate is None
+        self.takes_anyone = self.is_ungated and not tells_requests_apart(options)
 
     def _handed_out(self, taken: list[Request]) -> list[Request]:
         if self._gate is not None:
@@ -230,10 +234,10 @@ class Former(Waiting):
     def _has_room(self, request: Request) -> bool:
         if self.live < self.room:
             return True
-        if self.closed or self._gate is None or self.options.batch_size_fn is None:
+        if self.closed or self.options.batch_size_fn is None:
             return False
         # An item may be as large as a batch, so it is by their sizes that idle slots take them.
-        return self._gate.size + request.cost <= self._takes_at_once()
+        return self.size + request.cost <= self._takes_at_once()
 
     def _takes_at_once(self) -> float:
         """Returns how much of the line slots and open batches are about to take."""

@@ -40,7 +40,6 @@ def needs_a_gate(options: BatchOptions) -> bool:
         options.refuse_late
         or options.overload in ("shed_oldest", "shed_lowest")
         or any(policy is not None and policy.max_queued_requests is not None for policy in policies)
-        or (options.batch_size_fn is not None and options.max_queued_requests is not None)
     )
 
 
@@ -117,8 +116,11 @@ class Gate:
         """Says why a request can't end in time, by the run times measured; None if it may.
 
         Those who say that a request can't do so must not err, so only what is certain to go first
-        counts as being ahead of it.
+        counts as being ahead of it. And a batcher that has nothing to do lets anyone in, or it
+        would never hear that its handler has become faster.
         """
+        if not batches and not self._by_level:
+            return None
         due = None if request.options is None else request.options.due
         if due is None or not self._options.refuse_late:
             return None

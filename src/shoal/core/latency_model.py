@@ -58,8 +58,6 @@ _FEW: Final = 16
 _SPREAD_OF_FEW: Final = 1.25
 # How much farther out 99% of what is spread normally is than 90%; the level is a guess as well.
 _NORMAL_TAIL: Final = 2.2
-# So many samples of a class are enough to know another pace by.
-_KNOWN: Final = 3
 _OTHER_PACE: Final = 1.2
 # The least that a batch is taken to last, so that there are ratios.
 _GRAIN_S: Final = 1e-9
@@ -221,9 +219,8 @@ class LatencyModel:
         """
         paces: list[float] = []
         for size, seconds in block:
-            if len(known := self._classes.get(_class_of(size), ())) >= _KNOWN:
-                usual_size, usual_s = _middle(known)
-                paces.append(seconds / usual_s * self._on_line(usual_size) / self._on_line(size))
+            if known := self._classes.get(_class_of(size)):
+                paces.append(seconds / _middle(known)[1])
         if len(paces) * 2 < _BLOCK:
             return None
         pace = _median(paces)

@@ -25,13 +25,13 @@ class LatencyTarget:
 
     p99_s: float
     headroom: float = 0.9
-    growth: float = 2.0
+    growth: float = 4.0
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen; this is its own constructor
         put(self, "p99_s", _number("p99_s", self.p99_s, "a number of seconds, such as 0.1"))
         put(self, "headroom", _number("headroom", self.headroom, "a number, such as 0.9"))
-        put(self, "growth", _number("growth", self.growth, "a number, such as 2"))
+        put(self, "growth", _number("growth", self.growth, "a number, such as 4"))
         if not 0 < self.p99_s < math.inf:
             raise ValueError(f"p99_s must be above 0 seconds, and finite, not {self.p99_s!r}")
         if not 0 < self.headroom <= 1:

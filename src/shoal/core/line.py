@@ -4,7 +4,8 @@ One that leaves is not searched for: its state says that it does not wait any mo
 skipped when its turn comes. A line is swept when more than half of it is such leftovers, so callers
 that come and go behind a busy slot can't make it grow.
 
-There are two: in order of arrival, which is a deque, and by a rank, which is a heap.
+There are three: in order of arrival, which is a deque; by any rank, which is a heap; and by levels
+and by arrival within each (`level_line`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class Line(ABC):
         """Returns the request whose turn it is; None if nobody waits. Drops what is before it."""
 
     @abstractmethod
+    def take(self, room: float) -> list[Request]:
+        """Takes requests out, in order, until one does not fit beside the others into some room."""
+
+    @abstractmethod
     def pop(self) -> None:
         """Takes the request out that `first` returned."""
 
@@ -55,6 +60,18 @@ class Line(ABC):
     @abstractmethod
     def __len__(self) -> int:
         """Returns the number of its places, leftovers among them."""
+
+    def move(self, request: Request) -> bool:
+        """Puts a request to another place, because it has been delayed.
+
+        Returns:
+            Whether there is another place for it.
+        """
+        return False
+
+    @abstractmethod
+    def is_led_by(self, request: Request) -> bool:
+        """Says whether it is a request's turn that has just been pushed."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Request]:
@@ -80,6 +97,21 @@ class ArrivalLine(Line):
             entries.popleft()
         return None
 
+    def take(self, room: float) -> list[Request]:
+        entries = self.entries
+        taken: list[Request] = []
+        total: float = 0
+        while entries:
+            request = entries[0]
+            if request.state is QUEUED:
+                asked = request.options
+                total += 1 if asked is None else asked.cost
+                if total > room:
+                    break
+                taken.append(request)
+            entries.popleft()
+        return taken
+
     def pop(self) -> None:
         self.entries.popleft()
 
@@ -97,6 +129,9 @@ class ArrivalLine(Line):
     def __len__(self) -> int:
         return len(self.entries)
 
+    def is_led_by(self, request: Request) -> bool:
+        return self.first() is request
+
     def __iter__(self) -> Iterator[Request]:
         return iter([request for request in self.entries if request.state is QUEUED])
 
@@ -104,8 +139,7 @@ class ArrivalLine(Line):
 class RankedLine(Line):
     """By a rank, lowest first, and by arrival among equals.
 
-    Who pushes a request gives it a number first, higher than all before. Given another one and
-    pushed again, it has a place according to its rank of now, and its old place is a leftover.
+    Who pushes a request gives it a number first, higher than all before.
     """
 
     __slots__ = ("_heap", "_rank")
@@ -115,8 +149,9 @@ class RankedLine(Line):
         self._heap: list[tuple[Any, int, Request]] = []
 
     def push(self, request: Request) -> None:
-        assert request.options is not None
-        heapq.heappush(self._heap, (self._rank(request), request.options.number, request))
+        asked = request.options
+        assert asked is not None
+        heapq.heappush(self._heap, (self._rank(request), asked.number, request))
 
     def first(self) -> Request | None:
         heap = self._heap
@@ -126,6 +161,22 @@ class RankedLine(Line):
                 return entry[2]
             heapq.heappop(heap)
         return None
+
+    def take(self, room: float) -> list[Request]:
+        heap, heappop = self._heap, heapq.heappop
+        taken: list[Request] = []
+        total: float = 0
+        while heap:
+            _rank, number, request = heap[0]
+            asked = request.options
+            assert asked is not None
+            if asked.number == number and request.state is QUEUED:
+                total += asked.cost
+                if total > room:
+                    break
+                taken.append(request)
+            heappop(heap)
+        return taken
 
     def pop(self) -> None:
         heapq.heappop(self._heap)
@@ -143,6 +194,17 @@ class RankedLine(Line):
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    def move(self, request: Request) -> bool:
+        asked = request.options
+        assert asked is not None
+        # By its number the old place is known to be a leftover; no other request has such a one.
+        asked.number = -asked.number
+        self.push(request)
+        return True
+
+    def is_led_by(self, request: Request) -> bool:
+        return self._heap[0][2] is request or self.first() is request
 
     def __iter__(self) -> Iterator[Request]:
         return iter([entry[2] for entry in sorted(self._heap) if _waits(entry)])

@@ -141,6 +141,7 @@ _REFUSED_FOR_OPEN: Final = {
     "split": "parts would meet in one batch, which has no bound that they could be cut to",
     "adaptive": "there is no run time of a batch that grows while it runs",
     "policy": "a batch that is open takes whoever comes next, and no policy cuts it",
+    "refuse_late": "how long a batch is open says nothing of how long a request takes",
     "isolate_errors": "the handler answers each request by itself, so nobody else's error is its",
 }
 _REFUSED_FOR_CONTINUOUS: Final = {

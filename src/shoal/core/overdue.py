@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 from shoal.core.request import State
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shoal.core.options import BatchOptions
-    from shoal.core.request import Request
+    from shoal.core.request import CallOptions, Request
 
 _IN_LINE: Final = (State.PARKED, State.QUEUED)
 
@@ -21,46 +22,77 @@ class Overdue:
 
     Args:
         demote: Lets a request in line go behind the others of its level.
+        options: The options in force.
+
+    Attributes:
+        timers: When each time is up.
+        limits_line: Whether some level's requests may wait in line for so long only.
     """
 
-    __slots__ = ("_demote", "timers")
+    __slots__ = ("_demote", "_options", "limits_line", "timers")
 
-    def __init__(self, demote: Callable[[Request], None]) -> None:
+    def __init__(self, demote: Callable[[Request], None], options: BatchOptions) -> None:
         self._demote = demote
+        self._options = options
+        self.limits_line = False
         self.timers = Timers()
 
-    def watch(self, request: Request, options: BatchOptions) -> None:
-        """Watches a request that has just been let in, if its time is limited."""
+    def change(self, options: BatchOptions) -> None:
+        """Takes in new options, for requests that are let in from now on."""
+        self._options = options
+        policies = [*options.queue_policies.values(), options.default_queue_policy]
+        self.limits_line = any(p is not None and p.timeout_s is not None for p in policies)
+
+    def watch(self, request: Request) -> float:
+        """Watches a request that has just been let in, if its time is limited.
+
+        Returns:
+            When its time is up; infinity for never.
+        """
         asked = request.options
         if asked is None:
-            return
+            return math.inf
+        until = math.inf
         if asked.deadline is not None:
-            asked.timers = (self.timers.add(asked.deadline, (request, False, False)),)
-        limit_s, delays = asked.queue_timeout_s, False
-        policy = options.queue_policy(asked.priority)
-        if policy is not None:
-            delays = policy.timeout_action == "delay"
-            if policy.timeout_s is not None:
-                limit_s = policy.timeout_s if limit_s is None else min(limit_s, policy.timeout_s)
-        if limit_s is not None:
-            timer = self.timers.add(request.arrived_at + limit_s, (request, True, delays))
-            asked.timers = (*asked.timers, timer)
+            until = asked.deadline
+            asked.timer = self.timers.add(until, request)
+        if self.limits_line or asked.queue_timeout_s is not None:
+            return min(until, self._watch_in_line(request, asked))
+        return until
 
     def forget(self, request: Request) -> None:
         """Watches a request no more; does nothing if it is not watched."""
         asked = request.options
-        if asked is not None and asked.timers:
-            for timer in asked.timers:
-                self.timers.forget(timer)
-            asked.timers = ()
+        if asked is None:
+            return
+        if asked.timer is not None:
+            self.timers.forget(asked.timer)
+            asked.timer = None
+        if asked.queue_timer is not None:
+            self.timers.forget(asked.queue_timer)
+            asked.queue_timer = None
+
+    def _watch_in_line(self, request: Request, asked: CallOptions) -> float:
+        limit_s, delays = asked.queue_timeout_s, False
+        policy = self._options.queue_policy(asked.priority)
+        if policy is not None:
+            delays = policy.timeout_action == "delay"
+            if policy.timeout_s is not None:
+                limit_s = policy.timeout_s if limit_s is None else min(limit_s, policy.timeout_s)
+        if limit_s is None:
+            return math.inf
+        until = request.arrived_at + limit_s
+        asked.queue_timer = self.timers.add(until, (request, delays))
+        return until
 
     def pop(self, now: float) -> Iterator[tuple[Request, str]]:
         """Yields the requests whose time is up, and what they did not do in time."""
-        request: Request
-        for request, ends_in_line, delays in self.timers.due(now):
-            if not ends_in_line:
-                yield request, "was not answered by its deadline"
+        what: Request | tuple[Request, bool]
+        for what in self.timers.due(now):
+            if not isinstance(what, tuple):
+                yield what, "was not answered by its deadline"
                 continue
+            request, delays = what
             if request.state not in _IN_LINE:
                 continue
             if not delays:

@@ -95,7 +95,8 @@ class CallOptions:
             cancel scope.
         number: Its place in the order of arrival; the line sets it.
         delayed_at: Since when it must let others go first, for it waited too long; None if not.
-        timers: What ends its wait; whoever watches it sets them.
+        timer: What ends it at its deadline; whoever watches it sets it.
+        queue_timer: What ends its wait in line, likewise.
     """
 
     __slots__ = (
@@ -108,7 +109,8 @@ class CallOptions:
         "number",
         "priority",
         "queue_timeout_s",
-        "timers",
+        "queue_timer",
+        "timer",
     )
 
     def __init__(
@@ -127,7 +129,8 @@ class CallOptions:
         self.queue_timeout_s: float | None = None
         self.number = 0
         self.delayed_at: float | None = None
-        self.timers: tuple[Timer, ...] = ()
+        self.timer: Timer | None = None
+        self.queue_timer: Timer | None = None
 
 
 class Request:

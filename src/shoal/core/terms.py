@@ -14,7 +14,7 @@ from shoal.core.request import NOTHING, CallOptions
 from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Mapping
 
     from shoal.core.options import BatchOptions
     from shoal.core.request import Request
@@ -37,6 +37,7 @@ class Wishes(NamedTuple):
 
 
 NO_WISHES = Wishes()
+_new = CallOptions.__new__
 
 
 class Terms:
@@ -46,7 +47,7 @@ class Terms:
         of_each: Whether each request needs a record of its own, whatever its caller wishes.
     """
 
-    __slots__ = ("_bucket_by", "_cost_of", "_name", "_options", "_priority", "of_each")
+    __slots__ = ("_bucket_by", "_cost_of", "_limit_s", "_name", "_options", "_priority", "of_each")
 
     def __init__(self, name: str, options: BatchOptions) -> None:
         self._name = name
@@ -54,6 +55,8 @@ class Terms:
         self._cost_of = options.batch_size_fn
         self._bucket_by = options.bucket_by
         self._priority = options.usual_priority
+        limit_s = options.request_timeout_s
+        self._limit_s = math.inf if limit_s is None else limit_s
         self.of_each = tells_requests_apart(options)
 
     def of(
@@ -74,31 +77,40 @@ class Terms:
             ValueError: The priority, or a cost, is out of its range.
             Exception: What a function of one item raised.
         """
-        asked = CallOptions(None, wishes.metadata, self._priority)
-        if wishes.priority is not None:
-            asked.priority = self._options.checked_priority("priority", wishes.priority)
+        asked = _new(CallOptions)  # each call has one, and its constructor would cost more
+        asked.metadata = wishes.metadata
+        asked.priority = (
+            self._priority
+            if wishes.priority is None
+            else self._options.checked_priority("priority", wishes.priority)
+        )
+        asked.cost = 1
         if self._cost_of is not None:
-            asked.cost = self._cost(item)
+            cost = self._cost_of(item)
+            asked.cost = cost if type(cost) is int and cost >= 0 else self._checked_cost(cost)
+        asked.key = None
         if self._bucket_by is not None:
-            asked.key = self._key(item)
-        limit_s = self._options.request_timeout_s
-        if wishes.deadline_s is not None and (limit_s is None or wishes.deadline_s < limit_s):
+            asked.key = key = self._bucket_by(item)
+            try:
+                hash(key)
+            except TypeError:
+                raise self._not_a_key(key) from None
+        limit_s = self._limit_s
+        if wishes.deadline_s is not None and wishes.deadline_s < limit_s:
             limit_s = wishes.deadline_s
-        if limit_s is not None and limit_s < math.inf:
-            asked.deadline = asked.due = now + limit_s
+        asked.deadline = asked.due = None if limit_s == math.inf else now + limit_s
         if scope_deadline < math.inf and (asked.due is None or scope_deadline < asked.due):
             asked.due = scope_deadline
         asked.queue_timeout_s = wishes.queue_timeout_s
+        asked.delayed_at = asked.timer = asked.queue_timer = None
+        asked.number = 0
         return asked
 
-    def refusal(self, asked: CallOptions) -> ItemTooLarge | None:
-        """Returns the error of a call whose item does not fit into any batch; None if it does."""
-        most = self._options.max_batch_size
-        if asked.cost <= most:
-            return None
+    def refusal(self, asked: CallOptions) -> ItemTooLarge:
+        """Makes the error of a call whose item costs more than a batch may."""
         return ItemTooLarge(
             f"an item for {self._name} costs {asked.cost!s:.20}, which is more than a batch "
-            f"may: max_batch_size={most}"
+            f"may: max_batch_size={self._options.max_batch_size}"
         )
 
     def renew(self, request: Request) -> Exception | None:
@@ -118,37 +130,26 @@ class Terms:
             asked.metadata = before.metadata
             asked.priority = min(before.priority, self._options.priority_levels)
             asked.deadline, asked.due = before.deadline, before.due
-            asked.queue_timeout_s, asked.timers = before.queue_timeout_s, before.timers
+            asked.queue_timeout_s = before.queue_timeout_s
+            asked.timer, asked.queue_timer = before.timer, before.queue_timer
             asked.delayed_at = before.delayed_at
         request.options = asked
-        return self.refusal(asked)
+        return self.refusal(asked) if asked.cost > self._options.max_batch_size else None
 
-    def _cost(self, item: Any) -> float:
-        assert self._cost_of is not None
-        given: Any = self._cost_of(item)
-        cost: float = given
-        if type(given) is not int:
-            # Numbers of other making will do, such as those of numpy.
-            if not hasattr(given, "__float__"):
-                raise TypeError(
-                    f"batch_size_fn of {self._name} must give back a number, not {given!r}"
-                )
-            cost = float(given)
+    def _checked_cost(self, given: Any) -> float:
+        # Numbers of other making will do, such as those of numpy.
+        if not hasattr(given, "__float__"):
+            raise TypeError(f"batch_size_fn of {self._name} must give back a number, not {given!r}")
+        cost: float = given if isinstance(given, int) else float(given)
         if not 0 <= cost < math.inf:
             raise ValueError(
                 f"batch_size_fn of {self._name} must give back a number that is at least 0 and "
-                f"finite, not {cost!r}"
+                f"finite, not {given!r}"
             )
         return cost
 
-    def _key(self, item: Any) -> Hashable:
-        assert self._bucket_by is not None
-        key = self._bucket_by(item)
-        try:
-            hash(key)
-        except TypeError:
-            raise TypeError(
-                f"bucket_by of {self._name} must give back a key that can be hashed, such as a "
-                f"tuple, not {key!r}"
-            ) from None
-        return key
+    def _not_a_key(self, key: object) -> TypeError:
+        return TypeError(
+            f"bucket_by of {self._name} must give back a key that can be hashed, such as a "
+            f"tuple, not {key!r}"
+        )

@@ -1,14 +1,15 @@
-"""Times at which something is to happen: a heap of which entries can be forgotten in O(1).
+"""Times at which something is to happen, of which most are forgotten before.
 
-Most timers here are forgotten, since most requests end before their time is up. A forgotten entry
-stays in the heap, empty, until its turn comes or until more than half of the heap is such
-leftovers.
+Most timers here are of equal length, so most are added in the order in which they go off: those go
+into a queue, which costs less than a heap; only the others go into a heap. A forgotten entry stays
+where it is, empty, until its turn comes or until such leftovers are many.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
@@ -23,15 +24,21 @@ _FORGOTTEN_WORTH_A_SWEEP: Final = 64
 class Timers:
     """What is to happen, and when.
 
-    Invariant: ``_forgotten`` == number of entries in ``_heap`` that are about nothing.
+    Invariants:
+        ``_forgotten`` == number of entries that are about nothing.
+        The entries of ``_queue`` are in the order of their times; ``_latest`` is that of the last.
     """
 
-    __slots__ = ("_count", "_forgotten", "_heap")
+    __slots__ = ("_count", "_forgotten", "_heap", "_latest", "_queue", "_sweep_at")
 
     def __init__(self) -> None:
+        self._queue: deque[Timer] = deque()
         self._heap: list[Timer] = []
+        self._latest = -math.inf
         self._count = 0
         self._forgotten = 0
+        # At how many forgotten entries they are dropped: as many as were left the last time.
+        self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
     def add(self, at: float, what: object) -> Timer:
         """Notes that something is to happen at a time.
@@ -42,7 +49,11 @@ class Timers:
         """
         self._count = number = self._count + 1
         timer = [at, number, what]
-        heapq.heappush(self._heap, timer)
+        if at >= self._latest:
+            self._latest = at
+            self._queue.append(timer)
+        else:
+            heapq.heappush(self._heap, timer)
         return timer
 
     def forget(self, timer: Timer) -> None:
@@ -50,36 +61,55 @@ class Timers:
         if timer[2] is None:
             return
         timer[2] = None
-        self._forgotten += 1
-        if self._forgotten > _FORGOTTEN_WORTH_A_SWEEP and self._forgotten * 2 > len(self._heap):
-            self._heap = [other for other in self._heap if other[2] is not None]
-            heapq.heapify(self._heap)
-            self._forgotten = 0
-
-    def next_at(self) -> float:
-        """Returns the time of the next timer; infinity if there is none."""
-        heap = self._heap
-        while heap and heap[0][2] is None:
-            heapq.heappop(heap)
-            self._forgotten -= 1
-        return heap[0][0] if heap else math.inf
+        self._forgotten = forgotten = self._forgotten + 1
+        if forgotten > self._sweep_at:
+            self.keep(lambda _: True)
 
     def keep(self, is_wanted: Callable[[Any], bool]) -> None:
         """Drops every timer but those about something that is wanted."""
-        self._heap = [timer for timer in self._heap if timer[2] is not None and is_wanted(timer[2])]
+
+        def kept(timers: list[Timer] | deque[Timer]) -> list[Timer]:
+            return [timer for timer in timers if timer[2] is not None and is_wanted(timer[2])]
+
+        self._queue = deque(kept(self._queue))
+        self._heap = kept(self._heap)
         heapq.heapify(self._heap)
         self._forgotten = 0
+        self._sweep_at = max(_FORGOTTEN_WORTH_A_SWEEP, len(self))
+
+    def next_at(self) -> float:
+        """Returns the time of the next timer; infinity if there is none."""
+        timer = self._next()
+        at: float = math.inf if timer is None else timer[0]
+        return at
 
     def first(self) -> Any:
         """Returns what is to happen next; None for nothing."""
-        return None if self.next_at() == math.inf else self._heap[0][2]
+        timer = self._next()
+        return None if timer is None else timer[2]
 
     def due(self, now: float) -> Iterator[Any]:
         """Takes out, one by one, what is to happen by `now`, in order of time."""
-        while self.next_at() <= now and self._heap:
-            timer = heapq.heappop(self._heap)
+        while (timer := self._next()) is not None and timer[0] <= now:
+            if self._queue and self._queue[0] is timer:
+                self._queue.popleft()
+            else:
+                heapq.heappop(self._heap)
             what, timer[2] = timer[2], None
             yield what
 
+    def _next(self) -> Timer | None:
+        queue, heap = self._queue, self._heap
+        while queue and queue[0][2] is None:
+            queue.popleft()
+            self._forgotten -= 1
+        while heap and heap[0][2] is None:
+            heapq.heappop(heap)
+            self._forgotten -= 1
+        if not queue:
+            self._latest = -math.inf
+            return heap[0] if heap else None
+        return min(queue[0], heap[0]) if heap else queue[0]
+
     def __len__(self) -> int:
-        return len(self._heap) - self._forgotten
+        return len(self._queue) + len(self._heap) - self._forgotten

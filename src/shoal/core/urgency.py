@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _FLUSH = Hurry(CutReason.FLUSH)
 _DRAIN = Hurry(CutReason.DRAIN)
 _LEFTOVERS_WORTH_A_SWEEP = 64
+# What is measured is the handler's time alone; handing the batch out and back takes some, too.
+_MARGIN = 1.05
+_MARGIN_S = 0.001
 
 
 class Urgency:
@@ -30,9 +33,11 @@ class Urgency:
 
     Attributes:
         draining: Whether nobody waits for company any more.
+        unseen: Requests that are due at some time and have not been noted. While every slot is busy
+            it does not matter when they must leave, and most will have left before it does.
     """
 
-    __slots__ = ("_covered", "_handed_out", "_leave_by", "draining")
+    __slots__ = ("_covered", "_handed_out", "_leave_by", "draining", "unseen")
 
     def __init__(self) -> None:
         self.draining = False
@@ -40,6 +45,7 @@ class Urgency:
         self._covered: set[Request] = set()
         self._handed_out: set[Request] = set()
         self._leave_by = Timers()
+        self.unseen: list[Request] = []
 
     def flush(self, waiting: Iterable[Request]) -> None:
         """Makes these requests leave with the next cuts, full or not."""
@@ -58,15 +64,33 @@ class Urgency:
             live: How many requests are in line.
         """
         run_s = model.bound_s(size)
-        leave_by = (request.arrived_at + due) / 2 if run_s is None else due - run_s
+        if run_s is None:
+            leave_by = (request.arrived_at + due) / 2
+        else:
+            leave_by = due - run_s * _MARGIN - _MARGIN_S
         if leave_by < math.inf:
             self._leave_by.add(leave_by, request)
             if len(self._leave_by) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
                 self._leave_by.keep(_is_in_line)
         return leave_by
 
+    def see(self, model: LatencyModel, size: float, live: int) -> None:
+        """Notes those of the unseen requests that are in line still."""
+        for request in self.unseen:
+            asked = request.options
+            if request.state is State.QUEUED and asked is not None and asked.due is not None:
+                self.note(request, asked.due, model, size, live)
+        self.unseen.clear()
+
+    def prune(self, live: int) -> None:
+        """Drops those of the unseen requests that have left, if they are many."""
+        if len(self.unseen) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
+            self.unseen = [request for request in self.unseen if _is_in_line(request)]
+
     def forget_times(self) -> None:
         """Forgets who must leave when, and who was handed out."""
+        if self.unseen:
+            self.unseen = []
         if len(self._leave_by):
             self._leave_by = Timers()
         if self._handed_out:
@@ -99,6 +123,11 @@ class Urgency:
             self._covered -= self._handed_out
         elif self._handed_out:
             self._handed_out = set()
+
+    @property
+    def handed_out_flushed(self) -> bool:
+        """Whether a flush covered any of those who were handed out last."""
+        return bool(self._handed_out)
 
     def put_back(self) -> None:
         """Notes that the last requests that were handed out are in line again."""

@@ -20,7 +20,7 @@ from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.base import Cut, Wait
 from shoal.core.policies.buckets import Buckets
-from shoal.core.policies.choice import policy_of, tells_requests_apart
+from shoal.core.policies.choice import may_wait, policy_of
 from shoal.core.policies.ranked import Ranked
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policies.sizing import padded
@@ -41,7 +41,7 @@ class Waiting:
     """The requests that have been let in, and the rule that cuts batches from them.
 
     Attributes:
-        append: Puts a request in line; a part of `arrive`.
+        append: Puts a request in line, and says whether a slot must decide now; a part of `arrive`.
         live: How many requests are in line.
         wake_at: The number of requests in line that the waiting slot wants to be told of; 0 for
             none.
@@ -54,6 +54,7 @@ class Waiting:
         "_asleep_until",
         "_may_wait",
         "_policy",
+        "_tells_all",
         "_urgency",
         "adaptive",
         "append",
@@ -67,6 +68,7 @@ class Waiting:
         self.model = LatencyModel()
         self.live = 0
         self.wake_at = 0
+        self._tells_all = False
         self._urgency = Urgency()
         # When the slot that waits decides again; minus infinity if none waits.
         self._asleep_until = -math.inf
@@ -78,14 +80,18 @@ class Waiting:
         Returns:
             Whether the slot that waits for requests must be woken.
         """
-        self.append(request)
         live = self.live + 1
+        if self.append(request):
+            self.wake_at = live
         asked = request.options
         if asked is not None and asked.due is not None and self._may_wait:
-            size = min(live, self.options.max_batch_size)
-            leave_by = self._urgency.note(request, asked.due, self.model, size, live)
-            if leave_by < self._asleep_until:
-                self.wake_at = live
+            if self._asleep_until == -math.inf:
+                self._urgency.unseen.append(request)
+            else:
+                size = min(live, self.options.max_batch_size)
+                leave_by = self._urgency.note(request, asked.due, self.model, size, live)
+                if leave_by < self._asleep_until:
+                    self.wake_at = live
         self.live = live
         return live == self.wake_at
 
@@ -100,7 +106,12 @@ class Waiting:
         before = self.live
         self._policy.queue.extend(requests)
         self.live += len(requests)
-        return before < self.wake_at <= self.live
+        return self._tells_all or before < self.wake_at <= self.live
+
+    @property
+    def took_flushed(self) -> bool:
+        """Whether a flush covered any of those who were handed out last."""
+        return self._urgency.handed_out_flushed
 
     def drain(self) -> None:
         """Lets nobody wait for company any more."""
@@ -129,7 +140,13 @@ class Waiting:
         decision = self._policy.decide(now, self._urgency.hurry(now) if self.live else None)
         if isinstance(decision, Cut):
             self._asleep_until = -math.inf
+            if self._urgency.unseen:
+                self._urgency.prune(self.live)
             return decision
+        if self._urgency.unseen:
+            # They may change the decision, for it matters now when they must leave.
+            self._urgency.see(self.model, min(self.live, self.options.max_batch_size), self.live)
+            return self.decide(now)
         until = min(
             math.inf if decision.until is None else decision.until,
             self._urgency.until() if self.live else math.inf,
@@ -153,9 +170,16 @@ class Waiting:
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
-        self._policy.put_back(requests)
+        waiting = [request for request in requests if request.state is QUEUED]
+        self._policy.put_back(waiting)
         self._urgency.put_back()
-        self.live += sum(request.state is QUEUED for request in requests)
+        self.live += len(waiting)
+
+    @property
+    def size(self) -> float:
+        """What the costs of those that wait sum up to."""
+        policy = self._policy
+        return policy.size if isinstance(policy, (Ranked, Buckets)) else self.live
 
     def size_beside(self, asked: CallOptions) -> float:
         """Returns what the costs of those that wait in one bucket sum up to.
@@ -171,7 +195,9 @@ class Waiting:
     def load_of(self, requests: Sequence[Request]) -> float:
         """Returns what the costs of a batch sum up to, with its padding."""
         options = self.options
-        load = len(requests) if options.batch_size_fn is None else sum(r.cost for r in requests)
+        load: float = len(requests)
+        if options.batch_size_fn is not None:
+            load = sum([request.options.cost for request in requests if request.options])
         sizes = options.allowed_batch_sizes
         return load if sizes is None else padded(sizes, load)
 
@@ -185,18 +211,26 @@ class Waiting:
         self.adaptive = adaptive
         self.options = options
         # Where no request waits for company, none has to leave early.
-        self._may_wait = tells_requests_apart(options) or options.batch_wait_timeout_s != 0
+        self._may_wait = may_wait(options)
         self.append: Callable[[Request], object] = (
-            self._policy.queue.append if isinstance(self._policy, SizeOrWait) else self._append
+            self._policy.queue.append if isinstance(self._policy, SizeOrWait) else self._policy.add
         )
+        if self._tells_all:
+            self.tell_all()
+
+    def tell_all(self) -> None:
+        """Rings at every change from now on, for batches that are open take whoever comes."""
+        self._tells_all = True
+        self.append = self._append_and_tell
+
+    def _append_and_tell(self, request: Request) -> bool:
+        self._policy.add(request)
+        self.wake_at = self.live + 1
+        return True
 
     def _tidy(self) -> None:
         """Forgets what has ended, when nobody waits any more."""
         self._urgency.forget_times()
-
-    def _append(self, request: Request) -> None:
-        if self._policy.add(request):
-            self.wake_at = self.live + 1
 
     def _remove(self, request: Request) -> None:
         self.live -= 1

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _WARM_UP_ROUNDS: Final = 2
 _FEWEST_ROUNDS: Final = 5
-_PLAIN: Final = {
+_PLAIN: Final[dict[str, Any]] = {
     **{field.name: getattr(BatchOptions(), field.name) for field in fields(BatchOptions)},
     "batch_wait_timeout_s": None,
 }
@@ -139,7 +139,8 @@ async def measure(
 
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
     """Makes one batch of items, and returns how long the handler had it."""
-    batcher.configure(**{**_PLAIN, "max_batch_size": len(items)})
+    plain: dict[str, Any] = {**_PLAIN, "max_batch_size": len(items)}
+    batcher.configure(**plain)
     before = batcher.statistics().run_s
     single = len(batcher.signature.parameters) == 1
     errors: list[Exception] = []
@@ -175,5 +176,7 @@ async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
 def _spread(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Turns an item for a handler of several parameters into the arguments of a call."""
     if isinstance(item, dict):
-        return (), item
-    return tuple(item) if isinstance(item, (list, tuple)) else (item,), {}
+        return (), cast("dict[str, Any]", item)
+    if isinstance(item, (list, tuple)):
+        return tuple(cast("Sequence[Any]", item)), {}
+    return (item,), {}

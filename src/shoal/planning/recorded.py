@@ -91,7 +91,8 @@ def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, 
             raise Mistake(f"{where}: not JSON: {error}") from None
         if not isinstance(row, dict):
             raise Mistake(f'{where}: want an object like {{"at": 0.25}}, got {line.strip():.60}')
-        yield where, {name: value for name, value in row.items() if value is not None}
+        values = cast("dict[str, Any]", row)
+        yield where, {name: value for name, value in values.items() if value is not None}
 
 
 def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -181,14 +181,22 @@ def _made(arguments: Namespace) -> list[float]:
 
 def _use_items(recording: Recording, pairs: dict[str, Any]) -> None:
     if "cost" in recording.columns:
-        pairs["batch_size_fn"] = lambda item: (item or Item()).cost
+        pairs["batch_size_fn"] = _cost
     if "bucket" in recording.columns:
-        pairs["bucket_by"] = lambda item: (item or Item()).bucket
+        pairs["bucket_by"] = _bucket
     highest = max((one.priority or 1 for one in recording.arrivals), default=1)
     if highest > pairs.get("priority_levels", 1):
         raise Mistake(
             f"the trace has priorities up to {highest}; say --option priority_levels={highest}"
         )
+
+
+def _cost(item: Item | None) -> float:
+    return 1.0 if item is None else item.cost
+
+
+def _bucket(item: Item | None) -> str | None:
+    return None if item is None else item.bucket
 
 
 def _levels(trace: Iterable[Any], simulation: Simulation) -> dict[int, list[float]]:

@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
@@ -33,7 +33,7 @@ from shoal.planning.tuning import Search
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from shoal.batching.batcher import Batcher
     from shoal.core.options import BatchOptions
@@ -118,7 +118,15 @@ def add_arguments(parser: ArgumentParser) -> None:
         default="trio",
         help="what runs an async handler (%(default)s)",
     )
-    add_option_argument(parser.add_argument_group("options of the batcher, in the simulation"))
+    simulation = parser.add_argument_group("simulation")
+    simulation.add_argument(
+        "--requests",
+        type=whole,
+        default=20_000,
+        metavar="N",
+        help="how many requests to simulate for each pair of options (%(default)s)",
+    )
+    add_option_argument(simulation)
     add_output_arguments(parser, "run times by size, and the p99 of all options with the target")
 
 
@@ -143,7 +151,7 @@ def run(arguments: Namespace) -> int:
         options = options.changed(pairs)
     except (TypeError, ValueError) as error:
         raise Mistake(str(error)) from None
-    search = Search(options, measured, arguments.rate, arguments.p99)
+    search = Search(options, measured, arguments.rate, arguments.p99, arguments.requests)
     candidates = search.candidates(_progress)
     if arguments.json:
         print_out(json.dumps(tuned_as_data(measured, search, candidates), indent=2))
@@ -207,10 +215,10 @@ def _items(arguments: Namespace) -> Callable[[], Any]:
         text = arguments.items.read_text(encoding="utf-8")
     except OSError as error:
         raise Mistake(f"can't read {arguments.items}: {error.strerror}") from None
-    items = _json(str(arguments.items), text)
+    items: Any = _json(str(arguments.items), text)
     if not isinstance(items, list) or not items:
         raise Mistake(f"{arguments.items} must hold a JSON array of items, with one at least")
-    return cycle(items).__next__
+    return cycle(cast("Iterable[Any]", items)).__next__
 
 
 def _json(where: str, text: str) -> Any:

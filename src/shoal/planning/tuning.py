@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from shoal.core.simulated import Simulation
     from shoal.planning.measuring import Measured
 
-# The p99 of so many is that of the last 200, which is steady enough to choose by.
-_REQUESTS: Final = 20_000
 _WAITS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)
 """Parts of the target."""
 _BISECTIONS: Final = 6
@@ -69,12 +67,15 @@ class Search:
         run_times: How long the handler takes.
         rate: Requests a second.
         p99_s: The target, in seconds.
+        requests: How many requests to simulate for each pair of options. The p99 of the usual
+            number is told by 200 of them, which is steady enough to choose by.
     """
 
     options: BatchOptions
     run_times: Measured
     rate: float
     p99_s: float
+    requests: int = 20_000
 
     def candidates(self, progress: Callable[[str], None]) -> list[Candidate]:
         """Simulates every measured size with every wait.
@@ -139,7 +140,7 @@ class Search:
             options = self.options.changed(changes)
         except ValueError as error:
             raise Mistake(str(error)) from None
-        return simulate(poisson(rate, _REQUESTS / rate), options, self.run_times)
+        return simulate(poisson(rate, self.requests / rate), options, self.run_times)
 
 
 def _worse(candidate: Candidate) -> tuple[float, ...]:

@@ -92,9 +92,10 @@ class BatchPolicy(ABC):
 
     @abstractmethod
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Takes the requests of the last `take` back, in their old places.
+        """Takes requests of the last `take` back, to their old places.
 
-        Some callers turned out to have left, and the batch is decided again without them.
+        Some callers turned out to have left, and the batch is decided again without them; these
+        are the others, in their order.
         """
 
     @abstractmethod
@@ -127,6 +128,7 @@ class LinePolicy(BatchPolicy):
 
     def __init__(self) -> None:
         self._line: dict[Request, None] = {}
+        self._before: list[Request] = []  # the line before the last `take`
         self._chosen: list[Request] = []
 
     @abstractmethod
@@ -157,6 +159,7 @@ class LinePolicy(BatchPolicy):
     def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
         """Asks `choose`."""
         if not self._line:
+            self._before.clear()
             return Wait(None)
         chosen = self.choose(list(self._line), now, hurry)
         if isinstance(chosen, Wait):
@@ -168,13 +171,15 @@ class LinePolicy(BatchPolicy):
     def take(self, cut: Cut) -> list[Request]:
         """Hands out what was chosen."""
         chosen, self._chosen = self._chosen, []
+        self._before = list(self._line)
         for request in chosen:
             del self._line[request]
         return chosen
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Puts the requests back to the front of the line."""
-        self._line = dict.fromkeys([*requests, *self._line])
+        """Puts the requests back to their places in the line."""
+        stay = self._line.keys() | set(requests)
+        self._line = dict.fromkeys(request for request in self._before if request in stay)
 
     def waiting(self) -> Iterator[Request]:
         """Yields the line, in order of arrival."""

@@ -51,7 +51,7 @@ class Buckets(BatchPolicy):
 
     Args:
         make: Makes the rule of one bucket.
-        key_of: What the requests of one batch must have in common.
+        isolates: Whether the requests of one batch must have the same level as well.
         rank: What requests are ordered by; None for their arrival.
     """
 
@@ -60,7 +60,7 @@ class Buckets(BatchPolicy):
         "_asleep_until",
         "_buckets",
         "_chosen",
-        "_key_of",
+        "_isolates",
         "_make",
         "_number",
         "_rank",
@@ -70,11 +70,12 @@ class Buckets(BatchPolicy):
     def __init__(
         self,
         make: Callable[[], Ranked],
-        key_of: Callable[[CallOptions], Hashable],
         rank: Rank | None,
+        *,
+        isolates: bool,
     ) -> None:
         self._make = make
-        self._key_of = key_of
+        self._isolates = isolates
         self._rank = rank
         self._buckets: dict[Hashable, _Bucket] = {}
         self._agenda: list[tuple[float, int, _Bucket]] = []
@@ -84,14 +85,18 @@ class Buckets(BatchPolicy):
         self._asleep_until = NOBODY_WAITS
 
     def add(self, request: Request) -> bool:
-        key = self._key(request)
+        asked = request.options
+        assert asked is not None
+        key = (asked.key, asked.priority) if self._isolates else asked.key
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key, self._make())
         bucket.rule.add(request)
         if bucket.head is not None:
-            if bucket.rule.head() is request:
+            if self._rank is not None and bucket.rule.line.is_led_by(request):
                 self._make_ready(bucket)
+            return False
+        if bucket.due_at <= request.arrived_at:  # it will be looked at, whatever comes
             return False
         return self._plan(bucket, request.arrived_at) < self._asleep_until
 
@@ -118,6 +123,12 @@ class Buckets(BatchPolicy):
             decision = self._ask_ready_ones(now, hurry)
         if decision is not None:
             return decision
+        while self._next_due() < math.inf:
+            bucket = self._agenda[0][2]
+            due_at = bucket.rule.due_at(now)
+            if due_at <= bucket.due_at:
+                break
+            self._plan_at(bucket, due_at)  # what made it due has left, or its wait goes on
         self._asleep_until = self._next_due()
         return Wait(None if self._asleep_until == math.inf else self._asleep_until)
 
@@ -147,14 +158,21 @@ class Buckets(BatchPolicy):
         ]
         return iter(sorted(waiting, key=self._order_of))
 
+    @property
+    def size(self) -> float:
+        """What the costs of those that wait sum up to."""
+        return sum(bucket.rule.size for bucket in self._buckets.values())
+
     def size_beside(self, asked: CallOptions) -> float:
         """Returns what the costs of the requests sum up to that may share a batch with another."""
-        bucket = self._buckets.get(self._key_of(asked))
+        key = (asked.key, asked.priority) if self._isolates else asked.key
+        bucket = self._buckets.get(key)
         return 0 if bucket is None else bucket.rule.size
 
     def _key(self, request: Request) -> Hashable:
-        assert request.options is not None
-        return self._key_of(request.options)
+        asked = request.options
+        assert asked is not None
+        return (asked.key, asked.priority) if self._isolates else asked.key
 
     def _ask(self, bucket: _Bucket, now: float, hurry: Hurry | None) -> Cut | Wait:
         self._chosen = bucket

@@ -12,19 +12,31 @@ from shoal.core.policies.ranks import rank_of
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policies.sizing import sizing_of
 from shoal.core.policies.windows import window_of
+from shoal.core.queue_policy import SAME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable
 
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
-    from shoal.core.request import CallOptions
 
 
 def tells_requests_apart(options: BatchOptions) -> bool:
     """Says whether requests are not all alike to the rule, so that each needs its own record."""
     return options.policy is not None or not _is_plain(options)
+
+
+def may_wait(options: BatchOptions) -> bool:
+    """Says whether a request may wait for company though a slot is free."""
+    policies = [*options.queue_policies.values(), options.default_queue_policy]
+    return (
+        options.batch_wait_timeout_s != 0
+        or options.idle_timeout_s is not None
+        or options.adaptive is not None
+        or options.policy is not None
+        or any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
+    )
 
 
 def policy_of(
@@ -45,12 +57,12 @@ def policy_of(
     numbers = count(1)
 
     def one_bucket() -> Ranked:
-        return Ranked(rank, sizing, window, adaptive, numbers)
+        by_level = options.order == "arrival"
+        return Ranked(rank, sizing, window, adaptive, numbers, by_level=by_level)
 
     if options.bucket_by is None and options.priority_mixing == "merge":
         return one_bucket()
-    isolates = options.priority_mixing == "isolate"
-    return Buckets(one_bucket, _key_and_level if isolates else _key, rank)
+    return Buckets(one_bucket, rank, isolates=options.priority_mixing == "isolate")
 
 
 def users_own(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:
@@ -81,11 +93,3 @@ def _is_plain(options: BatchOptions) -> bool:
         and options.order == "arrival"
         and options.adaptive is None
     )
-
-
-def _key(asked: CallOptions) -> Hashable:
-    return asked.key
-
-
-def _key_and_level(asked: CallOptions) -> Hashable:
-    return asked.key, asked.priority

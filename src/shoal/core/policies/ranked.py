@@ -19,6 +19,7 @@ import math
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
+from shoal.core.level_line import LevelLine
 from shoal.core.line import ArrivalLine, RankedLine, is_worth_a_sweep
 from shoal.core.policies.base import BatchPolicy, Cut, Wait
 from shoal.core.request import State
@@ -26,6 +27,7 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from shoal.core.line import Line
     from shoal.core.policies.adaptive import AdaptiveRule
     from shoal.core.policies.base import Hurry
     from shoal.core.policies.ranks import Rank
@@ -46,8 +48,10 @@ class Ranked(BatchPolicy):
         window: How long requests wait for company.
         adaptive: What wants to know of each arrival; None for nothing.
         numbers: Gives each arrival its number.
+        by_level: Whether the requests of one level are in order of arrival by their ranks.
 
     Attributes:
+        line: Those that wait, in order.
         count: How many requests wait.
         size: What their costs sum up to.
         asleep_until: When a slot that waits decides again, in seconds.
@@ -56,7 +60,7 @@ class Ranked(BatchPolicy):
     __slots__ = (
         "_adaptive",
         "_by_due",
-        "_line",
+        "_has_two_lines",
         "_newest_at",
         "_numbers",
         "_sizing",
@@ -64,6 +68,7 @@ class Ranked(BatchPolicy):
         "_window",
         "asleep_until",
         "count",
+        "line",
         "size",
     )
 
@@ -74,11 +79,16 @@ class Ranked(BatchPolicy):
         window: Window,
         adaptive: AdaptiveRule | None,
         numbers: Iterator[int],
+        *,
+        by_level: bool,
     ) -> None:
-        self._line = ArrivalLine() if rank is None else RankedLine(rank)
+        self.line: Line = ArrivalLine()
+        if rank is not None:
+            self.line = (LevelLine if by_level else RankedLine)(rank)
         by_due = window.line()
         both_by_arrival = rank is None and isinstance(by_due, ArrivalLine)
-        self._by_due = self._line if both_by_arrival else by_due
+        self._by_due = self.line if both_by_arrival or by_due is None else by_due
+        self._has_two_lines = self._by_due is not self.line
         self._sizing = sizing
         self._window = window
         self._adaptive = adaptive
@@ -90,12 +100,17 @@ class Ranked(BatchPolicy):
         self.asleep_until = NOBODY_WAITS
 
     def add(self, request: Request) -> bool:
+        asked = request.options
+        assert asked is not None
+        asked.number = next(self._numbers)
+        self.line.push(request)
+        if self._has_two_lines:
+            self._by_due.push(request)
         self._newest_at = request.arrived_at
+        self.count += 1
+        self.size += asked.cost
         if self._adaptive is not None:
             self._adaptive.arrived(request.arrived_at)
-        self._push(request)
-        self.count += 1
-        self.size += request.cost
         if self.asleep_until == NOBODY_WAITS:
             return False
         return self.due_at(request.arrived_at) < self.asleep_until
@@ -107,11 +122,9 @@ class Ranked(BatchPolicy):
         self._tidy()
 
     def demote(self, request: Request) -> bool:
-        if not isinstance(self._line, RankedLine):
-            return False
-        self._push(request)
+        has_moved = self.line.move(request)
         self._tidy()
-        return True
+        return has_moved
 
     def due_at(self, now: float) -> float:
         """Returns when a batch leaves, as things are; the past if it is due."""
@@ -125,7 +138,7 @@ class Ranked(BatchPolicy):
 
     def head(self) -> Request | None:
         """Returns the request whose turn it is; None if nobody waits."""
-        return self._line.first()
+        return self.line.first()
 
     def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
         self.asleep_until = NOBODY_WAITS
@@ -147,47 +160,33 @@ class Ranked(BatchPolicy):
     def take(self, cut: Cut) -> list[Request]:
         taken = self.take_within(self._target)
         if not taken:  # the first is larger than the size to which a batch had better be cut back
-            first = self._line.first()
+            first = self.line.first()
             assert first is not None
-            self._take(first, taken)
+            taken = self.take_within(first.cost)
         return taken
 
     def take_within(self, room: float) -> list[Request]:
-        taken: list[Request] = []
-        while (first := self._line.first()) is not None and first.cost <= room:
-            room -= first.cost
-            self._take(first, taken)
+        taken = self.line.take(room)
+        self.count -= len(taken)
+        if self.count:
+            self.size -= sum([request.options.cost for request in taken if request.options])
+        else:
+            # What has ended is not kept for longer than others wait.
+            self.size = 0
+            self.line.clear()
+            self._by_due.clear()
         return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        waiting = [request for request in requests if request.state is QUEUED]
-        self._line.put_back(waiting)
-        if not self.count and self._by_due is not self._line:
-            for request in waiting:
+        self.line.put_back(requests)
+        if not self.count and self._has_two_lines:
+            for request in requests:
                 self._by_due.push(request)
-        self.count += len(waiting)
-        self.size += sum(request.cost for request in waiting)
+        self.count += len(requests)
+        self.size += sum(request.cost for request in requests)
 
     def waiting(self) -> Iterable[Request]:
-        return self._line
-
-    def _push(self, request: Request) -> None:
-        request_options = request.options
-        assert request_options is not None
-        request_options.number = next(self._numbers)
-        self._line.push(request)
-        if self._by_due is not self._line:
-            self._by_due.push(request)
-
-    def _take(self, first: Request, taken: list[Request]) -> None:
-        self._line.pop()
-        taken.append(first)
-        self.count -= 1
-        self.size = self.size - first.cost if self.count else 0
-        if not self.count:
-            # What has ended is not kept for longer than others wait.
-            self._line.clear()
-            self._by_due.clear()
+        return self.line
 
     def _due(self, now: float) -> tuple[float, CutReason]:
         first = self._by_due.first()
@@ -197,14 +196,14 @@ class Ranked(BatchPolicy):
     def _costs(self, most: float) -> list[float]:
         seen: list[Request] = []
         total: float = 0
-        while total <= most and (first := self._line.first()) is not None:
-            self._line.pop()
+        while total <= most and (first := self.line.first()) is not None:
+            self.line.pop()
             seen.append(first)
             total += first.cost
-        self._line.put_back(seen)
+        self.line.put_back(seen)
         return [request.cost for request in seen]
 
     def _tidy(self) -> None:
-        for line in (self._line, self._by_due):
+        for line in (self.line, self._by_due):
             if is_worth_a_sweep(line, self.count) or (not self.count and len(line)):
                 line.sweep()

@@ -89,7 +89,7 @@ class SizeOrWait(BatchPolicy):
         return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        self._line.put_back([request for request in requests if request.state is QUEUED])
+        self._line.put_back(requests)
 
     def waiting(self) -> Iterable[Request]:
         return self._line

@@ -23,8 +23,12 @@ class Window(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def line(self) -> Line:
-        """Makes a line in which the request that must leave first is first."""
+    def line(self) -> Line | None:
+        """Makes a line in which the request that must leave first is first.
+
+        Returns:
+            The line; None where any request will do.
+        """
 
     @abstractmethod
     def due(
@@ -58,8 +62,10 @@ class Fixed(Window):
         }
         self.is_uniform = all(own == self._others_s for own in self._by_level.values())
 
-    def line(self) -> Line:
-        return ArrivalLine() if self.is_uniform else RankedLine(self._due)
+    def line(self) -> Line | None:
+        if not self.is_uniform:
+            return RankedLine(self._due)
+        return None if self._others_s in (0, math.inf) else ArrivalLine()
 
     def due(
         self, first: Request, newest_at: float, count: int, size: float, now: float
@@ -81,7 +87,7 @@ class UntilIdle(Window):
         self._idle_s = idle_s
         self._within = within
 
-    def line(self) -> Line:
+    def line(self) -> Line | None:
         return self._within.line()
 
     def due(

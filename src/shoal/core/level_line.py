@@ -1,0 +1,159 @@
+"""Requests by level of priority, and by arrival within each: a deque for each level.
+
+It is what a heap of all requests would give, for less: a level's requests are ranked by their
+arrival, so only the first of each level has to be compared with the others.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.line import Line
+from shoal.core.request import Request, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+QUEUED = State.QUEUED
+
+
+class LevelLine(Line):
+    """By level, and by arrival within each: the line of priorities.
+
+    Invariants:
+        ``_heads`` has one entry for each lane, and no lane is empty.
+        The rank in an entry is that of some request that was first in its lane, and not higher than
+        that of the one that is.
+    """
+
+    __slots__ = ("_heads", "_lanes", "_places", "_rank")
+
+    def __init__(self, rank: Callable[[Request], Any]) -> None:
+        self._rank = rank
+        # By level, and whether the requests have been delayed: those make a lane of their own.
+        self._lanes: dict[tuple[int, bool], deque[Request]] = {}
+        self._heads: list[tuple[Any, tuple[int, bool]]] = []
+        self._places = 0
+
+    def push(self, request: Request) -> None:
+        asked = request.options
+        assert asked is not None
+        key = asked.priority, asked.delayed_at is not None
+        lane = self._lanes.get(key)
+        if lane is None:
+            self._lanes[key] = deque((request,))
+            heapq.heappush(self._heads, (self._rank(request), key))
+        else:
+            lane.append(request)
+        self._places += 1
+
+    def first(self) -> Request | None:
+        lane = self._first_lane()
+        return None if lane is None else lane[0]
+
+    def take(self, room: float) -> list[Request]:
+        taken: list[Request] = []
+        total: float = 0
+        while (lane := self._first_lane()) is not None:
+            _rank, key = self._heads[0]
+            # Until the first of another lane is ahead.
+            bound = min(self._heads[1:3])[0] if len(self._heads) > 1 else None
+            while lane:
+                request = lane[0]
+                asked = request.options
+                assert asked is not None
+                if request.state is QUEUED and (asked.delayed_at is not None) == key[1]:
+                    if bound is not None and self._rank(request) > bound:
+                        break
+                    total += asked.cost
+                    if total > room:
+                        return taken
+                    taken.append(request)
+                lane.popleft()
+                self._places -= 1
+            else:
+                heapq.heappop(self._heads)
+                del self._lanes[key]
+        return taken
+
+    def pop(self) -> None:
+        self._lanes[self._heads[0][1]].popleft()
+        self._places -= 1
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        for request in reversed(requests):
+            self._lanes.setdefault(_lane_of(request), deque()).appendleft(request)
+        self._places += len(requests)
+        self._order()
+
+    def move(self, request: Request) -> bool:
+        self.push(request)
+        return True
+
+    def sweep(self) -> None:
+        waiting = {
+            key: deque(request for request in lane if _is_in_lane(request, key))
+            for key, lane in self._lanes.items()
+        }
+        self._lanes = waiting
+        self._places = sum(map(len, waiting.values()))
+        self._order()
+
+    def clear(self) -> None:
+        self._lanes.clear()
+        self._heads.clear()
+        self._places = 0
+
+    def __len__(self) -> int:
+        return self._places
+
+    def is_led_by(self, request: Request) -> bool:
+        return self.first() is request
+
+    def __iter__(self) -> Iterator[Request]:
+        waiting = [
+            request
+            for key, lane in self._lanes.items()
+            for request in lane
+            if _is_in_lane(request, key)
+        ]
+        return iter(sorted(waiting, key=self._rank))
+
+    def _order(self) -> None:
+        """Drops the lanes that are empty, and puts the others in order."""
+        self._lanes = {key: lane for key, lane in self._lanes.items() if lane}
+        self._heads = [(self._rank(lane[0]), key) for key, lane in self._lanes.items()]
+        heapq.heapify(self._heads)
+
+    def _first_lane(self) -> deque[Request] | None:
+        """Returns the lane whose first request's turn it is; None if nobody waits."""
+        heads = self._heads
+        while heads:
+            rank, key = heads[0]
+            lane = self._lanes[key]
+            while lane and not _is_in_lane(lane[0], key):
+                lane.popleft()
+                self._places -= 1
+            if not lane:
+                heapq.heappop(heads)
+                del self._lanes[key]
+            elif len(heads) == 1 or (now := self._rank(lane[0])) == rank:
+                return lane
+            else:
+                heapq.heapreplace(heads, (now, key))
+        return None
+
+
+def _lane_of(request: Request) -> tuple[int, bool]:
+    asked = request.options
+    assert asked is not None
+    return asked.priority, asked.delayed_at is not None
+
+
+def _is_in_lane(request: Request, key: tuple[int, bool]) -> bool:
+    """Says whether a request waits, and does so in this lane and not among the delayed ones."""
+    asked = request.options
+    assert asked is not None
+    return request.state is QUEUED and (asked.delayed_at is not None) == key[1]

@@ -1,0 +1,231 @@
+"""Options that change how batches are formed, while requests wait that came under others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import PENDING, Held, Recorder, Steps, line_up, outcome, read_all, settle
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "batches"),
+    [
+        pytest.param({}, {"bucket_by": lambda n: n % 2}, [[0, 2, 4], [1, 3, 5]], id="buckets"),
+        pytest.param({"bucket_by": lambda n: n % 2}, {"bucket_by": None}, [[*range(6)]], id="one"),
+        pytest.param(
+            {},
+            {"batch_size_fn": lambda n: n, "max_batch_size": 5},
+            [[0, 1, 2], [3], [4], [5]],
+            id="costs",
+        ),
+        pytest.param(
+            {"batch_size_fn": lambda n: n, "max_batch_size": 5},
+            {"batch_size_fn": None},
+            [[0, 1, 2, 3, 4], [5]],
+            id="no costs",
+        ),
+        pytest.param(
+            {},
+            {"max_batch_size": 4, "allowed_batch_sizes": (2, 4)},
+            [[0, 1, 2, 3], [4, 5]],
+            id="allowed",
+        ),
+        pytest.param({}, {"preferred_batch_sizes": (4,)}, [[0, 1, 2, 3], [4, 5]], id="preferred"),
+        pytest.param({"idle_timeout_s": 1}, {"idle_timeout_s": None}, [[*range(6)]], id="no idle"),
+        pytest.param({}, {"order": "deadline"}, [[*range(6)]], id="order"),
+        pytest.param({}, {"priority_levels": 3}, [[*range(6)]], id="levels"),
+    ],
+)
+async def test_who_waits_is_served_by_the_new_options_in_order_of_arrival(
+    before: Any, after: Any, batches: list[list[int]]
+) -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **before)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        batcher.flush()
+        await settle()
+        callers = await line_up(tasks, *map(call, range(6)))
+        batcher.configure(**after)
+        held.gate.set()
+    assert [caller.outcome for caller in callers] == list(range(6))
+    assert held.batches[1:] == batches
+
+
+async def test_a_new_window_counts_from_the_arrival() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        started = anyio.current_time()
+        await line_up(tasks, call(1))
+        await anyio.sleep(4)
+        batcher.configure(idle_timeout_s=6, batch_wait_timeout_s=0)
+    assert handler.started_at == [pytest.approx(started + 6)]
+
+
+async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_size_fn=lambda n: n)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(1))
+        await settle()
+        small, large = await line_up(tasks, call(4), call(6))
+        batcher.configure(max_batch_size=5)
+        await settle()
+        assert small.outcome is PENDING
+        assert isinstance(large.outcome, shoal.ItemTooLarge)
+        assert (batcher.statistics().queued, batcher.statistics().failed) == (1, 1)
+        held.gate.set()
+    assert small.outcome == 4
+    assert held.batches == [[1], [4]]
+
+
+async def test_a_new_function_that_is_broken_for_one_who_waits_fails_it_alone() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        fine, broken = await line_up(tasks, call("fine"), call(5))
+        batcher.configure(bucket_by=lambda item: item.upper())
+        await settle()
+        assert isinstance(broken.outcome, AttributeError)
+        held.gate.set()
+    assert fine.outcome == "fine"
+    assert held.batches == [["plug"], ["fine"]]
+
+
+async def test_a_stream_that_is_too_large_under_the_new_options_fails_alone() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, batch_size_fn=lambda n: n)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call(1))
+            await settle()
+            readers += await read_all(tasks, call(4), call(6))
+            batcher.configure(max_batch_size=5)
+            await settle()
+            assert isinstance(readers[2].outcome, shoal.ItemTooLarge)
+            steps.end()
+            steps.end()
+        assert [reader.outcome for reader in readers[:2]] == ["end", "end"]
+
+
+async def test_who_is_parked_is_let_in_by_the_new_bound_in_order() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_queued_requests=1, max_batch_size=1, overload="wait")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        await line_up(tasks, *map(call, range(5)))
+        assert (batcher.statistics().queued, batcher.statistics().parked) == (1, 4)
+        batcher.configure(max_queued_requests=3, bucket_by=lambda n: n % 2)
+        assert (batcher.statistics().queued, batcher.statistics().parked) == (3, 2)
+        held.gate.set()
+    assert held.batches[1:] == [[n] for n in range(5)]
+
+
+async def test_wishes_are_kept_when_the_options_change() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        started = anyio.current_time()
+        (late,) = await line_up(tasks, call.options(deadline_s=5)("late"))
+        (bored,) = await line_up(tasks, call.options(queue_timeout_s=3)("bored"))
+        await line_up(tasks, call.options(priority=2)("low"), call.options(priority=1)("high"))
+        batcher.configure(bucket_by=lambda item: None, order="deadline")
+        await anyio.sleep(6)
+        assert [late.ended_at, bored.ended_at] == [
+            pytest.approx(started + 5),
+            pytest.approx(started + 3),
+        ]
+        held.gate.set()
+    assert held.batches == [["plug"], ["high"], ["low"]]
+
+
+async def test_levels_that_are_gone_become_the_lowest() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, priority_levels=9, priority_aging_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        for level in (9, 5, 1, 2):
+            await line_up(tasks, call.options(priority=level)(level))
+        batcher.configure(priority_levels=2)
+        held.gate.set()
+    assert held.batches[1:] == [[1], [9], [5], [2]]
+
+
+async def test_who_waited_before_levels_had_bounds_counts_for_them() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        callers = await line_up(tasks, call(1), call(2))
+        batcher.configure(default_queue_policy=shoal.QueuePolicy(max_queued_requests=2))
+        assert isinstance(await outcome(call(3)), shoal.Overloaded)
+        callers[0].leave()
+        await settle()
+        await line_up(tasks, call(4))
+        held.gate.set()
+    assert held.batches[1:] == [[2], [4]]
+
+
+async def test_who_waited_before_the_line_shed_may_be_shed() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        callers = await line_up(tasks, call(1), call(2))
+        batcher.configure(overload="shed_oldest")
+        callers += await line_up(tasks, call(3))
+        held.gate.set()
+    assert isinstance(callers[0].outcome, shoal.Overloaded)
+    assert held.batches[1:] == [[2], [3]]
+
+
+async def test_a_flush_that_waits_for_a_slot_outlives_a_change() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=2, batch_wait_timeout_s=60)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0), call(1))
+        await settle()
+        (flushed,) = await line_up(tasks, call(2))
+        batcher.flush()
+        batcher.configure(bucket_by=lambda item: None)
+        held.gate.set()
+        await settle()
+        assert flushed.outcome == 2
+
+
+async def test_a_change_that_is_refused_changes_nothing_for_those_who_wait() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, batch_wait_timeout_s=1, bucket_by=lambda n: n % 2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(4)))
+        with pytest.raises(ValueError, match="do not go together"):
+            batcher.configure(allowed_batch_sizes=(5, 10), preferred_batch_sizes=(4,))
+    assert handler.batches == [[0, 2], [1, 3]]
+
+
+async def test_calls_that_came_before_the_change_run_under_it_and_padding_is_that_of_the_cut() -> (
+    None
+):
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=4, allowed_batch_sizes=(4,))
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        await settle()
+        await line_up(tasks, call(1))
+        batcher.configure(allowed_batch_sizes=(2, 4))
+        held.gate.set()
+    assert held.batches == [[0, 0, 0, 0], [1, 1]]

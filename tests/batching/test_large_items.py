@@ -1,0 +1,300 @@
+"""Items larger than the room that is left: divided into parts, and joined from their results."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Held,
+    Recorder,
+    line_up,
+    outcome,
+    outcomes,
+    outcomes_in_order,
+    settle,
+)
+from shoal.testing.asgi import Call, ask, calling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+
+def cut(text: str, room: float) -> list[str]:
+    """Parts of at most four letters, the first of which fills the room."""
+    first, rest = text[: int(room)], text[int(room) :]
+    return [first, *(rest[place : place + 4] for place in range(0, len(rest), 4))]
+
+
+SPLIT: dict[str, Any] = {
+    "max_batch_size": 4,
+    "batch_size_fn": len,
+    "split": cut,
+    "join": "".join,
+}
+
+
+def upper(text: str) -> str:
+    return text.upper()
+
+
+async def test_an_item_that_fits_is_not_divided() -> None:
+    handler = Recorder(upper)
+    async with shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1) as call:
+        assert await outcomes_in_order(call("ab"), call("cd")) == ["AB", "CD"]
+    assert handler.batches == [["ab", "cd"]]
+
+
+async def test_an_item_larger_than_a_batch_is_divided_and_its_results_joined_in_order() -> None:
+    handler = Recorder(upper)
+    async with shoal.Batcher(handler, **SPLIT) as call:
+        assert await call("abcdefghij") == "ABCDEFGHIJ"
+    assert handler.batches == [["abcd"], ["efgh"], ["ij"]]
+
+
+async def test_parts_run_side_by_side_where_there_are_slots() -> None:
+    async def handler(items: list[str]) -> list[str]:
+        await anyio.sleep(4 - len(items[0]) / 2)  # the last part ends last, the first first
+        return [upper(item) for item in items]
+
+    async with shoal.Batcher(handler, **SPLIT, max_concurrent_batches=3) as call:
+        started = anyio.current_time()
+        assert await call("abcdefghij") == "ABCDEFGHIJ"
+        assert anyio.current_time() - started == pytest.approx(3)
+
+
+async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
+    handler = Recorder(upper)
+    batcher = shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call("abc"))
+        callers += await line_up(tasks, call("defghi"))
+        await settle()
+        assert handler.batches == [["abc", "d"], ["efgh"]]
+        assert [caller.outcome for caller in callers] == ["ABC", PENDING]
+        callers += await line_up(tasks, call("jk"))
+    assert [caller.outcome for caller in callers] == ["ABC", "DEFGHI", "JK"]
+    assert handler.batches[2] == ["i", "jk"]
+
+
+async def test_calls_of_a_gather_see_those_that_are_in_line_before_them() -> None:
+    handler = Recorder(upper)
+    async with shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1) as call:
+        assert await outcomes_in_order(*map(call, ["abc", "def"])) == ["ABC", "DEF"]
+    assert handler.batches == [["abc", "d"], ["ef"]]
+
+
+async def test_the_room_is_that_of_the_items_own_bucket() -> None:
+    handler = Recorder(upper)
+    batcher = shoal.Batcher(
+        handler, **SPLIT, batch_wait_timeout_s=1, bucket_by=lambda text: text.islower()
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("ab"))
+        await line_up(tasks, call("WXY"))
+        await line_up(tasks, call("cdef"))
+    assert handler.batches == [["ab", "cd"], ["WXY"], ["ef"]]
+
+
+async def test_parts_stay_in_the_bucket_of_their_item() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1, bucket_by=len)
+    async with batcher as call:
+        assert await outcomes_in_order(call("abcdef"), call("gh")) == ["abcdef", "gh"]
+    assert handler.batches == [["abcd"], ["ef"], ["gh"]]
+
+
+async def test_a_map_divides_what_does_not_fit_and_keeps_the_order() -> None:
+    handler = Recorder(upper)
+    async with shoal.Batcher(handler, **SPLIT) as call:
+        assert await call.map(["abc", "defghi", "j"]) == ["ABC", "DEFGHI", "J"]
+    assert handler.batches == [["abc", "d"], ["efgh"], ["i", "j"]]
+
+
+# Errors
+
+
+@pytest.mark.parametrize("bad", ["abcd", "efgh", "ij"])
+async def test_a_part_that_fails_fails_its_item_and_drops_the_parts_in_line(bad: str) -> None:
+    handler = Recorder(lambda part: KeyError(part) if part == bad else part)
+    async with shoal.Batcher(handler, **SPLIT) as call:
+        error = await outcome(call("abcdefghij"))
+        assert isinstance(error, KeyError)
+        assert error.args == (bad,)
+        assert await call("abcd" if bad != "abcd" else "x") in ("abcd", "x")
+    parts = ["abcd", "efgh", "ij"]
+    ran = list(chain(*handler.batches))[:-1]
+    assert ran == parts[: parts.index(bad) + 1]
+
+
+async def test_of_a_map_each_item_fails_alone() -> None:
+    handler = Recorder(lambda part: KeyError(part) if part == "efgh" else part)
+    async with shoal.Batcher(handler, **SPLIT) as call:
+        results = await call.map(["abcdefghij", "klmnop"], return_exceptions=True)
+        assert isinstance(results[0], KeyError)
+        assert results[1] == "klmnop"
+        with pytest.raises(KeyError):
+            await call.map(["abcdefghij", "klmnop"])
+
+
+@pytest.mark.parametrize(
+    ("split", "error"),
+    [
+        pytest.param(lambda text, room: 1 / 0, ZeroDivisionError, id="raises"),
+        pytest.param(lambda text, room: [], TypeError, id="no parts"),
+        pytest.param(lambda text, room: None, TypeError, id="None"),
+        pytest.param(lambda text, room: text, TypeError, id="text"),
+        pytest.param(lambda text, room: [text], shoal.ItemTooLarge, id="a part as large"),
+        pytest.param(
+            lambda text, room: ["a", text], shoal.ItemTooLarge, id="a later part too large"
+        ),
+    ],
+)
+async def test_a_broken_split_fails_its_caller_alone(split: Any, error: type[Exception]) -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, **{**SPLIT, "split": split}, batch_wait_timeout_s=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (before,) = await line_up(tasks, call("a"))
+        with pytest.raises(error):
+            await call("bcdefg")
+        with pytest.raises(error):
+            await call.map(["b", "cdefgh"])
+        (after,) = await line_up(tasks, call("b"))
+    assert (before.outcome, after.outcome) == ("a", "b")
+    assert handler.batches == [["a", "b"]]
+
+
+async def test_a_broken_join_fails_its_caller_alone() -> None:
+    def join(results: list[str]) -> str:
+        raise ZeroDivisionError
+
+    handler = Recorder()
+    async with shoal.Batcher(handler, **{**SPLIT, "join": join}, batch_wait_timeout_s=1) as call:
+        results = await outcomes(call("abcdef"), call("g"))
+        assert isinstance(results[0], ZeroDivisionError)
+        assert results[1] == "g"
+        results = await call.map(["abcdef", "g"], return_exceptions=True)
+        assert isinstance(results[0], ZeroDivisionError)
+        assert results[1] == "g"
+
+
+async def test_a_line_without_room_for_all_parts_takes_none() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **SPLIT, max_queued_requests=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        assert isinstance(await outcome(call("abcdefghij")), shoal.Overloaded)
+        assert batcher.statistics().queued == 0
+        (caller,) = await line_up(tasks, call("abcdef"))
+        held.gate.set()
+    assert caller.outcome == "abcdef"
+    assert held.batches == [["plug"], ["abcd"], ["ef"]]
+
+
+# Leaving, time and options
+
+
+async def test_who_leaves_takes_all_parts_along() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **SPLIT)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (caller,) = await line_up(tasks, call("abcdefghij"))
+        await settle()
+        assert (batcher.statistics().running, batcher.statistics().queued) == (1, 2)
+        caller.leave()
+        await settle()
+        assert caller.outcome == LEFT
+        assert (batcher.statistics().running, batcher.statistics().queued) == (0, 0)
+    assert held.cancelled == [["abcd"]]
+    assert held.batches == [["abcd"]]
+
+
+async def test_all_parts_have_the_deadline_of_their_item() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **SPLIT)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        started = anyio.current_time()
+        (caller,) = await line_up(tasks, call.options(deadline_s=5)("abcdefghij"))
+        await anyio.sleep(6)
+        assert isinstance(caller.outcome, shoal.DeadlineExceeded)
+        assert caller.ended_at == pytest.approx(started + 5)
+        await settle()
+        assert (batcher.statistics().running, batcher.statistics().queued) == (0, 0)
+
+
+async def test_all_parts_are_due_when_the_callers_scope_ends() -> None:
+    handler = Recorder(upper)
+    options = {"batch_wait_timeout_s": 60, "use_scope_deadline": True}
+    async with shoal.Batcher(handler, **SPLIT, **options) as call:
+        with anyio.fail_after(10):
+            assert await call("abcdef") == "ABCDEF"
+        with anyio.fail_after(10):
+            assert await call.map(["abcdef"]) == ["ABCDEF"]
+    assert handler.batches == [["abcd"], ["ef"]] * 2
+
+
+async def test_all_parts_have_the_wishes_of_their_item() -> None:
+    seen: list[tuple[str, int, Any]] = []
+
+    async def handler(items: list[str]) -> list[str]:
+        requests = shoal.current_batch().requests
+        seen.extend((r.item, r.priority, dict(r.metadata)) for r in requests)
+        return items
+
+    async with shoal.Batcher(handler, **SPLIT, priority_levels=3) as call:
+        assert await call.options(priority=1, metadata={"id": 7})("abcdef") == "abcdef"
+    assert seen == [("abcd", 1, {"id": 7}), ("ef", 1, {"id": 7})]
+
+
+async def test_streams_are_not_divided() -> None:
+    async def steps(items: list[str]) -> AsyncIterator[list[str]]:
+        yield items
+
+    with pytest.raises(ValueError, match="split is for calls with one result"):
+        shoal.Batcher(steps, **SPLIT)
+
+
+async def test_a_large_item_is_divided_over_http() -> None:
+    app = shoal.App()
+    seen: list[list[str]] = []
+
+    @app.endpoint("/x", **SPLIT)
+    async def handler(items: list[str]) -> list[str]:
+        seen.append(items)
+        if "fail" in items:
+            raise ZeroDivisionError
+        return [upper(item) for item in items]
+
+    async with app.lifespan():
+        answer = await ask(app, "/x", "abcdefghij")
+        assert (answer.status, answer.json()) == (200, "ABCDEFGHIJ")
+        assert (await ask(app, "/x", "abcdfailij")).status == 500
+    assert seen[:3] == [["abcd"], ["efgh"], ["ij"]]
+
+
+async def test_a_client_that_leaves_takes_all_parts_along() -> None:
+    app, held = shoal.App(), Held()
+
+    @app.endpoint("/x", **SPLIT)
+    async def handler(items: list[str]) -> list[str]:
+        return await held(items)
+
+    async with app.lifespan():
+        call = Call(app, "/x", item="abcdefghij")
+        async with calling(call):
+            await settle()
+            assert held.batches == [["abcd"]]
+            call.leave()
+            await call.returned.wait()
+            await settle()
+    assert held.cancelled == [["abcd"]]
+    assert held.batches == [["abcd"]]

@@ -1,0 +1,192 @@
+"""A full line that fails somebody else to let a newcomer in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, PENDING, Held, Steps, line_up, outcome, read_all, settle
+from shoal.testing.asgi import Call, calling
+
+pytestmark = pytest.mark.anyio
+
+LEVELS: dict[str, Any] = {
+    "max_batch_size": 1,
+    "max_queued_requests": 3,
+    "priority_levels": 3,
+    "priority_aging_s": None,
+}
+
+
+async def fill(tasks: Any, call: Any, *levels: int) -> list[Any]:
+    """Occupies the slot, and puts a request of each level in line; its item is its name."""
+    await line_up(tasks, call("plug"))
+    await settle()
+    return [
+        (await line_up(tasks, call.options(priority=level)(f"{level}:{place}")))[0]
+        for place, level in enumerate(levels)
+    ]
+
+
+def ends(callers: list[Any]) -> list[Any]:
+    """What became of callers: the item for an answer, the type of an error."""
+    return [
+        type(caller.outcome) if isinstance(caller.outcome, Exception) else caller.outcome
+        for caller in callers
+    ]
+
+
+async def test_shed_oldest_fails_the_oldest_of_the_lowest_level() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **LEVELS, overload="shed_oldest")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await fill(tasks, call, 3, 2, 3)
+        callers += await line_up(tasks, call.options(priority=1)("1:3"))
+        await settle()
+        assert ends(callers) == [shoal.Overloaded, PENDING, PENDING, PENDING]
+        callers += await line_up(tasks, call.options(priority=2)("2:4"))
+        callers += await line_up(tasks, call.options(priority=2)("2:5"))
+        await settle()
+        assert batcher.statistics().queued == 3
+        held.gate.set()
+    shed = shoal.Overloaded
+    assert ends(callers) == [shed, shed, shed, "1:3", "2:4", "2:5"]
+    assert held.batches[1:] == [["1:3"], ["2:4"], ["2:5"]]
+    statistics = batcher.statistics()
+    assert (statistics.shed, statistics.rejected, statistics.finished) == (3, 0, 4)
+
+
+async def test_shed_oldest_never_sheds_a_level_above_the_newcomers() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **LEVELS, overload="shed_oldest")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await fill(tasks, call, 1, 1, 2)
+        refusal = await outcome(call.options(priority=3)("3:3"))
+        assert isinstance(refusal, shoal.Overloaded)
+        held.gate.set()
+    assert ends(callers) == ["1:0", "1:1", "2:2"]
+    statistics = batcher.statistics()
+    assert (statistics.shed, statistics.rejected) == (0, 1)
+
+
+async def test_without_levels_shed_oldest_keeps_the_newest() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2, overload="shed_oldest")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        callers = await line_up(tasks, *map(call, range(5)))
+        held.gate.set()
+    assert ends(callers) == [shoal.Overloaded] * 3 + [3, 4]
+
+
+async def test_shed_lowest_fails_the_newest_of_the_lowest_level_for_a_higher_one() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **LEVELS, overload="shed_lowest")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await fill(tasks, call, 3, 2, 3)
+        callers += await line_up(tasks, call.options(priority=2)("2:3"))
+        await settle()
+        assert ends(callers) == [PENDING, PENDING, shoal.Overloaded, PENDING]
+        refusal = await outcome(call.options(priority=3)("3:4"))  # an equal is no reason to shed
+        assert isinstance(refusal, shoal.Overloaded)
+        callers += await line_up(tasks, call.options(priority=1)("1:5"))
+        assert isinstance(await outcome(call.options(priority=2)("2:6")), shoal.Overloaded)
+        held.gate.set()
+    assert ends(callers) == [shoal.Overloaded, "2:1", shoal.Overloaded, "2:3", "1:5"]
+    statistics = batcher.statistics()
+    assert (statistics.shed, statistics.rejected) == (2, 2)
+
+
+@pytest.mark.parametrize("overload", ["shed_oldest", "shed_lowest"])
+async def test_who_has_left_is_not_shed_and_makes_room(overload: Any) -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, **LEVELS, overload=overload)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await fill(tasks, call, 3, 3, 3)
+        callers[0].leave()
+        callers[2].leave()
+        await settle()
+        callers += await line_up(tasks, call.options(priority=1)("1:3"))
+        callers += await line_up(tasks, call.options(priority=1)("1:4"))
+        assert batcher.statistics().shed == 0
+        callers += await line_up(tasks, call.options(priority=1)("1:5"))
+        held.gate.set()
+    assert ends(callers) == [LEFT, shoal.Overloaded, LEFT, "1:3", "1:4", "1:5"]
+    assert batcher.statistics().shed == 1
+
+
+async def test_what_the_handler_has_is_not_shed() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="shed_oldest")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        running = await line_up(tasks, call("running"))
+        await settle()
+        await line_up(tasks, call(1), call(2))
+        held.gate.set()
+    assert ends(running) == ["running"]
+
+
+async def test_a_stream_that_is_shed_fails_before_its_first_item() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(
+            steps.handler, max_batch_size=1, max_queued_requests=1, overload="shed_oldest"
+        )
+        async with batcher as call, anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, call("running"))
+            await settle()
+            readers += await read_all(tasks, call("shed"), call("queued"))
+            await settle()
+            assert isinstance(readers[1].outcome, shoal.Overloaded)
+            steps.end()
+            steps.end()
+        assert [readers[0].outcome, readers[2].outcome] == ["end", "end"]
+        assert steps.batches == [["running"], ["queued"]]
+
+
+async def test_each_that_is_shed_has_an_error_of_its_own() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2, overload="shed_oldest")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        await settle()
+        callers = await line_up(tasks, *map(call, range(4)))
+        held.gate.set()
+    first, second = callers[0].outcome, callers[1].outcome
+    assert first is not second
+    assert "has shed this request" in str(first)
+
+
+async def test_the_bound_of_a_level_refuses_the_newcomer_although_others_could_be_shed() -> None:
+    held = Held()
+    policies = {1: shoal.QueuePolicy(max_queued_requests=1)}
+    batcher = shoal.Batcher(held, **LEVELS, overload="shed_oldest", queue_policies=policies)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await fill(tasks, call, 3, 3, 1)
+        refusal = await outcome(call.options(priority=1)("1:3"))
+        assert "requests of priority 1" in str(refusal)
+        held.gate.set()
+    assert ends(callers) == ["3:0", "3:1", "1:2"]
+
+
+async def test_a_call_that_is_shed_is_503_over_http() -> None:
+    app, held = shoal.App(), Held()
+
+    @app.endpoint("/x", max_batch_size=1, max_queued_requests=1, overload="shed_oldest")
+    async def handler(items: list[int]) -> list[int]:
+        return await held(items)
+
+    calls = [Call(app, "/x", item=item) for item in range(3)]
+    async with app.lifespan(), calling() as tasks:
+        for call in calls:
+            tasks.start_soon(call.run)
+            await settle()
+        await calls[1].returned.wait()
+        held.gate.set()
+        for call in calls:
+            await call.returned.wait()
+    assert [call.answer.status for call in calls] == [200, 503, 200]
+    assert calls[1].answer.headers["retry-after"] == "1"

@@ -1,0 +1,162 @@
+"""Options that do not go together are refused, by their names, with what to do instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal import BatchOptions, LatencyTarget, QueuePolicy
+from shoal.core import mixes
+
+TARGET = LatencyTarget(p99_s=1)
+WAITS = QueuePolicy(batch_wait_timeout_s=1)
+EIGHT: dict[str, Any] = {"max_batch_size": 8}
+FOUR_OR_EIGHT: dict[str, Any] = {"max_batch_size": 8, "allowed_batch_sizes": (4, 8)}
+
+
+def pad(items: list[Any], n: int) -> list[Any]:
+    return items + items[-1:] * (n - len(items))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({**FOUR_OR_EIGHT, "preferred_batch_sizes": (4,)}, "pass the allowed ones alone"),
+    ({**FOUR_OR_EIGHT, "adaptive": TARGET}, "lie on steps"),
+    ({"adaptive": TARGET, "preferred_batch_sizes": (4,)}, "both choose the size"),
+    ({"adaptive": TARGET, "idle_timeout_s": 1}, "both choose how long"),
+    ({"adaptive": TARGET, "idle_timeout_s": 0}, "both choose how long"),
+    ({"adaptive": TARGET, "queue_policies": {1: WAITS}}, "leave batch_wait_timeout_s out"),
+    ({"adaptive": TARGET, "default_queue_policy": WAITS}, "leave batch_wait_timeout_s out"),
+    ({"adaptive": TARGET, "batch_wait_timeout_s": 1}, "leave batch_wait_timeout_s out"),
+    ({"adaptive": TARGET, "batch_wait_timeout_s": None}, "leave batch_wait_timeout_s out"),
+    ({**FOUR_OR_EIGHT, "batch_size_fn": len}, r"pass pad=\(items, n\) -> items"),
+    ({"pad": pad}, r"pass allowed_batch_sizes=\(8, 16, 32\)"),
+    ({"padding": "down"}, r"pass allowed_batch_sizes=\(8, 16, 32\)"),
+    ({"padding": "cost"}, r"pass allowed_batch_sizes=\(8, 16, 32\)"),
+    ({"split": divmod, "batch_size_fn": len}, "pass both"),
+    ({"join": sum, "batch_size_fn": len}, "pass both"),
+    ({"split": divmod, "join": sum}, r"pass batch_size_fn=\(item\) -> cost"),
+    ({"priority_mixing": "isolate"}, "pass priority_levels=2 or more"),
+    ({"overload": "shed_oldest"}, "pass max_queued_requests=1000, say"),
+    ({"overload": "shed_lowest"}, "pass max_queued_requests=1000, say"),
+    ({"overload": "shed_oldest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
+    ({"overload": "shed_lowest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
+    ({"policy": print, "idle_timeout_s": 0}, "the policy decides alone"),
+    ({"policy": print, "batch_size_fn": len}, "the policy decides alone"),
+    ({"policy": print, "bucket_by": len}, "the policy decides alone"),
+    ({**FOUR_OR_EIGHT, "policy": print}, "the policy decides alone"),
+    ({"policy": print, "preferred_batch_sizes": (4,)}, "the policy decides alone"),
+    ({"policy": print, "queue_policies": {1: QueuePolicy()}}, "the policy decides alone"),
+    ({"policy": print, "default_queue_policy": QueuePolicy()}, "the policy decides alone"),
+    ({"policy": print, "adaptive": TARGET}, "the policy decides alone"),
+    ({"policy": print, "order": "deadline"}, "the policy decides alone"),
+    (
+        {"policy": print, "priority_levels": 2, "priority_mixing": "isolate"},
+        "the policy decides alone",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "why"), REFUSED)
+def test_a_mix_is_refused_with_the_reason(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"do not go together: .*{why}"):
+        BatchOptions(**options)
+
+
+def test_every_entry_of_the_table_refuses_something() -> None:
+    """Each is the first to refuse one of the mixes above, so none is there for nothing."""
+    refusing: set[int] = set()
+    for options, _ in REFUSED:
+        mix = _unchecked(options)
+        refusing.add(next(n for n, entry in enumerate(mixes._REFUSED) if entry[3](mix)))
+    assert refusing == set(range(len(mixes._REFUSED)))
+
+
+def _unchecked(options: dict[str, Any]) -> BatchOptions:
+    """Makes a record that nobody has checked."""
+    made = object.__new__(BatchOptions)
+    usual = BatchOptions()
+    for name in BatchOptions.__dataclass_fields__:
+        object.__setattr__(made, name, options.get(name, getattr(usual, name)))
+    return made
+
+
+def test_the_message_names_both_options_and_their_values() -> None:
+    with pytest.raises(ValueError, match=r"^padding='down' and allowed_batch_sizes=None do not go"):
+        BatchOptions(padding="down")
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {"adaptive": TARGET, "bucket_by": len, "batch_size_fn": len},
+    {"adaptive": TARGET, "default_queue_policy": QueuePolicy(timeout_s=1)},
+    {**FOUR_OR_EIGHT, "batch_size_fn": len, "pad": pad, "padding": "cost"},
+    {**EIGHT, "preferred_batch_sizes": (4,), "idle_timeout_s": 1, "bucket_by": len},
+    {"split": divmod, "join": sum, "batch_size_fn": len, "bucket_by": len},
+    {"overload": "wait"},
+    {"policy": print, "priority_levels": 2, "batch_wait_timeout_s": None},
+    {"priority_mixing": "isolate", "priority_levels": 2, "order": "deadline", "bucket_by": len},
+]
+
+
+@pytest.mark.parametrize("options", ACCEPTED)
+def test_what_means_something_is_accepted(options: dict[str, Any]) -> None:
+    assert BatchOptions(**options)
+
+
+def test_a_change_to_a_mix_is_refused_and_changes_nothing() -> None:
+    before = BatchOptions(max_queued_requests=3, overload="shed_oldest")
+    changes: dict[str, Any] = {"max_queued_requests": None}
+    with pytest.raises(ValueError, match="an unbounded line is never overloaded"):
+        before.changed(changes)
+    assert before.max_queued_requests == 3
+
+
+FILLS: list[tuple[dict[str, Any], str]] = [
+    (FOUR_OR_EIGHT, "no size to be padded to"),
+    ({"preferred_batch_sizes": (4,)}, "whatever size there is"),
+    ({"bucket_by": len}, "keep the other keys waiting"),
+    ({"split": divmod, "join": sum, "batch_size_fn": len}, "parts would meet in one batch"),
+    ({"adaptive": TARGET}, "no run time of a batch that grows"),
+    ({"policy": print}, "no policy cuts it"),
+    ({"isolate_errors": True}, "answers each request by itself"),
+    ({"default_queue_policy": WAITS}, "leave it out of the queue policies"),
+    ({"priority_levels": 2, "priority_mixing": "isolate"}, "keep the others waiting"),
+]
+NEVER_CLOSES: list[tuple[dict[str, Any], str]] = [
+    ({"batch_wait_timeout_s": 1}, "never closes"),
+    ({"idle_timeout_s": 0}, "never closes"),
+    ({"handler_timeout_s": 1}, "as long as the batcher is open"),
+]
+
+
+@pytest.mark.parametrize("fill", ["open", "continuous"])
+@pytest.mark.parametrize(("options", "why"), FILLS)
+def test_an_open_batch_refuses_what_needs_a_closed_one(
+    fill: str, options: dict[str, Any], why: str
+) -> None:
+    refusal = mixes.refused_fill(fill, BatchOptions(**options))
+    assert refusal is not None
+    assert fill in refusal
+    assert why in refusal
+    assert mixes.refused_fill("closed", BatchOptions(**options)) is None
+
+
+@pytest.mark.parametrize(("options", "why"), NEVER_CLOSES)
+def test_a_batch_that_never_closes_refuses_what_would_close_it(
+    options: dict[str, Any], why: str
+) -> None:
+    refusal = mixes.refused_fill("continuous", BatchOptions(**options))
+    assert refusal is not None
+    assert why in refusal
+    assert mixes.refused_fill("open", BatchOptions(**options)) is None
+
+
+def test_every_option_that_a_fill_refuses_is_tried_here() -> None:
+    tried = {name for options, _ in FILLS + NEVER_CLOSES for name in options}
+    assert tried >= mixes._REFUSED_FOR_OPEN.keys() | mixes._REFUSED_FOR_CONTINUOUS.keys()
+
+
+@pytest.mark.parametrize("fill", ["open", "continuous"])
+def test_an_open_batch_takes_the_other_options(fill: str) -> None:
+    options = BatchOptions(batch_size_fn=len, priority_levels=2, order="deadline", overload="wait")
+    assert mixes.refused_fill(fill, options) is None

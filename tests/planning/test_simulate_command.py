@@ -1,0 +1,164 @@
+"""``shoal simulate``: its traffic, its options, what it prints, and mistakes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shoal.cli import main
+
+CONSTANT = ["--rate", "100", "--duration", "1", "--traffic", "constant", "--run-time", "0.004"]
+
+
+@pytest.fixture
+def told(capsys):
+    """Runs the command and gives what it printed, to people or as data."""
+
+    def run(*arguments, code=0):
+        assert main(["simulate", *arguments]) == code
+        printed = capsys.readouterr()
+        told.err = printed.err
+        return json.loads(printed.out) if "--json" in arguments else printed.out
+
+    told = run
+    return run
+
+
+def test_it_says_what_came_of_the_options(told):
+    text = told(*CONSTANT, "--max-batch-size", "4", "--batch-wait-timeout-s", "0.5")
+    assert text.splitlines() == [
+        "traffic   100 requests in 1 s, 100 a second (constant, seed 0)",
+        "run time  4 ms + 0 s an item",
+        "options   max_batch_size=4, batch_wait_timeout_s=0.5",
+        "",
+        "requests      100 finished",
+        "latency       p50 14 ms  p90 34 ms  p99 34 ms  p99.9 34 ms  max 34 ms",
+        "wait in line  p50 10 ms  p90 30 ms  p99 30 ms  p99.9 30 ms  max 30 ms",
+        "batches       25, of 4 on average",
+        "cut because   full 100%",
+        "handler busy  10%",
+    ]
+
+
+def test_programs_get_the_same_as_data(told):
+    data = told(*CONSTANT, "--json")
+    assert data["requests"] == 100
+    assert data["outcomes"]["finished"] == 100
+    assert data["latency_s"]["p99"] == pytest.approx(0.004)
+    assert (data["batches"], data["mean_batch"]) == (100, 1.0)
+    assert data["reasons"]["timer"] == 100
+    assert data["run_time"] == {"fixed_s": 0.004, "per_item_s": 0.0}
+    assert data["busy_share"] == pytest.approx(0.4, rel=0.02)
+
+
+@pytest.mark.parametrize("traffic", ["poisson", "bursty", "diurnal"])
+def test_traffic_that_is_drawn_depends_on_the_seed(traffic, told):
+    arguments = [
+        "--rate",
+        "50",
+        "--duration",
+        "10",
+        "--traffic",
+        traffic,
+        "--run-time",
+        "0.01+.01n",
+    ]
+    first = told(*arguments, "--json")
+    assert told(*arguments, "--json") == first
+    assert told(*arguments, "--seed", "1", "--json") != first
+
+
+def test_run_times_can_vary(told):
+    first = told(*CONSTANT, "--json")
+    assert told(*CONSTANT, "--jitter", "0.5", "--json")["latency_s"] != first["latency_s"]
+
+
+def test_any_option_can_be_named(told):
+    data = told(
+        *CONSTANT, "--option", "max_batch_size=5", "--option", "idle_timeout_s=0.02", "--json"
+    )
+    assert data["mean_batch"] == 5
+
+
+def test_what_more_than_the_handler_can_do_leads_to_is_said(told):
+    arguments = ["--rate", "100", "--duration", "5", "--run-time", "0.01+0.01n"]
+    text = told(*arguments, "--max-batch-size", "4")
+    assert text.rstrip().endswith(
+        "This is more than these options can do, 80 requests a second in full batches: the longer "
+        "it lasts, the longer the line."
+    )
+    assert "more than" not in told(*arguments, "--rate", "60", "--max-batch-size", "4")
+
+
+def test_refused_requests_are_counted(told):
+    text = told(*CONSTANT, "--run-time", "0.5", "--option", "max_queued_requests=10")
+    assert "% rejected" not in text
+    assert "rejected (" in text
+
+
+def test_a_trace_is_played(told, tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("at,priority,cost,bucket,user\n0,2,1,a,x\n0,1,3,a,x\n0,1,1,b,x\n")
+    arguments = ["--trace", str(path), "--run-time", "1n", "--max-batch-size", "3"]
+    text = told(*arguments, "--option", "priority_levels=2")
+    assert "3 requests in 0 s" in text
+    assert "batches       3, of 1 on average" in text
+    assert text.splitlines()[-4:] == [
+        "priority  requests  answered  p50  p99  max",
+        "--------  --------  --------  ---  ---  ---",
+        "1                2      100%  3 s  4 s  4 s",
+        "2                1      100%  5 s  5 s  5 s",
+    ]
+    assert told.err == "columns that mean nothing here: user\n"
+
+
+def test_priorities_need_levels(told, tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    path.write_text("at,priority\n0,2\n")
+    told("--trace", str(path), "--run-time", "1", code=2)
+    assert told.err == ("shoal: the trace has priorities up to 2; say --option priority_levels=2\n")
+
+
+def test_a_plot_is_saved(told, tmp_path):
+    path = tmp_path / "plot.png"
+    told(*CONSTANT, "--plot", str(path))
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert told.err == f"Saved {path}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--run-time", "1"], "say which traffic: --rate REQUESTS-A-SECOND, or --trace FILE"),
+        ([*CONSTANT, "--trace", "x"], "say which traffic"),
+        (["--run-time", "1", "--trace", "absent.csv"], "can't read absent.csv"),
+        ([*CONSTANT, "--run-time", "soon"], "a run time is written like 0.002+0.00005n"),
+        ([*CONSTANT, "--max-batch-size", "0"], "max_batch_size must be at least 1, not 0"),
+        ([*CONSTANT, "--option", "levels=2"], "'levels' is not an option of a batcher"),
+        ([*CONSTANT, "--option", "overload=never"], "overload must be 'reject'"),
+        (["--rate", "1", "--duration", "0.001", "--run-time", "1"], "no request comes in 0.001 s"),
+        ([*CONSTANT, "--plot", "plot.words"], "no plot in plot.words"),
+        ([*CONSTANT, "--plot", "absent/plot.png"], "can't write absent/plot.png: No such file"),
+        (
+            [*CONSTANT, "--run-time", "1", "--option", "request_timeout_s=0.1", "--plot", "x.png"],
+            "no plot in x.png: there is nothing to draw: no request was answered",
+        ),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments, line, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told(*arguments, code=2)
+    assert told.err.startswith("shoal: ")
+    assert line in told.err
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--rate", "0"], ["--rate", "x"], ["--duration", "inf"], ["--jitter", "-1"], []]
+)
+def test_a_number_that_is_none_is_told_with_the_usage(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *arguments])
+    assert ended.value.code == 2
+    assert "usage: shoal simulate" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""``shoal tune``: what it measures, what it prints, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from shoal.cli import main
+
+HANDLERS = """
+import anyio
+
+import shoal
+
+weights = None
+
+
+async def echo(texts: list[str]) -> list[str]:
+    print("the handler runs")
+    await anyio.sleep(0.001)
+    return texts
+
+
+@shoal.batch(max_batch_size=4, max_concurrent_batches=2)
+async def decorated(texts: list[str]) -> list[str]:
+    await anyio.sleep(0.001)
+    return texts
+
+
+@shoal.batch(batch_size_fn=len)
+async def costly(texts: list[str]) -> list[str]:
+    return texts
+
+
+async def fails(texts: list[str]) -> list[str]:
+    raise LookupError("no weights")
+
+
+def a_text() -> str:
+    return "herring"
+
+
+def no_text() -> str:
+    raise LookupError("no texts")
+"""
+
+FEW = ["--runs", "5", "--requests", "300"]
+QUICK = ["--rate", "10", "--p99", "100", "--max-batch-size", "2", *FEW]
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    (tmp_path / "tuned.py").write_text(HANDLERS)
+    (tmp_path / "broken.py").write_text("def load():\n    raise LookupError('bad day')\n\nload()\n")
+    (tmp_path / "items.json").write_text('["eel", "sole"]')
+    (tmp_path / "empty.json").write_text("[]")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("tuned", "broken"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def told(capsys):
+    """Runs the command and gives what it printed, to people or as data."""
+
+    def run(*arguments, code=0):
+        assert main(["tune", *arguments]) == code
+        printed = capsys.readouterr()
+        told.err = printed.err
+        return json.loads(printed.out) if "--json" in arguments else printed.out
+
+    told = run
+    return run
+
+
+@pytest.mark.parametrize("loop", ["trio", "asyncio"])
+@pytest.mark.parametrize(
+    "source",
+    [["--item", '"eel"'], ["--items", "items.json"], ["--item-from", "tuned:a_text"]],
+)
+def test_it_names_the_options_that_meet_the_target(source, loop, told):
+    text = told("tuned:echo", *source, *QUICK, "--event-loop", loop)
+    assert text.startswith("size  runs  ")
+    assert "10 requests a second, 99% of them within 100 s: 5 of 5 pairs of options do it." in text
+    assert "\nBest: max_batch_size=" in text
+
+
+def test_what_the_handler_prints_is_no_result(told):
+    data = told("tuned:echo", "--item", "1", *QUICK, "--json")
+    assert list(data["run_time"]["runs_s"]) == ["1", "2"]
+    assert "the handler runs" in told.err
+
+
+def test_a_decorated_handler_keeps_its_options(told):
+    data = told("tuned:decorated", "--item", "1", "--rate", "10", "--p99", "1", *FEW, "--json")
+    assert list(data["run_time"]["runs_s"]) == ["1", "2", "4"]
+
+
+def test_options_can_be_named(told):
+    told("tuned:echo", "--item", "1", *QUICK, "--option", "allowed_batch_sizes=3", code=2)
+    assert "shoal: allowed_batch_sizes" in told.err
+
+
+def test_a_target_that_is_missed_is_no_success(told):
+    text = told("tuned:echo", "--item", "1", *QUICK, "--p99", "0.0001", code=1)
+    assert "none of 5 pairs of options does it" in text
+
+
+def test_a_plot_is_saved(told, directory):
+    told("tuned:echo", "--item", "1", *QUICK, "--plot", "why.png")
+    assert (directory / "why.png").read_bytes().startswith(b"\x89PNG")
+    assert told.err.endswith("Saved why.png\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["tuned", "--item", "1"], "'tuned' is not MODULE:FUNCTION; write it like my_module:embed"),
+        (["absent:echo", "--item", "1"], "no module 'absent' in "),
+        (["tuned:absent", "--item", "1"], "tuned has no attribute 'absent'"),
+        (["tuned:weights", "--item", "1"], "a handler must be a function of a list, not None"),
+        (["tuned:echo", "--item", "eel"], "--item is not JSON: "),
+        (["tuned:echo", "--items", "absent.json"], "can't read absent.json: No such file"),
+        (["tuned:echo", "--items", "empty.json"], "must hold a JSON array of items"),
+        (["tuned:echo", "--items", "tuned.py"], "tuned.py is not JSON"),
+        (["tuned:echo", "--item-from", "tuned:weights"], "tuned:weights is no function, but None"),
+        (["tuned:echo", "--item", "1", "--option", "x"], "an option is written NAME=VALUE"),
+        (["tuned:costly", "--item", '"eel"'], "is decorated with a batch_size_fn"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(arguments, line, told):
+    told(*arguments, *QUICK, code=2)
+    assert told.err.startswith("shoal: ")
+    assert line in told.err
+    assert told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "last_line"),
+    [
+        (["broken:echo", "--item", "1"], "bad day", "importing broken:echo failed, see above"),
+        (["tuned:fails", "--item", "1"], "no weights", "a batch of 1 failed, see above"),
+        (
+            ["tuned:echo", "--item-from", "tuned:no_text"],
+            "no texts",
+            "tuned:no_text() failed, see above",
+        ),
+    ],
+)
+def test_code_that_fails_shows_its_traceback(arguments, error, last_line, told):
+    told(*arguments, *QUICK, code=1)
+    assert f"LookupError: {error}" in told.err
+    assert told.err.splitlines()[-1] == f"shoal: {last_line}"
+
+
+@pytest.mark.parametrize("without", ["--rate", "--p99"])
+def test_a_rate_and_a_target_are_needed(without, capsys):
+    arguments = QUICK.copy()
+    del arguments[arguments.index(without) : arguments.index(without) + 2]
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "tuned:echo", "--item", "1", *arguments])
+    assert ended.value.code == 2
+    assert "usage: shoal tune" in capsys.readouterr().err

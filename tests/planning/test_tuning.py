@@ -1,0 +1,116 @@
+"""The search for options: what meets a target, what is best, and why nothing does."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shoal.core.options import BatchOptions
+from shoal.planning.measuring import Measured
+from shoal.planning.mistake import Mistake
+from shoal.planning.tune_report import tuned_as_data, tuned_as_text
+from shoal.planning.tuning import Search
+
+# 10 ms and 1 ms an item.
+RUNS = Measured({size: [0.01 + 0.001 * size] * 5 for size in (1, 4, 16)}, 0.01, 0.001)
+
+
+def search(rate, p99_s, **options):
+    return Search(BatchOptions(**options), RUNS, rate, p99_s, requests=2000)
+
+
+def found(rate, p99_s, **options):
+    return search(rate, p99_s, **options).candidates(lambda _line: None)
+
+
+def text_of(rate, p99_s, **options):
+    looked = search(rate, p99_s, **options)
+    return tuned_as_text(RUNS, looked, looked.candidates(lambda _line: None))
+
+
+def test_every_size_is_tried_with_every_wait_that_makes_sense():
+    pairs = {(one.max_batch_size, one.batch_wait_timeout_s) for one in found(100, 0.08)}
+    waits = {0.0, 0.01, 0.02, 0.04}
+    assert pairs == {(1, 0.0)} | {(size, wait) for size in (4, 16) for wait in waits}
+
+
+def test_those_that_meet_the_target_come_first():
+    candidates = found(300, 0.08)
+    meets = [one.meets_target for one in candidates]
+    assert meets == sorted(meets, reverse=True)
+    assert set(meets) == {True, False}
+    assert all((one.p99_s <= 0.08) == one.meets_target for one in candidates)
+
+
+def test_the_best_meets_the_target_up_to_the_highest_rate():
+    candidates = found(100, 0.08)
+    rates = [float(f"{one.up_to:.2g}") for one in candidates if one.meets_target]
+    assert rates == sorted(rates, reverse=True)
+    best = candidates[0]
+    assert (best.max_batch_size, best.batch_wait_timeout_s) == (16, 0.0)
+    assert best.up_to == pytest.approx(16 / RUNS.usual_s(16), rel=0.1)
+
+
+def test_a_rate_that_is_found_is_one_at_which_the_target_is_met():
+    best = found(100, 0.08)[0]
+    at_that_rate = {
+        (one.max_batch_size, one.batch_wait_timeout_s): one for one in found(best.up_to, 0.08)
+    }
+    assert at_that_rate[best.max_batch_size, best.batch_wait_timeout_s].meets_target
+
+
+def test_a_longer_wait_keeps_the_handler_less_busy():
+    by_wait = {
+        one.batch_wait_timeout_s: one for one in found(100, 0.08) if one.max_batch_size == 16
+    }
+    assert by_wait[0.04].busy_share < by_wait[0.02].busy_share < by_wait[0.0].busy_share
+    assert by_wait[0.04].mean_batch > by_wait[0.0].mean_batch
+
+
+def test_requests_that_are_refused_miss_the_target():
+    assert any(one.meets_target for one in found(300, 0.08, max_queued_requests=1000))
+    assert not any(one.meets_target for one in found(3000, 0.08, max_queued_requests=10))
+
+
+def test_slots_make_for_more():
+    one, two = (found(100, 0.08, max_concurrent_batches=slots)[0] for slots in (1, 2))
+    assert two.up_to > 1.5 * one.up_to
+
+
+def test_options_that_do_not_go_with_it_are_told():
+    with pytest.raises(Mistake, match="max_batch_size"):
+        found(100, 0.08, allowed_batch_sizes=(5, 10))
+
+
+def test_what_was_found_is_told_in_a_table_and_as_data():
+    text = text_of(100, 0.08)
+    assert "fitted: 10 ms a batch + 1 ms an item" in text
+    assert "100 requests a second, 99% of them within 80 ms:" in text
+    assert "Best: max_batch_size=16, batch_wait_timeout_s=0.0\n" in text
+    looked = search(100, 0.08)
+    candidates = looked.candidates(lambda _line: None)
+    data = json.loads(json.dumps(tuned_as_data(RUNS, looked, candidates)))
+    assert data["run_time"]["runs_s"]["4"] == [0.014] * 5
+    assert len(data["candidates"]) == len(candidates)
+    assert data["candidates"][0]["meets_target"] is True
+
+
+@pytest.mark.parametrize(
+    ("rate", "p99_s", "why"),
+    [
+        (10, 0.005, "The handler takes 11 ms for one item alone, which no option makes shorter."),
+        (3000, 0.08, "The handler can do 615 items a second at most, so it takes 5 of it at least"),
+        (100, 0.0111, "Nearest: max_batch_size="),
+    ],
+)
+def test_where_nothing_meets_the_target_the_reason_is_told(rate, p99_s, why):
+    text = text_of(rate, p99_s)
+    assert "none of 9 pairs of options does it" in text
+    assert why in text
+
+
+def test_it_is_told_how_far_the_search_is():
+    said = []
+    search(100, 0.08).candidates(said.append)
+    assert said == ["simulated 7 of 9 pairs of options"]
