@@ -24,7 +24,8 @@ from shoal.core.policies.ranked import Ranked
 from shoal.core.request import Request, State
 from shoal.core.terms import NO_WISHES, Terms, Wishes
 
-RARELY = st.sampled_from([False] * 9 + [True])
+LOOK = st.sampled_from(["not", "once", "twice"])
+RARELY_SOME = st.sampled_from([frozenset[int]()] * 5 + [frozenset({0}), frozenset({1, 2})])
 CALL = st.fixed_dictionaries(
     {
         "cost": st.sampled_from([1, 1, 2, 3, 0.5, 0]),
@@ -50,8 +51,9 @@ class LineMachine(RuleBasedStateMachine):
 
     some_options: st.SearchStrategy[dict[str, Any]]
     measured: st.SearchStrategy[dict[int, float]] = st.just({})
+    taken = 0  # by all runs together, so that a machine which does nothing is found
 
-    @initialize(data=st.data(), slots=st.integers(0, 2))
+    @initialize(data=st.data(), slots=st.sampled_from([1, 1, 2, 0]))
     def begin(self, data: Any, slots: int) -> None:
         self.options = BatchOptions(**data.draw(self.some_options))
         self.former = Former(self.options)
@@ -78,10 +80,11 @@ class LineMachine(RuleBasedStateMachine):
 
     # What callers do
 
-    @rule(calls=st.lists(CALL, min_size=1, max_size=4))
-    def calls_come(self, calls: list[dict[str, Any]]) -> None:
+    @rule(calls=st.lists(CALL, min_size=1, max_size=4), look=LOOK)
+    def calls_come(self, calls: list[dict[str, Any]], look: str) -> None:
         for call in calls:
             self._call(**call)
+        self._look(look)
 
     def _call(self, cost: float, key: str, level: int, **limits: Any) -> None:
         if self.options.preferred_batch_sizes is not None:
@@ -95,7 +98,7 @@ class LineMachine(RuleBasedStateMachine):
         one.options = None
         if self.terms.of_each or wishes != NO_WISHES:
             one.options = self.terms.of(one.item, wishes, one.arrived_at)
-            if self.terms.refusal(one.options) is not None:
+            if one.cost > self.options.max_batch_size:
                 return
         admission = self.former.admit(one)
         what, victim = self.model.admit(one)
@@ -107,7 +110,7 @@ class LineMachine(RuleBasedStateMachine):
         self._happens(admission.ring)
         if what != "refused":
             assert one.state is (State.QUEUED if what == "queued" else State.PARKED)
-            self.former.overdue.watch(one, self.options)
+            self.former.overdue.watch(one)
             self.model.watch(one)
 
     @rule(which=st.integers(0, 50))
@@ -123,9 +126,10 @@ class LineMachine(RuleBasedStateMachine):
         self.former.overdue.forget(request)
         self.may_be_better = True
 
-    @rule(by=st.sampled_from([0.25, 0.5, 1.0, 2.0]))
-    def time_passes(self, by: float) -> None:
+    @rule(by=st.sampled_from([0.25, 0.5, 1.0, 2.0]), look=LOOK)
+    def time_passes(self, by: float, look: str) -> None:
         self.model.now += by
+        self._look(look)
 
     @precondition(lambda self: self.waiting is not None and self.waiting.until is not None)
     @rule()
@@ -133,6 +137,7 @@ class LineMachine(RuleBasedStateMachine):
         assert self.waiting is not None
         assert self.waiting.until is not None
         self.model.now = max(self.model.now, self.waiting.until)
+        self._look("once")
 
     @rule()
     def time_is_up(self) -> None:
@@ -152,18 +157,29 @@ class LineMachine(RuleBasedStateMachine):
         self.former.flush()
         self.model.flushed = list(self.model.queued)
         self._happens()
+        self._look("once")
 
-    @rule(really=RARELY)
-    def drain(self, really: bool) -> None:
-        if really:
-            self.former.drain()
-            self.model.draining = True
-            self._happens()
+    @rule(
+        data=st.data(),
+        what=st.sampled_from(["configure", "more", "fewer"] * 4 + ["drain", "close"]),
+    )
+    def the_batcher_changes(self, data: Any, what: str) -> None:
+        if what == "configure":
+            self._configure(data)
+        elif what == "drain":
+            self._drain()
+        elif what == "close":
+            self._close()
+        elif what == "more" or self.model.idle:
+            self.slots += 1 if what == "more" else -1
+            self._tell_idle(self.model.idle + (1 if what == "more" else -1))
 
-    @rule(really=RARELY)
-    def close(self, really: bool) -> None:
-        if not really:
-            return
+    def _drain(self) -> None:
+        self.former.drain()
+        self.model.draining = True
+        self._happens()
+
+    def _close(self) -> None:
         self.former.close()
         self.model.draining = True
         for request in self.model.parked:
@@ -172,8 +188,7 @@ class LineMachine(RuleBasedStateMachine):
         self.model.closed = True
         self._happens()
 
-    @rule(data=st.data())
-    def configure(self, data: Any) -> None:
+    def _configure(self, data: Any) -> None:
         self.options = BatchOptions(**data.draw(self.some_options))
         self.terms = Terms("a batcher", self.options)
         failed = self.former.change(self.options, self.terms.renew)
@@ -191,20 +206,24 @@ class LineMachine(RuleBasedStateMachine):
         self.model.let_in()
         self._happens()
 
-    @rule(more=st.booleans())
-    def slots_change(self, more: bool) -> None:
-        if more or self.model.idle:
-            self.slots += 1 if more else -1
-            self._tell_idle(self.model.idle + (1 if more else -1))
-
     @precondition(lambda self: self.model.idle < self.slots)
     @rule()
     def a_batch_ends(self) -> None:
         self._tell_idle(self.model.idle + 1)
 
     @precondition(lambda self: self.model.idle > 0)
-    @rule(again=st.booleans(), departed=st.sets(st.integers(0, 4), max_size=2), do=RARELY)
-    def a_slot_decides(self, again: bool, departed: set[int], do: bool) -> None:
+    @rule(again=st.booleans(), departed=RARELY_SOME, is_quick=st.booleans())
+    def a_slot_decides(self, again: bool, departed: frozenset[int], is_quick: bool) -> None:
+        self._decide(again, departed, is_quick)
+
+    def _look(self, how: str) -> None:
+        """Lets a slot decide, now and then, and run quick batches as long as there are any."""
+        while how != "not" and self.model.idle and self.model.queued:
+            self._decide(how == "twice", frozenset(), is_quick=True)
+            if how == "once" or self.waiting is not None:
+                return
+
+    def _decide(self, again: bool, departed: frozenset[int], is_quick: bool) -> None:
         self.time_is_up_for_those_who_are_due()
         asleep, now = self.waiting, self.model.now
         is_time = asleep is not None and asleep.until is not None and asleep.until <= now
@@ -217,7 +236,7 @@ class LineMachine(RuleBasedStateMachine):
             return
         self.waiting = None
         taken = self._take(decision)
-        gone = [one for place, one in enumerate(taken) if place in departed and do]
+        gone = [one for place, one in enumerate(taken) if place in departed]
         if gone:
             for one in gone:
                 one.state = State.CANCELLED
@@ -228,7 +247,10 @@ class LineMachine(RuleBasedStateMachine):
             self._tell_idle(self.model.idle)
         else:
             self._run(taken)
-            self._tell_idle(self.model.idle - 1)
+            if not is_quick:
+                self._tell_idle(self.model.idle - 1)
+            type(self).taken += len(taken)
+            self._tell_idle(self.model.idle)
 
     def time_is_up_for_those_who_are_due(self) -> None:
         if self.former.overdue.timers.next_at() <= self.model.now:
@@ -261,10 +283,8 @@ class LineMachine(RuleBasedStateMachine):
             self.former.overdue.forget(one)
 
     @precondition(lambda self: not isinstance(self.former._policy, Buckets))
-    @rule(room=st.sampled_from([0, 1, 2.5, 4]), really=RARELY)
-    def some_join_an_open_batch(self, room: float, really: bool) -> None:
-        if not really:
-            return
+    @rule(room=st.sampled_from([0, 0, 1, 2.5, 4]))
+    def some_join_an_open_batch(self, room: float) -> None:
         joined = self.former.take_within(room)
         wanted: list[Request] = []
         for one in self.model.in_order():
@@ -307,7 +327,7 @@ class LineMachine(RuleBasedStateMachine):
         if len(self.model.ended) % 2:
             assert list(self.former.clear()) == self.model.in_order() + self.model.parked
             return
-        self.drain(True)
+        self._drain()
         self._tell_idle(self.model.idle + 1)
         while self.model.queued or self.model.parked:
             decision = self.former.decide(self.model.now)

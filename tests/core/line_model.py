@@ -240,8 +240,10 @@ class LineModel:
         if usual == 0 and o.idle_timeout_s is not None:
             usual = None
         policy = o.queue_policy(request.priority)
-        own = usual if policy is None or policy.batch_wait_timeout_s is SAME else (
-            policy.batch_wait_timeout_s
+        own = (
+            usual
+            if policy is None or policy.batch_wait_timeout_s is SAME
+            else (policy.batch_wait_timeout_s)
         )
         return math.inf if own is None else own
 
@@ -291,9 +293,7 @@ class LineModel:
                 return fitting(bucket, below[-1]), hurry or reason
         return bucket, hurry or reason
 
-    def _cut_preferred(
-        self, bucket: list[Request], waits: bool, reason: CutReason
-    ) -> Batch | None:
+    def _cut_preferred(self, bucket: list[Request], waits: bool, reason: CutReason) -> Batch | None:
         o = self.options
         sizes = o.preferred_batch_sizes or ()
         has_window = o.batch_wait_timeout_s != 0 or o.idle_timeout_s is not None
@@ -348,4 +348,3 @@ def fitting(bucket: list[Request], most: float) -> list[Request]:
             break
         taken.append(request)
     return taken
-

@@ -38,7 +38,9 @@ def of(**options: Any) -> Some:
 BOUND = st.one_of(
     of(),
     of(),
-    of(max_queued_requests=st.sampled_from([0, 1, 3]), overload=st.sampled_from(["reject", "wait"])),
+    of(
+        max_queued_requests=st.sampled_from([0, 1, 3]), overload=st.sampled_from(["reject", "wait"])
+    ),
     of(
         max_queued_requests=st.sampled_from([1, 3]),
         overload=st.sampled_from(["shed_oldest", "shed_lowest"]),
@@ -59,7 +61,9 @@ LIMIT = st.builds(
     max_queued_requests=st.sampled_from([None, None, 1, 2]),
     timeout_s=st.sampled_from([None, 0.5, 1.0, 2.0]),
     timeout_action=st.sampled_from(["reject", "delay"]),
-    batch_wait_timeout_s=st.sampled_from([QueuePolicy().batch_wait_timeout_s, 0.0, 0.25, 2.0, None]),
+    batch_wait_timeout_s=st.sampled_from(
+        [QueuePolicy().batch_wait_timeout_s, 0.0, 0.25, 2.0, None]
+    ),
 )
 WINDOWS_BY_LEVEL = of(
     priority_levels=3,

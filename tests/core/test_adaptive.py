@@ -169,7 +169,7 @@ def test_company_is_waited_for_while_it_saves_more_than_the_wait_costs(
 def test_the_wait_ends_soon_after_company_should_have_come() -> None:
     rule, now = rule_of(gap_s=0.002)
     cut_at = rule.cut_at(now, now, now, 1)
-    assert cut_at == pytest.approx(now + 0.003)
+    assert cut_at - now == pytest.approx(0.004)
     assert rule.cut_at(cut_at, now, now, 1) <= cut_at
 
 
@@ -177,7 +177,7 @@ def test_every_arrival_extends_the_wait_until_company_is_not_worth_it() -> None:
     rule, now = rule_of(gap_s=0.001)
     oldest, waiting = now, 1
     while (cut_at := rule.cut_at(now, oldest, now, waiting)) > now:
-        assert cut_at == pytest.approx(now + 0.0015)
+        assert cut_at - now == pytest.approx(0.002)
         now += 0.001
         rule.arrived(now)
         waiting += 1
@@ -190,19 +190,19 @@ def test_the_end_of_a_burst_is_noticed() -> None:
     for number in range(60):
         now += 0.5 if number % 10 == 0 else 0.0002
         rule.arrived(now)
-    assert rule.cut_at(now, now, now, 10) == pytest.approx(now + 0.0003)
+    assert rule.cut_at(now, now, now, 10) - now == pytest.approx(0.0004)
     assert rule.cut_at(now + 0.001, now, now, 10) <= now + 0.001
 
 
 def test_what_has_passed_says_which_gap_it_is() -> None:
     rule, now = rule_of()
-    for number in range(64):
-        now += 0.012 if number % 16 == 0 else 0.0002
+    for number in range(65):
+        now += 0.03 if number % 16 == 0 else 0.0002
         rule.arrived(now)
     # While it may be a short gap the long one is not waited for; when it is the long one, it is.
-    assert rule.cut_at(now, now, now, 1) == pytest.approx(now + 0.0003)
-    assert rule.cut_at(now + 0.009, now, now, 1) == pytest.approx(now + 0.018)
-    assert rule.cut_at(now + 0.009, now, now, 30) <= now + 0.009
+    assert rule.cut_at(now, now, now, 1) - now == pytest.approx(0.0004)
+    assert rule.cut_at(now + 0.048, now, now, 1) - now == pytest.approx(0.06)
+    assert rule.cut_at(now + 0.048, now, now, 30) - now <= 0.048
 
 
 def test_a_lone_caller_in_a_loop_never_waits() -> None:
@@ -236,7 +236,7 @@ def test_no_wait_makes_the_oldest_late() -> None:
     model = model_of()
     rule, now = rule_of(model, gap_s=0.002)
     waited_s = PLANNED_S - line(2) - 0.0005
-    assert rule.cut_at(now, now - waited_s, now, 1) == pytest.approx(now + 0.0005)
+    assert rule.cut_at(now, now - waited_s, now, 1) - now == pytest.approx(0.0005)
     assert rule.cut_at(now, now - waited_s - 0.001, now, 1) <= now
 
 
@@ -286,7 +286,7 @@ def test_whatever_came_sizes_are_allowed_and_no_wait_passes_the_plan(
     if cut_at > now:
         assert bound_s is not None
         assert now + bound_s > oldest + PLANNED_S or cut_at + bound_s <= oldest + PLANNED_S + 1e-9
-        assert cut_at - now <= 1.5 * max(gaps) + 1e-9
+        assert cut_at - now <= 2 * max(gaps) + 1e-9
     # the answer holds: asked again at that time it is the same, or a cut
     assert rule.cut_at(max(now, cut_at), oldest, newest, waiting) <= max(now, cut_at)
 
@@ -496,7 +496,7 @@ def test_callers_in_two_groups_that_are_late_because_of_each_other_become_one() 
     rule, now = rule_of(model, target=LatencyTarget(p99_s=0.04), gap_s=0.0005)
     # Seven wait for a batch of one to end: they are late whatever is done.
     model.observe(1, line(1))
-    assert rule.cut_at(now + 0.02, now, now, 7) == pytest.approx(now + 0.02075)
+    assert rule.cut_at(now + 0.02, now, now, 7) - now == pytest.approx(0.021)
 
 
 def test_a_lone_caller_pays_nothing() -> None:

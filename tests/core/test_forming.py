@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from core.line_machine import QUICK, LineMachine
@@ -17,11 +15,18 @@ MEASURED = st.fixed_dictionaries(
 
 
 def machine(name: str) -> Any:
-    made = type(f"{name}Machine", (LineMachine,), {"some_options": FAMILIES[name]})
+    made = type(f"{name}Machine", (LineMachine,), {"some_options": FAMILIES[name], "taken": 0})
     if name == "AllowedSizes":
         made.measured = MEASURED
-    made.TestCase.settings = QUICK
-    return made.TestCase
+
+    class Test(made.TestCase):
+        settings = QUICK
+
+        def runTest(self) -> None:
+            super().runTest()
+            assert made.taken > 100
+
+    return Test
 
 
 TestSizeOrWait = machine("SizeOrWait")

@@ -196,19 +196,21 @@ class ContinuousJoining(Joining):
 
     @property
     def room(self) -> float:
-        # What has ended is dropped here, or a batch that never closes would keep it all.
-        requests = self.batch.requests
-        requests[:] = [request for request in requests if request.state is State.RUNNING]
         if self.has_ended or self._gateway.takes_no_more(self.batch):
             return 0
-        return self._room_beside(requests)
+        return self._room_beside(self._running())
 
     @property
     def is_abandoned(self) -> bool:
         return False  # others will come, and starting the handler again has its price
 
     def pull(self) -> None:
+        # What has ended is dropped, or a batch that never closes would keep it all.
+        self.batch.requests[:] = self._running()
         self._take()
+
+    def _running(self) -> list[Request]:
+        return [request for request in self.batch.requests if request.state is State.RUNNING]
 
     async def wait(self) -> bool:
         if self.has_ended or self._gateway.takes_no_more(self.batch):

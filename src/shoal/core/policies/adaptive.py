@@ -21,15 +21,15 @@ sum of all latencies waiting pays if
 
     n*(g + a) < (n*a + b)/s - n*a - g         which is  g < (b - n*a) / (n + 1)  for one slot.
 
-When the next one comes is not known, but how it was lately is: kept are the last 64 gaps, from what
-one could have waited from (an arrival, or the end of a batch) to the next arrival. To wait for at
-most `t` gains for each gap within `t` what a newcomer saves, and costs for each gap ``n + 1`` times
-the lesser of it and `t`: the `n` wait, and one who comes later finds the slot busy for that much
-longer. The `t` that gains most is taken, if any gains; and half as much again, because the longest
-of a few gaps is not the longest that there is. So nothing is supposed about the arrivals: at random
-ones it waits as long as company is worth it, it notices the end of a burst, and it gathers callers
-that come again as soon as they are answered into one batch, instead of two that take turns. A lone
-one, whose gap is its own run, never waits.
+When the next one comes is not known, but how it was lately is: kept are the last 128 gaps, from
+what one could have waited from (an arrival, or the end of a batch) to the next arrival. To wait for
+at most `t` gains for each gap within `t` what a newcomer saves, and costs for each gap ``n + 1``
+times the lesser of it and `t`: the `n` wait, and one who comes later finds the slot busy for that
+much longer. The `t` that gains most is taken, if any gains; and as much again, because the longest
+of some gaps is not the longest that there is, and those who just miss a batch are the late ones. So
+nothing is supposed about the arrivals: at random ones it waits as long as company is worth it, it
+notices the end of a burst, and it gathers callers that come again as soon as they are answered into
+one batch, instead of two that take turns. A lone one, whose gap is its own run, never waits.
 
 No batch waits for so long that the wait of its oldest and a run of one more would pass the plan. Of
 who is late already that is not asked: or callers that once fell into two groups, each of them late
@@ -54,10 +54,12 @@ if TYPE_CHECKING:
     from shoal.core.latency_model import LatencyModel
     from shoal.core.latency_target import LatencyTarget
 
-_GAPS: Final = 64
-# After so many more gaps they are put in order anew.
+_GAPS: Final = 128
+# Every so manieth of them, in order, is a wait that is weighed.
+_STEP: Final = 4
+# After so many more they are put in order anew.
 _STALE: Final = 8
-_AND_MORE: Final = 1.5
+_AND_MORE: Final = 2.0
 # A batch that saves the first in line saves too few if it is less than this part of a steady one.
 _WORTH_SAVING: Final = 0.5
 _NEVER: Final = float("-inf")
@@ -209,16 +211,16 @@ class AdaptiveRule:
             return passed_s
         if self._fresh >= _STALE or not self._rising:
             self._order_gaps()
+        rising, waited_s = self._rising, self._waited_s
         passed = passed_s / _AND_MORE
         # Shorter gaps than what has passed are not this one.
-        first = bisect_right(self._rising, passed)
-        left = self._rising[first:]
-        spent_s = self._sums[first] + passed * len(left)
+        first = bisect_right(rising, passed)
+        spent_s = self._sums[first] + passed * (len(rising) - first)
         best, best_gain = 0.0, 0.0
-        for come, (until, waited_s) in enumerate(zip(left, self._waited_s[first:], strict=True), 1):
-            gain = come * saves_s - (many + 1) * (waited_s - spent_s)
+        for last in range(len(rising) - 1, first - 1, -_STEP):
+            gain = (last + 1 - first) * saves_s - (many + 1) * (waited_s[last] - spent_s)
             if gain > best_gain:
-                best, best_gain = until, gain
+                best, best_gain = rising[last], gain
         return max(passed_s, best * _AND_MORE)
 
     def _order_gaps(self) -> None:
