@@ -23,26 +23,24 @@ if __name__ == "__main__":  # as a script it would find http.py here before the 
 
 import math
 import random
-from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import trio
 from sklearn.datasets import load_digits
 from trio.testing import MockClock
 
 import shoal
+from benchmarks.cork import Cork, Shed
 from benchmarks.report import Panel, Report, parser, print_table
 from examples.digits.model import Digits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
-    Handler = Callable[[list[Any]], Awaitable[list[Any]]]
-    Call = Callable[[Any], Awaitable[Any]]
+    from benchmarks.cork import Call, Handler
 
 MAX_BATCH_SIZE: Final = 128
 WAITS_S: Final = (0.0, 0.01, 0.05)
@@ -51,6 +49,8 @@ SEED: Final = 20
 ADAPTIVE: Final = "adaptive"
 BENTOML: Final = "BentoML's rule"
 RULES: Final = (*(f"wait {wait_s * 1e3:g} ms" for wait_s in WAITS_S), ADAPTIVE, BENTOML)
+HELD_PERCENT: Final = 99.0
+HEADS: Final = ("load and target", "rule", "within %", "p50 ms", "p99 ms", "mean batch", "shed %")
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,10 @@ class Load:
     """One scenario: when requests come, how long the handler takes, and what is to be held.
 
     Attributes:
-        name: What to call it.
-        target_s: Within what 99% of the requests should be answered.
         rate: How many requests come a second at which part of the duration; None for loops.
         most: The highest rate.
-        loops: How many callers call again as soon as they are answered.
-        think_s: How long it takes them at most.
-        fixed_s, per_item_s: How long the handler takes for a batch, and for each item.
-        pace: How many times as long it takes at which part of the duration.
+        loops: How many callers call again once they are answered, after `think_s` at most.
+        pace: How many times as long the handler takes at which part of the duration.
         noise: The standard deviation of the logarithm of its run times.
     """
 
@@ -84,19 +80,21 @@ class Load:
 LOADS: Final = (
     Load("100/s", 0.07, lambda part: 100, 100),
     Load("500/s", 0.07, lambda part: 500, 500),
-    Load("900/s", 0.1, lambda part: 900, 900),
+    Load("1,000/s", 0.1, lambda part: 1000, 1000),
     Load("bursts of 75", 0.1, lambda part: 1500 if part * 20 % 1 < 0.05 else 20, 1500),
     Load("0 to 800/s", 0.1, lambda part: 400 * (1 - math.cos(part * 4 * math.pi)), 800),
     Load(
-        "200/s, slower",
-        0.12,
+        "200/s, slower for a while",
+        0.1,
         lambda part: 200,
         200,
         pace=lambda part: 1.9 if 1 < part * 3 < 2 else 1.0,
     ),
-    Load("1 in a loop", 0.03, loops=1),
-    Load("8 in loops", 0.04, loops=8),
-    Load("32 in loops", 0.1, loops=32),
+    Load("1 caller in a loop", 0.03, loops=1),
+    Load("4 callers in loops", 0.04, loops=4),
+    Load("8 callers in loops", 0.04, loops=8),
+    Load("16 callers in loops", 0.05, loops=16),
+    Load("32 callers in loops", 0.1, loops=32),
 )
 
 
@@ -128,126 +126,6 @@ class Seen:
             "shed_percent": self.shed / requests * 100,
             "mean_batch": mean(self.batches),
         }
-
-
-class Shed(Exception):
-    """BentoML's rule gave a request up."""
-
-
-@dataclass
-class _Waiting:
-    item: Any
-    since: float
-    done: trio.Event = field(default_factory=trio.Event)
-    result: Any = None
-    is_shed: bool = False
-
-
-class Cork:
-    """BentoML's rule, for one batch at a time.
-
-    Run times are fitted by least squares over the last 50 batches, every 5 s at most. A tick of
-    1 ms decides: as soon as the first in line would be late by the fit, it is shed; and a free
-    handler waits on while the summed wait of all, had one more come, is below 0.95 times what the
-    first of a batch has waited on average.
-    """
-
-    _TICK_S = 0.001
-
-    def __init__(self, handler: Handler, max_batch_size: int, max_latency_s: float) -> None:
-        self._handler = handler
-        self._size = max_batch_size
-        self._max_s = max_latency_s
-        self._line: deque[_Waiting] = deque()
-        self._came = trio.Event()
-        self._is_busy = False
-        self._seen: deque[tuple[int, float, float]] = deque(maxlen=50)
-        self._count = 0
-        self._fitted_at = -math.inf
-        self._a, self._b = min(2.0, max_latency_s * 2 / 30), min(1.0, max_latency_s / 30)
-        self._wait_s = 0.0
-
-    async def call(self, item: Any) -> Any:
-        waiting = _Waiting(item, trio.current_time())
-        self._line.append(waiting)
-        self._came.set()
-        await waiting.done.wait()
-        if waiting.is_shed:
-            raise Shed
-        return waiting.result
-
-    async def run(self, nursery: trio.Nursery) -> None:
-        for kept, batches, size in ((2, 8, 1), (6, 1, 1), (5, 1, 2), (3, 1, 3)):
-            await self._train(nursery, kept, batches, size)
-        while True:
-            await self._wait_for_one()
-            n, now = len(self._line), trio.current_time()
-            first_s = now - self._line[0].since
-            last_s = now - self._line[-1].since
-            if n > 1 and first_s + self._a * n + self._b >= self._max_s:
-                self._shed_first()
-            elif self._is_busy:
-                if n == 1 and first_s >= self._max_s:
-                    self._shed_first()
-                else:
-                    await trio.sleep(self._TICK_S)
-            elif n < self._size and n * (last_s + self._TICK_S + self._a) <= self._wait_s * 0.95:
-                await trio.sleep(self._TICK_S)
-            else:
-                self._start(nursery, is_training=False)
-
-    async def _train(self, nursery: trio.Nursery, kept: int, batches: int, size: int) -> None:
-        wait_s = min(self._max_s * 0.95, (2 * size + 1) * self._a + self._b)
-        done = 0
-        while done < batches:
-            await self._wait_for_one()
-            n, first_s = len(self._line), trio.current_time() - self._line[0].since
-            if n > kept - done and first_s >= self._max_s:
-                self._shed_first()
-            elif self._is_busy or (n < size and size * self._a + self._b + first_s <= wait_s):
-                await trio.sleep(self._TICK_S)
-            else:
-                done += 1
-                self._start(nursery, is_training=True)
-        self._fit()
-
-    async def _wait_for_one(self) -> None:
-        while not self._line:
-            self._came = trio.Event()
-            await self._came.wait()
-
-    def _shed_first(self) -> None:
-        waiting = self._line.popleft()
-        waiting.is_shed = True
-        waiting.done.set()
-
-    def _start(self, nursery: trio.Nursery, *, is_training: bool) -> None:
-        self._is_busy = True
-        batch = [self._line.popleft() for _ in range(min(self._size, len(self._line)))]
-        nursery.start_soon(self._handle, batch, is_training)
-
-    async def _handle(self, batch: list[_Waiting], is_training: bool) -> None:
-        began = trio.current_time()
-        results = await self._handler([waiting.item for waiting in batch])
-        for waiting, result in zip(batch, results, strict=True):
-            waiting.result = result
-            waiting.done.set()
-        self._is_busy = False
-        self._count += 1
-        if self._count > 2:
-            now = trio.current_time()
-            waited_s = 0.0 if is_training else began - batch[0].since
-            self._seen.append((len(batch), now - began, waited_s))
-            if now - self._fitted_at >= 5:
-                self._fitted_at = now
-                self._fit()
-
-    def _fit(self) -> None:
-        if self._seen:
-            sizes = [(size, 1) for size, _, _ in self._seen]
-            a, b = np.linalg.lstsq(sizes, [run_s for _, run_s, _ in self._seen], rcond=None)[0]
-            self._a, self._b = max(1e-6, float(a)), max(0.0, float(b))
-            self._wait_s = mean(waited_s for _, _, waited_s in self._seen)
 
 
 def options_of(rule: str, target_s: float) -> dict[str, Any]:
@@ -324,10 +202,21 @@ async def _callers(
                     nursery.start_soon(ask)
 
 
-async def run_digits(
-    digits: Digits, rule: str, load: Load, duration_s: float
-) -> tuple[Seen, shoal.LatencyModelSnapshot]:
-    """Runs the digits in real time; returns what was seen, and what the batcher has learned."""
+async def measure_digits(digits: Digits) -> shoal.LatencyModelSnapshot:
+    """Learns how long the digits take, in real time."""
+    images = load_digits().images.tolist()
+    batcher = shoal.Batcher(digits, max_batch_size=MAX_BATCH_SIZE)
+    async with batcher as call:
+        for _ in range(12):
+            for size in (1, 2, 4, 8, 16, 32, 64, 128):
+                await call.map(images[:size])
+            learned = batcher.statistics().latency_model  # reads it: unread it keeps few batches
+    assert learned is not None
+    return learned
+
+
+async def run_digits(digits: Digits, rule: str, load: Load, duration_s: float) -> Seen:
+    """Puts the digits under a load in real time."""
     seen = Seen()
     images = load_digits().images.tolist()
     chance = random.Random(SEED)
@@ -336,11 +225,91 @@ async def run_digits(
 
         async def ask() -> None:
             arrived_at = trio.current_time()
-            await call(chance.choice(images))
+            prediction = await call(chance.choice(images))
             seen.latencies_s.append(trio.current_time() - arrived_at)
+            batches[prediction["batch"]["id"]] = prediction["batch"]["size"]
 
+        batches: dict[int, int] = {}
         await _callers(load, ask, chance, trio.current_time() + duration_s)
-        statistics = call.statistics()
-    seen.batches = [statistics.finished // statistics.batch_size.total]
-    assert statistics.latency_model is not None
-    return seen, statistics.latency_model
+    seen.batches = list(batches.values())
+    return seen
+
+
+def digits_loads(learned: shoal.LatencyModelSnapshot) -> tuple[Load, ...]:
+    """Makes loads for a handler that takes as long as the digits do."""
+    times: dict[str, Any] = {
+        "fixed_s": learned.b_s,
+        "per_item_s": learned.a_s,
+        "noise": math.log(learned.spread) / 2.33,
+    }
+    one_s = learned.b_s + learned.a_s
+    return (
+        Load("digits, at random", 6 * one_s, lambda part: 3 / one_s, 3 / one_s, **times),
+        Load("digits, 16 callers in loops", 5 * one_s, loops=16, **times),
+    )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        f"{row['load']}, {row['target_ms']:.0f} ms",
+        row["rule"],
+        f"{row['within_percent']:.2f}" + ("" if row["within_percent"] >= HELD_PERCENT else " !"),
+        f"{row['p50_ms']:,.1f}",
+        f"{row['p99_ms']:,.1f}",
+        f"{row['mean_batch']:.1f}",
+        f"{row['shed_percent']:.2f}",
+    ]
+
+
+def _sentence(rows: list[dict[str, Any]]) -> str:
+    """Says which rules held how many of the targets, in virtual time."""
+    held = {
+        rule: sum(row["within_percent"] >= HELD_PERCENT for row in rows if row["rule"] == rule)
+        for rule in RULES
+    }
+    counts = ", ".join(f"{rule} {count}" for rule, count in held.items())
+    return (
+        f"of {len(rows) // len(RULES)} loads, so many held the target for {HELD_PERCENT:g}% of "
+        f"their requests: {counts}."
+    )
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    made = parser("Which rules hold a latency target, under the same loads.", "adaptive")
+    arguments = made.parse_args()
+    report = Report("adaptive", arguments.json, ("shoal", "anyio", "trio", "scikit-learn"))
+    report.print_environment()
+    duration_s, real_s = (5.0, 1.0) if arguments.quick else (20.0, 5.0)
+    digits = Digits()
+    learned = trio.run(measure_digits, digits)
+    print(
+        f"The digits take {learned.b_s * 1e3:.2f} ms and {learned.a_s * 1e3:.3f} ms an image, 99% "
+        f"of them within {learned.spread:.2f} times that.\n\n{duration_s:g} s of load in virtual "
+        f"time, seed {SEED}, max_batch_size={MAX_BATCH_SIZE}; ! marks a target that was missed\n"
+    )
+    of_digits = digits_loads(learned)
+    virtual: list[dict[str, Any]] = []
+    for load in (*LOADS, *of_digits):
+        for rule in RULES:
+            seen = trio.run(drive, rule, load, duration_s, clock=MockClock(autojump_threshold=0))
+            virtual.append(seen.row(load, rule))
+    print_table(HEADS, [_cells(row) for row in virtual])
+    print(f"\nThe digits themselves, {real_s:g} s of real time each\n")
+    real = [
+        trio.run(run_digits, digits, rule, load, real_s).row(load, rule) | {"time": "real"}
+        for load in of_digits
+        for rule in RULES[:-1]
+    ]
+    print_table(HEADS, [_cells(row) for row in real])
+    report.rows = virtual + real
+    series = {
+        rule: [row["within_percent"] for row in virtual if row["rule"] == rule] for rule in RULES
+    }
+    groups = [load.name.replace(" ", "\n") for load in (*LOADS, *of_digits)]
+    panel = Panel("Answered within the target", "% of requests", groups, series, HELD_PERCENT)
+    report.finish(_sentence(virtual), [panel])
+
+
+if __name__ == "__main__":
+    main()

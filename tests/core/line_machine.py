@@ -89,6 +89,8 @@ class LineMachine(RuleBasedStateMachine):
     def _call(self, cost: float, key: str, level: int, **limits: Any) -> None:
         if self.options.preferred_batch_sizes is not None:
             cost = cost or 1  # whom what costs nothing travels with, no size says
+        if self.model.may_delay():
+            self.model.now += 1 / 1024  # the order of those who came together and are late is open
         one = Request()
         one.item, one.arrived_at = (cost, key), self.model.now
         if self.former.model.samples():

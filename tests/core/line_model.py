@@ -189,12 +189,15 @@ class LineModel:
                 self.places[request] = self._count
         return ending
 
+    def may_delay(self) -> bool:
+        """Whether requests that waited for too long let others go first."""
+        policies = [*self.options.queue_policies.values(), self.options.default_queue_policy]
+        return any(p is not None and p.timeout_action == "delay" for p in policies)
+
     def knows_levels(self) -> bool:
         """Whether there is more to the order than the arrivals."""
         o = self.options
-        policies = [*o.queue_policies.values(), o.default_queue_policy]
-        delays = any(p is not None and p.timeout_action == "delay" for p in policies)
-        return o.priority_levels > 1 or o.order == "deadline" or delays
+        return o.priority_levels > 1 or o.order == "deadline" or self.may_delay()
 
     # What is cut
 
@@ -332,7 +335,7 @@ class LineModel:
     def change(self, options: BatchOptions) -> None:
         """Takes in new options; who waits is put in line by them, in order of arrival."""
         self.options = options
-        self.queued.sort(key=lambda request: (request.arrived_at, self.places[request]))
+        self.queued.sort(key=lambda request: (request.arrived_at, self.came[request]))
         self.places, self.newest_at, self.leave_by = {}, {}, {}
         for request in self.queued:
             self._add(request)

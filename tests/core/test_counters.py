@@ -88,4 +88,5 @@ def test_a_batch_knows_its_size_and_shows_itself() -> None:
 
 
 def test_a_reason_is_its_name() -> None:
-    assert [str(reason) for reason in CutReason] == ["full", "timer", "flush", "drain"]
+    names = ["full", "timer", "idle", "deadline", "flush", "drain", "open"]
+    assert [str(reason) for reason in CutReason] == names

@@ -74,7 +74,7 @@ class UnaryCall(Generic[P, R]):
             The results, in the order of the items.
 
         Raises:
-            Overloaded: Not all of them fit into the line; then none was made.
+            Overloaded: Not all of them fit into the line; then none was made, and nobody was shed.
             Exception: As for a single call, the first in the order of the items, once all ended.
 
         Cancellation: all of the calls are dropped. Checkpoint: always.

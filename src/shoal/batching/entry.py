@@ -13,7 +13,6 @@ from shoal.batching.group import GroupCell, PartsCell
 from shoal.batching.splitting import Splitting
 from shoal.batching.stream import ResultStream
 from shoal.core.terms import NO_WISHES, Terms
-from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
@@ -55,7 +54,7 @@ class Entry:
     def configure(self, options: BatchOptions) -> None:
         """Takes in new options, for the calls that are made from now on."""
         self._options = options
-        self.terms = Terms(self.intake.name, options)
+        self.terms = self.intake.terms = Terms(self.intake.name, options)
         self._splitting = Splitting(self.intake.name, options, self.terms)
         self._needs_terms = (
             self.terms.of_each
@@ -163,7 +162,11 @@ class Entry:
         """Makes one call of one or several requests; the first that fails ends it."""
         # Not before: it depends on what is in line when the call enters it.
         queued = self.intake.former.size_beside(options)
-        parts = self._splitting.parts(item, options, wishes, self._now(), queued)
+        try:
+            parts = self._splitting.parts(item, options, wishes, self._now(), queued)
+        except Exception:
+            await anyio.lowlevel.checkpoint()
+            raise
         if len(parts) == 1:
             return await self.call(*parts[0])
         requests = await self._group(parts, PartsCell)
@@ -185,7 +188,7 @@ class Entry:
             return []
         try:
             requests = self.intake.enter_group(items, None, GroupCell)
-        except ShoalError:
+        except Exception:
             await anyio.lowlevel.checkpoint()
             raise
         await self._wait(requests)
@@ -220,7 +223,11 @@ class Entry:
         if not items:
             await anyio.lowlevel.checkpoint()
             return []
-        calls = self._divided(items, wishes)
+        try:
+            calls = self._divided(items, wishes)
+        except Exception:
+            await anyio.lowlevel.checkpoint()
+            raise
         requests = await self._group([part for parts in calls for part in parts], GroupCell)
         await self._wait(requests)
         rest = iter(requests)
@@ -245,7 +252,7 @@ class Entry:
             return self.intake.enter_group(
                 [part.item for part in parts], [part.options for part in parts], new_cell
             )
-        except ShoalError:
+        except Exception:
             await anyio.lowlevel.checkpoint()
             raise
 

@@ -22,6 +22,7 @@ from shoal.batching.deadlines import Deadlines
 from shoal.batching.endings import Endings
 from shoal.core.forming import Former
 from shoal.core.request import Request, State
+from shoal.core.terms import Terms
 from shoal.errors import DeadlineExceeded, Overloaded, ShoalError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Intake(Endings):
     """The line of one open batcher, from its callers' side.
 
     Attributes:
+        terms: What makes the records of requests under the options in force.
         deadlines: What ends requests that run out of time; it wants to be run.
     """
 
@@ -53,6 +55,7 @@ class Intake(Endings):
     ) -> None:
         super().__init__(name, Former(options), parking, counters)
         self.deadlines = Deadlines(parking, self.former.overdue, self.expire)
+        self.terms = Terms(name, options)
         self._timers = self.former.overdue.timers
         self._now = parking.now
         self._new_cell = parking.new_cell
@@ -80,7 +83,7 @@ class Intake(Endings):
         request.options = options
         request.error = request.batch = None
         live = former.live
-        if options is None and live < former.room:  # Former.arrive, without the call
+        if options is None and live < former.free_room:  # Former.arrive, without the call
             request.state = QUEUED
             former.append(request)
             former.live = live = live + 1
@@ -89,7 +92,7 @@ class Intake(Endings):
         else:
             try:
                 self._enter(request)
-            except ShoalError:
+            except Exception:
                 await anyio.lowlevel.checkpoint()  # or a caller that tries again blocks the loop
                 raise
         try:
@@ -169,8 +172,13 @@ class Intake(Endings):
             requests.append(request)
         if (deadline := requests[0].deadline) is not None and deadline <= now:
             raise self._late(len(requests))
+        for request in requests if options is not None or not self.former.takes_anyone else ():
+            if request.options is None or request.options.terms is not self.terms:
+                error = self.terms.renew(request)
+                if error is not None:
+                    raise error
         former = self.former
-        if options is None and former.live + len(requests) <= former.room:
+        if options is None and former.live + len(requests) <= former.free_room:
             for request in requests:
                 request.state = QUEUED
             if former.arrive_all(requests):
@@ -200,6 +208,12 @@ class Intake(Endings):
             BatcherClosed: The batcher has stopped.
         """
         options = request.options
+        if options is None or options.terms is not self.terms:
+            # The batcher was configured after the call was made.
+            error = self.terms.renew(request)
+            if error is not None:
+                raise error
+            options = request.options
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
             raise self._late(1)
@@ -245,7 +259,7 @@ class Intake(Endings):
             Overloaded: There is no room for one of them.
             BatcherClosed: The batcher has stopped.
         """
-        refusal = self.former.refusal_of(len(requests))
+        refusal = self.former.refusal_of(requests)
         if refusal is not None:
             raise self._refused(refusal, len(requests))
         for place, request in enumerate(requests):

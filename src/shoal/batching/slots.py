@@ -243,9 +243,10 @@ class Slots:
             self._former.put_back(requests)
             self._former.reform()  # their places are free
             return None
+        batch = self._begun(requests, cut.reason)
         self._counters.batches[cut.reason] += 1
-        self._counters.batch_size.observe(len(requests))
-        return self._begun(requests, cut.reason)
+        self._counters.batch_size.observe(batch.size)
+        return batch
 
     def _begun(self, requests: list[Request], reason: CutReason) -> Batch:
         """Makes a batch of requests that have been taken from the line."""

@@ -19,7 +19,6 @@ import anyio
 import anyio.lowlevel
 
 from shoal.core.request import State
-from shoal.errors import ShoalError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -170,7 +169,7 @@ class ResultStream(Generic[R_co]):
         if self._request is None:
             try:
                 self._request = self._intake.enter_stream(self._item, self._options)
-            except ShoalError:
+            except Exception:
                 await anyio.lowlevel.checkpoint()
                 raise
         return self._request

@@ -49,6 +49,8 @@ class Former(Waiting):
         closed: Whether nobody is let in any more.
         overdue: Which requests have run out of time.
         batches: The batches in the handler and since when, in seconds; whoever runs them sets it.
+        free_room: The same for requests with nothing but an item; minus infinity where each has to
+            be looked at.
         is_ungated: Whether a request may be put in line as soon as there is room.
         takes_anyone: Whether one that has nothing but an item may be, by `append` alone.
     """
@@ -58,6 +60,7 @@ class Former(Waiting):
         "_parked",
         "batches",
         "closed",
+        "free_room",
         "idle_slots",
         "is_ungated",
         "open_room",
@@ -77,6 +80,7 @@ class Former(Waiting):
         self.idle_slots = 0
         self.open_room: float = 0
         self.room: float = 0
+        self.free_room: float = 0
         super().__init__(options)
 
     def admit(self, request: Request) -> Admission:
@@ -100,7 +104,7 @@ class Former(Waiting):
             if self.options.overload == "wait":
                 self._park(request)
                 return Admission()
-            victim = None if gate is None else gate.victim(request)
+            victim = None if gate is None or self.parked else gate.victim(request)
             if victim is None:
                 return Admission(self._fullness())
             self._drop(victim, State.FAILED)
@@ -110,11 +114,15 @@ class Former(Waiting):
             gate.may_be_shed(request, self.live)
         return Admission(victim=victim, ring=self.arrive(request))
 
-    def refusal_of(self, requests: int) -> str | None:
-        """Says why so many requests can't be let in together; None if that is not certain."""
-        if self.options.overload != "reject" or self.live + requests <= self.room:
+    def refusal_of(self, requests: Sequence[Request]) -> str | None:
+        """Says why requests can't be let in together; None if that is not certain.
+
+        Nobody is shed for many requests at once: one of them might be refused in the end.
+        """
+        size = sum([request.cost for request in requests])
+        if self.options.overload == "wait" or self._fits(len(requests), size):
             return None
-        return self._fullness() if self._gate is None else None
+        return self._fullness()
 
     def leave(self, request: Request, state: State = State.CANCELLED) -> bool:
         """Lets a request go that is queued or parked: its caller has left, or it has failed.
@@ -147,6 +155,7 @@ class Former(Waiting):
             self.room = bound
         else:
             self.room = bound + self._takes_at_once()
+        self.free_room = self.room if self.takes_anyone else -math.inf
         return self.parked > 0 and self._let_in()
 
     def change(
@@ -194,7 +203,7 @@ class Former(Waiting):
         self.drain()
         self.room = math.inf
         self._let_in()
-        self.room = 0
+        self.room = self.free_room = 0
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
@@ -232,12 +241,15 @@ class Former(Waiting):
         )
 
     def _has_room(self, request: Request) -> bool:
-        if self.live < self.room:
+        return self._fits(1, request.cost)
+
+    def _fits(self, requests: int, size: float) -> bool:
+        if self.live + requests <= self.room:
             return True
         if self.closed or self.options.batch_size_fn is None:
             return False
         # An item may be as large as a batch, so it is by their sizes that idle slots take them.
-        return self.size + request.cost <= self._takes_at_once()
+        return self.size + size <= self._takes_at_once()
 
     def _takes_at_once(self) -> float:
         """Returns how much of the line slots and open batches are about to take."""

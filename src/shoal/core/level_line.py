@@ -7,6 +7,7 @@ arrival, so only the first of each level has to be compared with the others.
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,11 @@ class LevelLine(Line):
         if lane is None:
             self._lanes[key] = deque((request,))
             heapq.heappush(self._heads, (self._rank(request), key))
-        else:
+        elif asked.delayed_at is None:
             lane.append(request)
+        else:
+            # At the end, unless it has been here before and is put in line anew.
+            insort(lane, request, key=_delay)
         self._places += 1
 
     def first(self) -> Request | None:
@@ -87,10 +91,6 @@ class LevelLine(Line):
             self._lanes.setdefault(_lane_of(request), deque()).appendleft(request)
         self._places += len(requests)
         self._order()
-
-    def move(self, request: Request) -> bool:
-        self.push(request)
-        return True
 
     def sweep(self) -> None:
         waiting = {
@@ -144,6 +144,13 @@ class LevelLine(Line):
             else:
                 heapq.heapreplace(heads, (now, key))
         return None
+
+
+def _delay(request: Request) -> float:
+    asked = request.options
+    assert asked is not None
+    assert asked.delayed_at is not None
+    return asked.delayed_at
 
 
 def _lane_of(request: Request) -> tuple[int, bool]:

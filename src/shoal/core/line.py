@@ -61,14 +61,6 @@ class Line(ABC):
     def __len__(self) -> int:
         """Returns the number of its places, leftovers among them."""
 
-    def move(self, request: Request) -> bool:
-        """Puts a request to another place, because it has been delayed.
-
-        Returns:
-            Whether there is another place for it.
-        """
-        return False
-
     @abstractmethod
     def is_led_by(self, request: Request) -> bool:
         """Says whether it is a request's turn that has just been pushed."""
@@ -139,7 +131,8 @@ class ArrivalLine(Line):
 class RankedLine(Line):
     """By a rank, lowest first, and by arrival among equals.
 
-    Who pushes a request gives it a number first, higher than all before.
+    Who pushes a request gives it a number first, higher than all before. Given another one and
+    pushed again, it has a place according to its rank of now, and its old place is a leftover.
     """
 
     __slots__ = ("_heap", "_rank")
@@ -194,14 +187,6 @@ class RankedLine(Line):
 
     def __len__(self) -> int:
         return len(self._heap)
-
-    def move(self, request: Request) -> bool:
-        asked = request.options
-        assert asked is not None
-        # By its number the old place is known to be a leftover; no other request has such a one.
-        asked.number = -asked.number
-        self.push(request)
-        return True
 
     def is_led_by(self, request: Request) -> bool:
         return self._heap[0][2] is request or self.first() is request

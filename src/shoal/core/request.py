@@ -95,6 +95,8 @@ class CallOptions:
             cancel scope.
         number: Its place in the order of arrival; the line sets it.
         delayed_at: Since when it must let others go first, for it waited too long; None if not.
+        wish: The level that its caller asked for; None if the caller named none.
+        terms: What made the record; whoever lets the request in looks whether that holds still.
         timer: What ends it at its deadline; whoever watches it sets it.
         queue_timer: What ends its wait in line, likewise.
     """
@@ -110,7 +112,9 @@ class CallOptions:
         "priority",
         "queue_timeout_s",
         "queue_timer",
+        "terms",
         "timer",
+        "wish",
     )
 
     def __init__(
@@ -129,6 +133,8 @@ class CallOptions:
         self.queue_timeout_s: float | None = None
         self.number = 0
         self.delayed_at: float | None = None
+        self.wish: int | None = None
+        self.terms: object = None
         self.timer: Timer | None = None
         self.queue_timer: Timer | None = None
 

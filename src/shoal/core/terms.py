@@ -79,10 +79,10 @@ class Terms:
         """
         asked = _new(CallOptions)  # each call has one, and its constructor would cost more
         asked.metadata = wishes.metadata
+        asked.terms = self
+        asked.wish = wish = wishes.priority
         asked.priority = (
-            self._priority
-            if wishes.priority is None
-            else self._options.checked_priority("priority", wishes.priority)
+            self._priority if wish is None else self._options.checked_priority("priority", wish)
         )
         asked.cost = 1
         if self._cost_of is not None:
@@ -126,9 +126,12 @@ class Terms:
             asked = self.of(request.item, NO_WISHES, request.arrived_at)
         except Exception as error:
             return error
+        asked.deadline = asked.due = None
         if before is not None:
             asked.metadata = before.metadata
-            asked.priority = min(before.priority, self._options.priority_levels)
+            if before.wish is not None:
+                asked.wish = before.wish
+                asked.priority = min(before.wish, self._options.priority_levels)
             asked.deadline, asked.due = before.deadline, before.due
             asked.queue_timeout_s = before.queue_timeout_s
             asked.timer, asked.queue_timer = before.timer, before.queue_timer

@@ -82,10 +82,11 @@ class Urgency:
                 self.note(request, asked.due, model, size, live)
         self.unseen.clear()
 
-    def prune(self, live: int) -> None:
-        """Drops those of the unseen requests that have left, if they are many."""
+    def note_later(self, request: Request, live: int) -> None:
+        """Puts a request to the unseen ones, and drops of them those that have left, if many."""
+        self.unseen.append(request)
         if len(self.unseen) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
-            self.unseen = [request for request in self.unseen if _is_in_line(request)]
+            self.unseen = [other for other in self.unseen if _is_in_line(other)]
 
     def forget_times(self) -> None:
         """Forgets who must leave when, and who was handed out."""

@@ -86,7 +86,7 @@ class Waiting:
         asked = request.options
         if asked is not None and asked.due is not None and self._may_wait:
             if self._asleep_until == -math.inf:
-                self._urgency.unseen.append(request)
+                self._urgency.note_later(request, live)
             else:
                 size = min(live, self.options.max_batch_size)
                 leave_by = self._urgency.note(request, asked.due, self.model, size, live)
@@ -140,8 +140,6 @@ class Waiting:
         decision = self._policy.decide(now, self._urgency.hurry(now) if self.live else None)
         if isinstance(decision, Cut):
             self._asleep_until = -math.inf
-            if self._urgency.unseen:
-                self._urgency.prune(self.live)
             return decision
         if self._urgency.unseen:
             # They may change the decision, for it matters now when they must leave.

@@ -197,10 +197,11 @@ class AdaptiveRule:
             return now
         saves_s = usual_s / slots - own_s - many * more_s
         since = max(newest_arrived_at, self._ended_at)
-        return min(latest, since + self._worth_waiting_s(now - since, many, saves_s))
+        waits_s = self._worth_waiting_s(now - since, many, saves_s)
+        return min(latest, since + waits_s) if waits_s else now
 
     def _worth_waiting_s(self, passed_s: float, many: float, saves_s: float) -> float:
-        """Says how long to wait in all; what has passed already if no longer.
+        """Says how long to wait in all, more than has passed; 0 for no longer.
 
         Args:
             passed_s: How long nobody has come.
@@ -208,7 +209,7 @@ class AdaptiveRule:
             saves_s: What one saves who comes at once and travels along, less what the others lose.
         """
         if saves_s <= 0:
-            return passed_s
+            return 0.0
         if self._fresh >= _STALE or not self._rising:
             self._order_gaps()
         rising, waited_s = self._rising, self._waited_s
@@ -221,7 +222,7 @@ class AdaptiveRule:
             gain = (last + 1 - first) * saves_s - (many + 1) * (waited_s[last] - spent_s)
             if gain > best_gain:
                 best, best_gain = rising[last], gain
-        return max(passed_s, best * _AND_MORE)
+        return best * _AND_MORE
 
     def _order_gaps(self) -> None:
         self._fresh = 0

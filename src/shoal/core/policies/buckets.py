@@ -53,6 +53,9 @@ class Buckets(BatchPolicy):
         make: Makes the rule of one bucket.
         isolates: Whether the requests of one batch must have the same level as well.
         rank: What requests are ordered by; None for their arrival.
+
+    Attributes:
+        size: What the costs of those that wait sum up to.
     """
 
     __slots__ = (
@@ -65,6 +68,7 @@ class Buckets(BatchPolicy):
         "_number",
         "_rank",
         "_ready",
+        "size",
     )
 
     def __init__(
@@ -83,6 +87,7 @@ class Buckets(BatchPolicy):
         self._number = 0
         self._chosen: _Bucket | None = None
         self._asleep_until = NOBODY_WAITS
+        self.size: float = 0
 
     def add(self, request: Request) -> bool:
         asked = request.options
@@ -92,6 +97,7 @@ class Buckets(BatchPolicy):
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key, self._make())
         bucket.rule.add(request)
+        self.size += asked.cost
         if bucket.head is not None:
             if self._rank is not None and bucket.rule.line.is_led_by(request):
                 self._make_ready(bucket)
@@ -103,6 +109,7 @@ class Buckets(BatchPolicy):
     def remove(self, request: Request) -> None:
         bucket = self._buckets[self._key(request)]
         bucket.rule.remove(request)
+        self.size -= request.cost
         self._forget_if_empty(bucket)
 
     def demote(self, request: Request) -> bool:
@@ -135,7 +142,9 @@ class Buckets(BatchPolicy):
     def take(self, cut: Cut) -> list[Request]:
         bucket = self._chosen
         assert bucket is not None
+        before = bucket.rule.size
         taken = bucket.rule.take(cut)
+        self.size -= before - bucket.rule.size
         bucket.head = None
         if bucket.rule.count:
             # As if it were due: it is looked at when the next slot asks, in its new order.
@@ -147,7 +156,9 @@ class Buckets(BatchPolicy):
     def put_back(self, requests: Sequence[Request]) -> None:
         bucket = self._chosen
         assert bucket is not None
+        before = bucket.rule.size
         bucket.rule.put_back(requests)
+        self.size += bucket.rule.size - before
         if bucket.rule.count:
             self._buckets[bucket.key] = bucket
             self._plan_at(bucket, NOBODY_WAITS)
@@ -157,11 +168,6 @@ class Buckets(BatchPolicy):
             request for bucket in self._buckets.values() for request in bucket.rule.waiting()
         ]
         return iter(sorted(waiting, key=self._order_of))
-
-    @property
-    def size(self) -> float:
-        """What the costs of those that wait sum up to."""
-        return sum(bucket.rule.size for bucket in self._buckets.values())
 
     def size_beside(self, asked: CallOptions) -> float:
         """Returns what the costs of the requests sum up to that may share a batch with another."""
@@ -245,6 +251,8 @@ class Buckets(BatchPolicy):
             bucket.head = None
             bucket.due_at = math.inf
             del self._buckets[bucket.key]
+            if not self._buckets:
+                self.size = 0  # sums of fractions drift
 
     def _order_of(self, request: Request) -> Any:
         """Returns what says which of two buckets' heads goes first; no two requests are equal."""

@@ -122,9 +122,16 @@ class Ranked(BatchPolicy):
         self._tidy()
 
     def demote(self, request: Request) -> bool:
-        has_moved = self.line.move(request)
+        if isinstance(self.line, ArrivalLine):
+            return False
+        asked = request.options
+        assert asked is not None
+        asked.number = next(self._numbers)
+        self.line.push(request)
+        if isinstance(self._by_due, RankedLine) and self._has_two_lines:
+            self._by_due.push(request)
         self._tidy()
-        return has_moved
+        return True
 
     def due_at(self, now: float) -> float:
         """Returns when a batch leaves, as things are; the past if it is due."""
@@ -180,7 +187,7 @@ class Ranked(BatchPolicy):
     def put_back(self, requests: Sequence[Request]) -> None:
         self.line.put_back(requests)
         if not self.count and self._has_two_lines:
-            for request in requests:
+            for request in sorted(requests, key=_arrival):
                 self._by_due.push(request)
         self.count += len(requests)
         self.size += sum(request.cost for request in requests)
@@ -207,3 +214,7 @@ class Ranked(BatchPolicy):
         for line in (self.line, self._by_due):
             if is_worth_a_sweep(line, self.count) or (not self.count and len(line)):
                 line.sweep()
+
+
+def _arrival(request: Request) -> float:
+    return request.arrived_at

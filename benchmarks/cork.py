@@ -1,0 +1,142 @@
+"""BentoML's rule that forms batches, to hold Shoal's adaptive one against.
+
+Written for trio in as few lines as the rule needs, so that in a comparison nothing differs but the
+rule. It promises nothing about cancellation and errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import trio
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    Handler = Callable[[list[Any]], Awaitable[list[Any]]]
+    Call = Callable[[Any], Awaitable[Any]]
+
+
+class Shed(Exception):
+    """BentoML's rule gave a request up."""
+
+
+@dataclass
+class _Waiting:
+    item: Any
+    since: float
+    done: trio.Event = field(default_factory=trio.Event)
+    result: Any = None
+    is_shed: bool = False
+
+
+class Cork:
+    """BentoML's rule, for one batch at a time.
+
+    Run times are fitted by least squares over the last 50 batches, every 5 s at most. A tick of
+    1 ms decides: as soon as the first in line would be late by the fit, it is shed; and a free
+    handler waits on while the summed wait of all, had one more come, is below 0.95 times what the
+    first of a batch has waited on average.
+    """
+
+    _TICK_S = 0.001
+
+    def __init__(self, handler: Handler, max_batch_size: int, max_latency_s: float) -> None:
+        self._handler = handler
+        self._size = max_batch_size
+        self._max_s = max_latency_s
+        self._line: deque[_Waiting] = deque()
+        self._came = trio.Event()
+        self._is_busy = False
+        self._seen: deque[tuple[int, float, float]] = deque(maxlen=50)
+        self._count = 0
+        self._fitted_at = -math.inf
+        self._a, self._b = min(2.0, max_latency_s * 2 / 30), min(1.0, max_latency_s / 30)
+        self._wait_s = 0.0
+
+    async def call(self, item: Any) -> Any:
+        waiting = _Waiting(item, trio.current_time())
+        self._line.append(waiting)
+        self._came.set()
+        await waiting.done.wait()
+        if waiting.is_shed:
+            raise Shed
+        return waiting.result
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        for kept, batches, size in ((2, 8, 1), (6, 1, 1), (5, 1, 2), (3, 1, 3)):
+            await self._train(nursery, kept, batches, size)
+        while True:
+            await self._wait_for_one()
+            n, now = len(self._line), trio.current_time()
+            first_s = now - self._line[0].since
+            last_s = now - self._line[-1].since
+            if n > 1 and first_s + self._a * n + self._b >= self._max_s:
+                self._shed_first()
+            elif self._is_busy:
+                if n == 1 and first_s >= self._max_s:
+                    self._shed_first()
+                else:
+                    await trio.sleep(self._TICK_S)
+            elif n < self._size and n * (last_s + self._TICK_S + self._a) <= self._wait_s * 0.95:
+                await trio.sleep(self._TICK_S)
+            else:
+                self._start(nursery, is_training=False)
+
+    async def _train(self, nursery: trio.Nursery, kept: int, batches: int, size: int) -> None:
+        wait_s = min(self._max_s * 0.95, (2 * size + 1) * self._a + self._b)
+        done = 0
+        while done < batches:
+            await self._wait_for_one()
+            n, first_s = len(self._line), trio.current_time() - self._line[0].since
+            if n > kept - done and first_s >= self._max_s:
+                self._shed_first()
+            elif self._is_busy or (n < size and size * self._a + self._b + first_s <= wait_s):
+                await trio.sleep(self._TICK_S)
+            else:
+                done += 1
+                self._start(nursery, is_training=True)
+        self._fit()
+
+    async def _wait_for_one(self) -> None:
+        while not self._line:
+            self._came = trio.Event()
+            await self._came.wait()
+
+    def _shed_first(self) -> None:
+        waiting = self._line.popleft()
+        waiting.is_shed = True
+        waiting.done.set()
+
+    def _start(self, nursery: trio.Nursery, *, is_training: bool) -> None:
+        self._is_busy = True
+        batch = [self._line.popleft() for _ in range(min(self._size, len(self._line)))]
+        nursery.start_soon(self._handle, batch, is_training)
+
+    async def _handle(self, batch: list[_Waiting], is_training: bool) -> None:
+        began = trio.current_time()
+        results = await self._handler([waiting.item for waiting in batch])
+        for waiting, result in zip(batch, results, strict=True):
+            waiting.result = result
+            waiting.done.set()
+        self._is_busy = False
+        self._count += 1
+        if self._count > 2:
+            now = trio.current_time()
+            waited_s = 0.0 if is_training else began - batch[0].since
+            self._seen.append((len(batch), now - began, waited_s))
+            if now - self._fitted_at >= 5:
+                self._fitted_at = now
+                self._fit()
+
+    def _fit(self) -> None:
+        if self._seen:
+            sizes = [(size, 1) for size, _, _ in self._seen]
+            a, b = np.linalg.lstsq(sizes, [run_s for _, run_s, _ in self._seen], rcond=None)[0]
+            self._a, self._b = max(1e-6, float(a)), max(0.0, float(b))
+            self._wait_s = mean(waited_s for _, _, waited_s in self._seen)

@@ -1,0 +1,310 @@
+"""The line, example by example: when a batch goes, who is let in, who must go."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from core.former_scenes import change, come, let_time_be_up, line, new, take, waiting
+from shoal import QueuePolicy
+from shoal.core.batch import CutReason
+from shoal.core.policies.base import Cut, Wait
+from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.request import State
+
+# When a batch goes
+
+
+def test_an_empty_line_waits_for_one() -> None:
+    assert line().decide(0.0) == Wait(None, 1)
+
+
+def test_a_full_batch_goes_at_once() -> None:
+    former = line(new(), new(), new(), max_batch_size=2, batch_wait_timeout_s=9)
+    assert former.decide(0) == Cut(2, CutReason.FULL)
+
+
+def test_the_wait_is_counted_from_the_oldest_arrival() -> None:
+    oldest = new(1)
+    former = line(oldest, new(3), batch_wait_timeout_s=5, max_batch_size=4)
+    assert former.decide(5.999) == Wait(6, 4)
+    assert former.decide(6) == Cut(2, CutReason.TIMER)
+    former.leave(oldest)
+    assert former.decide(6) == Wait(8, 4)
+
+
+def test_without_a_window_a_batch_waits_until_it_is_full() -> None:
+    former = line(new(), batch_wait_timeout_s=None, max_batch_size=2)
+    assert former.decide(1e9) == Wait(None, 2)
+    come(former, new())
+    assert former.decide(0) == Cut(2, CutReason.FULL)
+
+
+@pytest.mark.parametrize("leaving", [0, 1, 2])
+def test_a_flush_is_for_what_is_in_line_then(leaving: int) -> None:
+    requests = [new(), new(), new()]
+    former = line(*requests, batch_wait_timeout_s=None)
+    former.flush()
+    for one in requests[:leaving]:
+        former.leave(one)
+    assert former.decide(0) == Cut(3 - leaving, CutReason.FLUSH)
+    assert take(former) == requests[leaving:]
+    come(former, new())
+    assert former.decide(0) == Wait(None, 10)
+
+
+def test_a_flush_does_not_outlive_those_who_left() -> None:
+    requests = [new(), new(), new()]
+    former = line(*requests, batch_wait_timeout_s=None)
+    former.flush()
+    come(former, new())
+    for one in requests:
+        former.leave(one)
+    assert former.decide(0) == Wait(None, 10)
+
+
+def test_a_flush_does_not_outlive_those_who_failed_in_a_change() -> None:
+    large, small = new(item=8, cost=8), new(item=1)
+    former = line(large, small, batch_size_fn=float, batch_wait_timeout_s=None)
+    former.flush()
+    assert change(former, max_batch_size=5) == [large]
+    assert take(former) == [small]
+    come(former, new(item=1))
+    assert isinstance(former.decide(0), Wait)
+
+
+def test_a_flush_of_an_empty_line_does_nothing() -> None:
+    former = line(batch_wait_timeout_s=None)
+    former.flush()
+    come(former, new())
+    assert former.decide(0) == Wait(None, 10)
+
+
+def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
+    gone, stays = new(), new()
+    former = line(gone, stays, batch_wait_timeout_s=None)
+    former.flush()
+    decision = former.decide(0)
+    assert isinstance(decision, Cut)
+    taken = former.take(decision)
+    gone.state = State.CANCELLED
+    former.put_back([one for one in taken if one is stays])
+    assert former.decide(0) == Cut(1, CutReason.FLUSH)
+    assert take(former) == [stays]
+
+
+# Deadlines
+
+
+def test_who_is_due_leaves_at_half_of_its_time_while_no_run_time_is_known() -> None:
+    former = line(new(2, deadline=10), batch_wait_timeout_s=60)
+    assert former.decide(2) == Wait(6, 10)
+    assert former.decide(6) == Cut(1, CutReason.DEADLINE)
+
+
+def test_a_slot_that_waits_is_woken_for_one_who_is_due_earlier() -> None:
+    former = line(new(), batch_wait_timeout_s=60)
+    decision = former.decide(0)
+    assert isinstance(decision, Wait)
+    former.wake_at = decision.wake_at
+    assert not former.admit(new(1, deadline=200)).ring
+    assert former.admit(new(1, deadline=50)).ring
+
+
+def test_who_is_due_leaves_though_others_come_first() -> None:
+    low = new(0, deadline=10, priority=2)
+    former = line(low, max_batch_size=2, batch_wait_timeout_s=60, priority_levels=2)
+    for _ in range(3):
+        come(former, new(0, priority=1))
+    while low.state is not State.RUNNING:
+        assert take(former, 5.0)
+    assert former.live == 0
+
+
+def test_who_came_before_there_was_a_window_leaves_in_time() -> None:
+    former = line(new(0, deadline=10), idle=0)
+    change(former, batch_wait_timeout_s=60)
+    assert former.decide(0) == Wait(5, 10)
+
+
+# Who is let in
+
+
+def test_what_idle_slots_can_take_does_not_count_as_waiting() -> None:
+    former = line(max_batch_size=4, max_queued_requests=3)
+    assert former.room == 7
+    former.reform(idle_slots=0)
+    assert former.room == 3
+
+
+def test_a_bound_of_nothing_admits_what_can_start() -> None:
+    former = line(max_batch_size=4, max_queued_requests=0)
+    assert former.room == 4
+    former.reform(idle_slots=0)
+    assert former.room == 0
+
+
+def test_idle_slots_take_as_much_as_the_costs_allow() -> None:
+    former = line(max_queued_requests=0, batch_size_fn=float)
+    answers = [former.admit(new(cost=cost)).refusal for cost in (6, 5, 4, 0, 1)]
+    assert [answer is None for answer in answers] == [True, False, True, True, False]
+    assert "max_queued_requests=0" in str(answers[1])
+
+
+def test_a_closed_line_lets_nobody_in_and_everybody_who_waits() -> None:
+    first, second = new(), new()
+    former = line(first, second, max_queued_requests=1, overload="wait", idle=0)
+    assert second.state is State.PARKED
+    former.close()
+    assert waiting(former) == [first, second]
+    assert former.admit(new()).refusal == "it is closed"
+
+
+def parked_by_cost(*costs: float, idle: int = 0) -> tuple[Any, list[Any]]:
+    requests = [new(cost=cost) for cost in costs]
+    former = line(*requests, max_queued_requests=0, overload="wait", batch_size_fn=float, idle=idle)
+    return former, requests
+
+
+def test_an_idle_slot_lets_a_large_parked_one_in() -> None:
+    former, (large,) = parked_by_cost(6)
+    former.reform(idle_slots=1)
+    assert large.state is State.QUEUED
+
+
+def test_nobody_overtakes_who_waits_to_be_let_in() -> None:
+    former, (_, leaves, large) = parked_by_cost(4, 3, 7, idle=1)
+    former.leave(leaves)
+    assert large.state is State.PARKED
+    small = new(cost=1)
+    come(former, small)
+    assert small.state is State.PARKED
+
+
+def test_when_the_first_parked_leaves_the_next_is_let_in_that_fits() -> None:
+    former, (_, large, small) = parked_by_cost(8, 5, 1, idle=1)
+    assert (large.state, small.state) == (State.PARKED, State.PARKED)
+    former.leave(large)
+    assert small.state is State.QUEUED
+
+
+def test_who_is_let_in_wakes_the_slot() -> None:
+    first, second, third = new(), new(), new()
+    former = line(
+        first,
+        second,
+        third,
+        idle=0,
+        max_batch_size=2,
+        max_queued_requests=2,
+        batch_wait_timeout_s=None,
+        overload="wait",
+    )
+    former.leave(first)
+    assert third.state is State.QUEUED
+    fourth = new()
+    come(former, fourth)
+    former.leave(second)
+    former.leave(third)
+    former.wake_at = 2
+    fifth = new()
+    come(former, fifth)
+    assert [one.state for one in (fourth, fifth)] == [State.QUEUED, State.QUEUED]
+    sixth = new()
+    come(former, sixth)
+    former.wake_at = 2
+    assert former.leave(fourth)
+    assert sixth.state is State.QUEUED
+
+
+# Changes
+
+
+def test_a_change_keeps_the_order_of_arrival_of_one_moment() -> None:
+    low, high = new(priority=2), new(priority=1)
+    former = line(low, high, priority_levels=2, idle=0)
+    assert waiting(former) == [high, low]
+    change(former, priority_levels=1)
+    assert waiting(former) == [low, high]
+
+
+def test_a_change_fails_who_does_not_fit_any_more_parked_or_not() -> None:
+    requests = [new(item=item, cost=item) for item in (2, 8, 9)]
+    former = line(*requests, batch_size_fn=float, max_queued_requests=2, overload="wait", idle=0)
+    assert change(former, max_batch_size=4) == requests[1:]
+    assert (former.live, former.parked) == (1, 0)
+    assert [one.state for one in requests[1:]] == [State.FAILED, State.FAILED]
+
+
+def test_a_change_lets_in_who_has_room_now() -> None:
+    first, second = new(), new()
+    former = line(first, second, max_queued_requests=1, overload="wait", idle=0)
+    change(former, max_queued_requests=2)
+    assert waiting(former) == [first, second]
+
+
+def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:
+    late = new(item=1)
+    policy = QueuePolicy(timeout_s=1, timeout_action="delay")
+    former = line(late, max_batch_size=4, default_queue_policy=policy)
+    change(former, default_queue_policy=None, batch_size_fn=float)
+    assert let_time_be_up(former, 2.0) == []
+    former._check()
+    assert take(former, 2.0) == [late]
+    assert former.live == 0
+
+
+# What is left behind
+
+
+def test_the_line_does_not_grow_by_callers_that_come_and_go() -> None:
+    former = line(new(), batch_wait_timeout_s=None)
+    assert isinstance(former._policy, SizeOrWait)
+    longest = 0
+    for _ in range(10_000):
+        one = new()
+        former.admit(one)
+        former.leave(one)
+        longest = max(longest, len(former._policy.queue))
+    assert longest < 100
+    assert former.live == 1
+
+
+def test_those_who_wait_for_room_and_go_do_not_grow_it_either() -> None:
+    former = line(new(), new(), max_queued_requests=0, max_batch_size=1, overload="wait")
+    longest = 0
+    for _ in range(10_000):
+        one = new()
+        former.admit(one)
+        former.leave(one)
+        longest = max(longest, len(former._parked))
+    assert longest < 100
+    assert former.parked == 1
+
+
+@pytest.mark.parametrize("deadline", [60.0, math.inf])
+@pytest.mark.parametrize("idle", [0, 1])
+def test_callers_with_deadlines_that_come_and_go_leave_nothing_behind(
+    deadline: float, idle: int
+) -> None:
+    former = line(new(deadline=1.0), idle=idle, batch_wait_timeout_s=9)
+    if idle:
+        former.decide(0.0)
+    for _ in range(1000):
+        one = new(deadline=deadline)
+        come(former, one)
+        former.leave(one)
+        former.overdue.forget(one)
+    assert len(former._urgency._leave_by) + len(former._urgency.unseen) < 200
+    assert len(former.overdue.timers) == 1
+
+
+def test_a_flush_keeps_nobody_after_it() -> None:
+    former = line(new(), batch_wait_timeout_s=None)
+    former.flush()
+    take(former)
+    former.decide(0)
+    assert not former._urgency._handed_out
+    assert not former._urgency._covered
