@@ -1,16 +1,16 @@
 """Whether a latency target is held: by the adaptive rule, by fixed waits, and by BentoML's rule.
 
 The same arrivals, handlers and targets for each rule. A handler takes a time for the batch and a
-time for each item, with some noise; requests come at random, in bursts, as days go by, or from
-callers in loops; and one handler becomes slower for a while. A request counts as within the target
-if its result came in time: one that was shed did not.
+time for each item, with some noise; requests come at random, in bursts, at a rate that rises and
+falls, or from callers in loops; one handler becomes slower for a while. A request counts as within
+the target if its result came in time: one that was shed did not.
 
 Time is virtual: trio's clock jumps to the next deadline whenever every task waits. So the figures
 are those of the rule alone, and the same on every machine. The start counts as well: the adaptive
 rule begins knowing nothing and BentoML's with its training.
 
-The last load has the run times of the digits example, which are measured first, in real time. Then
-the digits run in real time under Shoal's rules, with their callers in the same process.
+The last two loads have the run times of the digits example, which are measured first. Then the
+digits themselves run in real time under Shoal's rules, with their callers in the same process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if __name__ == "__main__":  # as a script it would find http.py here before the 
 
 import math
 import random
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,12 +33,13 @@ from sklearn.datasets import load_digits
 from trio.testing import MockClock
 
 import shoal
-from benchmarks.cork import Cork, Shed
+from benchmarks.cork import Shed, opened
 from benchmarks.report import Panel, Report, parser, print_table
 from examples.digits.model import Digits
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from benchmarks.cork import Call, Handler
 
@@ -77,19 +78,17 @@ class Load:
     noise: float = 0.05
 
 
+def _slower_a_while(part: float) -> float:
+    return 1.9 if 1 < part * 3 < 2 else 1.0
+
+
 LOADS: Final = (
     Load("100/s", 0.07, lambda part: 100, 100),
     Load("500/s", 0.07, lambda part: 500, 500),
     Load("1,000/s", 0.1, lambda part: 1000, 1000),
     Load("bursts of 75", 0.1, lambda part: 1500 if part * 20 % 1 < 0.05 else 20, 1500),
     Load("0 to 800/s", 0.1, lambda part: 400 * (1 - math.cos(part * 4 * math.pi)), 800),
-    Load(
-        "200/s, slower for a while",
-        0.1,
-        lambda part: 200,
-        200,
-        pace=lambda part: 1.9 if 1 < part * 3 < 2 else 1.0,
-    ),
+    Load("200/s, slower a while", 0.1, lambda part: 200, 200, pace=_slower_a_while),
     Load("1 caller in a loop", 0.03, loops=1),
     Load("4 callers in loops", 0.04, loops=4),
     Load("8 callers in loops", 0.04, loops=8),
@@ -105,6 +104,17 @@ class Seen:
     latencies_s: list[float] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     shed: int = 0
+
+    async def ask(self, call: Call, item: Any) -> Any:
+        """Makes a call, and returns its result; None if it was shed."""
+        arrived_at = trio.current_time()
+        try:
+            result = await call(item)
+        except Shed:
+            self.shed += 1
+            return None
+        self.latencies_s.append(trio.current_time() - arrived_at)
+        return result
 
     def percentile_ms(self, percent: float) -> float:
         """Returns the latency that so many percent of the answered requests stayed within."""
@@ -135,19 +145,11 @@ def options_of(rule: str, target_s: float) -> dict[str, Any]:
     return {"batch_wait_timeout_s": WAITS_S[RULES.index(rule)]}
 
 
-@asynccontextmanager
-async def under(rule: str, load: Load, handler: Handler) -> AsyncIterator[Call]:
+def under(rule: str, load: Load, handler: Handler) -> AbstractAsyncContextManager[Call]:
     """Opens a handler whose batches are formed by a rule."""
     if rule == BENTOML:
-        cork = Cork(handler, MAX_BATCH_SIZE, load.target_s)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(cork.run, nursery)
-            yield cork.call
-            nursery.cancel_scope.cancel()
-    else:
-        options = options_of(rule, load.target_s)
-        async with shoal.Batcher(handler, max_batch_size=MAX_BATCH_SIZE, **options) as call:
-            yield call
+        return opened(handler, MAX_BATCH_SIZE, load.target_s)
+    return shoal.Batcher(handler, max_batch_size=MAX_BATCH_SIZE, **options_of(rule, load.target_s))
 
 
 async def drive(rule: str, load: Load, duration_s: float) -> Seen:
@@ -164,23 +166,13 @@ async def drive(rule: str, load: Load, duration_s: float) -> Seen:
         return items
 
     async with under(rule, load, handler) as call:
-
-        async def ask() -> None:
-            arrived_at = trio.current_time()
-            try:
-                await call(0)
-            except Shed:
-                seen.shed += 1
-            else:
-                seen.latencies_s.append(trio.current_time() - arrived_at)
-
-        await _callers(load, ask, coming, began + duration_s)
+        await _callers(load, lambda: seen.ask(call, 0), coming, began + duration_s)
     assert sum(seen.batches) == len(seen.latencies_s)
     return seen
 
 
 async def _callers(
-    load: Load, ask: Callable[[], Awaitable[None]], chance: random.Random, until: float
+    load: Load, ask: Callable[[], Awaitable[Any]], chance: random.Random, until: float
 ) -> None:
     """Lets the requests of a load come until a time, and all of them end."""
 
@@ -221,15 +213,13 @@ async def run_digits(digits: Digits, rule: str, load: Load, duration_s: float) -
     images = load_digits().images.tolist()
     chance = random.Random(SEED)
     options = options_of(rule, load.target_s)
+    batches: dict[int, int] = {}
     async with shoal.Batcher(digits, max_batch_size=MAX_BATCH_SIZE, **options) as call:
 
         async def ask() -> None:
-            arrived_at = trio.current_time()
-            prediction = await call(chance.choice(images))
-            seen.latencies_s.append(trio.current_time() - arrived_at)
-            batches[prediction["batch"]["id"]] = prediction["batch"]["size"]
+            batch = (await seen.ask(call, chance.choice(images)))["batch"]
+            batches[batch["id"]] = batch["size"]
 
-        batches: dict[int, int] = {}
         await _callers(load, ask, chance, trio.current_time() + duration_s)
     seen.batches = list(batches.values())
     return seen
@@ -263,14 +253,11 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def _sentence(rows: list[dict[str, Any]]) -> str:
     """Says which rules held how many of the targets, in virtual time."""
-    held = {
-        rule: sum(row["within_percent"] >= HELD_PERCENT for row in rows if row["rule"] == rule)
-        for rule in RULES
-    }
-    counts = ", ".join(f"{rule} {count}" for rule, count in held.items())
+    held = [row["rule"] for row in rows if row["within_percent"] >= HELD_PERCENT]
+    counts = ", ".join(f"{rule} {held.count(rule)}" for rule in RULES)
     return (
-        f"of {len(rows) // len(RULES)} loads, so many held the target for {HELD_PERCENT:g}% of "
-        f"their requests: {counts}."
+        f"of {len(rows) // len(RULES)} targets, each rule held so many for {HELD_PERCENT:g}% of "
+        f"the requests: {counts}."
     )
 
 
@@ -290,16 +277,14 @@ def main() -> None:
     )
     of_digits = digits_loads(learned)
     virtual: list[dict[str, Any]] = []
-    for load in (*LOADS, *of_digits):
-        for rule in RULES:
-            seen = trio.run(drive, rule, load, duration_s, clock=MockClock(autojump_threshold=0))
-            virtual.append(seen.row(load, rule))
+    for load, rule in product((*LOADS, *of_digits), RULES):
+        seen = trio.run(drive, rule, load, duration_s, clock=MockClock(autojump_threshold=0))
+        virtual.append(seen.row(load, rule))
     print_table(HEADS, [_cells(row) for row in virtual])
     print(f"\nThe digits themselves, {real_s:g} s of real time each\n")
     real = [
         trio.run(run_digits, digits, rule, load, real_s).row(load, rule) | {"time": "real"}
-        for load in of_digits
-        for rule in RULES[:-1]
+        for load, rule in product(of_digits, RULES[:-1])
     ]
     print_table(HEADS, [_cells(row) for row in real])
     report.rows = virtual + real

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import numpy as np
 import trio
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     Handler = Callable[[list[Any]], Awaitable[list[Any]]]
     Call = Callable[[Any], Awaitable[Any]]
@@ -140,3 +141,15 @@ class Cork:
             a, b = np.linalg.lstsq(sizes, [run_s for _, run_s, _ in self._seen], rcond=None)[0]
             self._a, self._b = max(1e-6, float(a)), max(0.0, float(b))
             self._wait_s = mean(waited_s for _, _, waited_s in self._seen)
+
+
+@asynccontextmanager
+async def opened(
+    handler: Handler, max_batch_size: int, max_latency_s: float
+) -> AsyncIterator[Call]:
+    """Runs the rule until the block is left."""
+    cork = Cork(handler, max_batch_size, max_latency_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(cork.run, nursery)
+        yield cork.call
+        nursery.cancel_scope.cancel()

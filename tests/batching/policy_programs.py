@@ -116,10 +116,11 @@ def join_results(results: list[Any]) -> Any:
     return what, number, low, results[-1][3]
 
 
-def pad_items(items: list[Any], size: int) -> list[Any]:
-    """Fills up by one item that makes up the cost, or by one for each place."""
-    if len({item.by_cost for item in items}) == 1 and items[0].by_cost:
-        return [*items, Padding(size - sum(item.cost for item in items))]
+def pad_by_cost(items: list[Any], size: int) -> list[Any]:
+    return [*items, Padding(size - sum(item.cost for item in items))]
+
+
+def pad_by_number(items: list[Any], size: int) -> list[Any]:
     return items + [Padding(1) for _ in range(size - len(items))]
 
 
@@ -236,7 +237,8 @@ def option_sets(draw: st.DrawFn, *, streams: bool) -> dict[str, Any]:
     if "allowed" in features:
         options["allowed_batch_sizes"] = tuple(sorted({*draw(sizes), most}))
         options["padding"] = draw(st.sampled_from(["up", "down", "cost"]))
-        options["pad"] = pad_items if options["batch_size_fn"] or draw(st.booleans()) else None
+        pad = pad_by_cost if options["batch_size_fn"] else draw(st.sampled_from([None, pad_by_number]))
+        options["pad"] = pad
     elif "preferred" in features:
         options["preferred_batch_sizes"] = tuple(draw(sizes))
     elif "adaptive" in features and "windows" not in features:

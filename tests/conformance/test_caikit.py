@@ -201,7 +201,11 @@ async def test_an_async_run_batch_that_stops_its_batcher_is_no_deadlock() -> Non
     batcher = shoal.Batcher.over(Stopping(), max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(first_name="running"), call(first_name="waiting"))
-    assert [caller.outcome for caller in callers] == ["running Bit", "waiting Bit"]
+    assert callers[0].outcome == "running Bit"
+    # The other came before the handler closed, or after it.
+    assert callers[1].outcome == "waiting Bit" or isinstance(
+        callers[1].outcome, shoal.BatcherClosed
+    )
     assert isinstance(await outcome(batcher.call(first_name="late")), shoal.BatcherClosed)
 
 
@@ -215,7 +219,11 @@ async def test_a_plain_run_batch_that_stops_its_batcher_is_no_deadlock() -> None
     batcher = shoal.Batcher.over(Stopping(), max_batch_size=1, graceful_shutdown_timeout_s=0.01)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(first_name="running"), call(first_name="waiting"))
-    assert [caller.outcome for caller in callers] == ["running Bit", "waiting Bit"]
+    assert callers[0].outcome == "running Bit"
+    # The other came before the handler closed, or after it.
+    assert callers[1].outcome == "waiting Bit" or isinstance(
+        callers[1].outcome, shoal.BatcherClosed
+    )
     assert isinstance(await outcome(batcher.call(first_name="late")), shoal.BatcherClosed)
 
 

@@ -300,17 +300,13 @@ class LineModel:
         o = self.options
         sizes = o.preferred_batch_sizes or ()
         has_window = o.batch_wait_timeout_s != 0 or o.idle_timeout_s is not None
-        if cost_of(bucket) >= sizes[0]:
-            reason_here = CutReason.FULL
-        else:
-            reason_here = reason
         fits = fitting(bucket, sizes[-1])
         hits = [n for n in range(1, len(fits) + 1) if cost_of(fits[:n]) in sizes]
         if hits and (waits or not has_window):
             return fitting(bucket, cost_of(bucket[: hits[-1]])), CutReason.FULL
         if waits and len(fits) == len(bucket) and cost_of(fits) < sizes[-1]:
             return None
-        return fits, reason_here
+        return fits, CutReason.FULL if cost_of(bucket) >= sizes[0] else reason
 
     def batches(self) -> list[Batch]:
         """The batches that may be cut now; none if all wait."""

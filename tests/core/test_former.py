@@ -279,7 +279,7 @@ def test_those_who_wait_for_room_and_go_do_not_grow_it_either() -> None:
         one = new()
         former.admit(one)
         former.leave(one)
-        longest = max(longest, len(former._parked))
+        longest = max(longest, len(former._parked._requests))
     assert longest < 100
     assert former.parked == 1
 

@@ -202,6 +202,16 @@ def test_equal_seeds_write_equal_texts_and_other_seeds_others(model):
     assert one(1) != one(2)
 
 
+@pytest.mark.parametrize(("temperature", "share"), [(0, 1), (0.5, 0.9), (1, 0.75), (2, 0.634)])
+def test_a_character_is_written_as_often_as_it_is_likely(model, monkeypatch, temperature, share):
+    scores = np.full(TOKENS, -np.inf)
+    scores[encode("ab")] = np.log([0.25, 0.75])
+    monkeypatch.setattr(Cache, "step", lambda _, tokens: np.stack([scores] * len(tokens)))
+    (text,) = written(model, [Prompt(max_tokens=4_000, temperature=temperature, seed=5)])
+    assert text.count("a") + text.count("b") == 4_000
+    assert text.count("b") / 4_000 == pytest.approx(share, abs=0.02)
+
+
 def test_at_most_max_tokens_are_written(model):
     (text,) = written(model, [Prompt(text="Return the ", max_tokens=3, seed=0)])
     assert 0 < len(text) <= 3

@@ -1,11 +1,9 @@
 """The line of a batcher: who is let in, who leaves, and when a free slot takes a batch.
 
 What a batch is made of is a policy's to decide (`policies`), and `Waiting` asks it; here is who may
-wait at all, for how long, and what becomes of the others.
-
-All of it decides, others act: whoever has a clock asks again when `Wait` says so, and ends what is
-`overdue`; whoever has slots tells how many are idle. So the engine and the simulation run the same
-line.
+wait at all, and for how long. All of it decides, others act: whoever has a clock asks again when
+`Wait` says so, and ends what is `overdue`; whoever has slots tells how many are idle. So the engine
+and the simulation run the same line.
 
 Invariants:
     ``parked`` == number of requests in ``_parked`` in the state PARKED.
@@ -15,11 +13,11 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections import deque
 from typing import TYPE_CHECKING
 
 from shoal.core.gate import Admission, Gate, needs_a_gate
 from shoal.core.overdue import Overdue
+from shoal.core.parked import Parked
 from shoal.core.policies.choice import tells_requests_apart
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.request import Request, State
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED
-_LEFTOVERS_WORTH_A_SWEEP = 64
 
 
 class Former(Waiting):
@@ -72,7 +69,7 @@ class Former(Waiting):
 
     def __init__(self, options: BatchOptions) -> None:
         self._gate: Gate | None = None
-        self._parked: deque[Request] = deque()
+        self._parked = Parked()
         self.parked = 0
         self.overdue = Overdue(self._demote, options)
         self.batches: Mapping[Batch, float] = {}
@@ -110,8 +107,7 @@ class Former(Waiting):
             self._drop(victim, State.FAILED)
         request.state = QUEUED
         if gate is not None:
-            gate.came(request)
-            gate.may_be_shed(request, self.live)
+            gate.came(request, self.live)
         return Admission(victim=victim, ring=self.arrive(request))
 
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
@@ -173,7 +169,7 @@ class Former(Waiting):
         queued = list(self._policy.waiting())
         if not isinstance(self._policy, SizeOrWait):
             queued.sort(key=_arrival)
-        parked = [request for request in self._parked if request.state is PARKED]
+        parked = list(self._parked)
         self._take_in(options)
         self._urgency.forget_times()
         failed: list[tuple[Request, Exception]] = []
@@ -187,12 +183,9 @@ class Former(Waiting):
                 self._urgency.left(request)
                 continue
             if self._gate is not None:
-                self._gate.came(request)
+                self._gate.came(request, self.live)
             if request.state is QUEUED:
-                if self._gate is not None:
-                    self._gate.may_be_shed(request, self.live)
-                # It has been counted already.
-                self.live -= 1
+                self.live -= 1  # it has been counted already
                 self.arrive(request)
         self.reform()
         return failed
@@ -211,11 +204,11 @@ class Former(Waiting):
         if self._gate is not None:
             for request in requests:
                 if request.state is QUEUED:
-                    self._gate.came(request)
+                    self._gate.came_back(request)
 
     def clear(self) -> Iterator[Request]:
         """Empties the line and yields all that waited in it, parked ones last."""
-        waiting = [*self._policy.waiting(), *(r for r in self._parked if r.state is PARKED)]
+        waiting = [*self._policy.waiting(), *self._parked]
         self._parked.clear()
         self.live = self.parked = 0
         self._take_in(self.options)
@@ -257,25 +250,21 @@ class Former(Waiting):
 
     def _park(self, request: Request) -> None:
         request.state = PARKED
-        self._parked.append(request)
+        self._parked.add(request)
         self.parked += 1
         if self._gate is not None:
-            self._gate.came(request)
+            self._gate.came(request, self.live)
 
     def _let_in(self) -> bool:
         """Moves parked requests to the line while it has room."""
         woken = False
-        while self._parked:
-            request = self._parked[0]
-            if request.state is PARKED:
-                if not self._has_room(request):
-                    break
-                self.parked -= 1
-                request.state = QUEUED
-                if self._gate is not None:
-                    self._gate.let_in(request, self.live)
-                woken = self.arrive(request) or woken
-            self._parked.popleft()
+        while (request := self._parked.first()) is not None and self._has_room(request):
+            self._parked.pop()
+            self.parked -= 1
+            request.state = QUEUED
+            if self._gate is not None:
+                self._gate.let_in(request, self.live)
+            woken = self.arrive(request) or woken
         return woken
 
     def _drop(self, request: Request, state: State) -> None:
@@ -286,8 +275,7 @@ class Former(Waiting):
             self._remove(request)
             return
         self.parked -= 1
-        if len(self._parked) - self.parked > max(self.parked, _LEFTOVERS_WORTH_A_SWEEP):
-            self._parked = deque(other for other in self._parked if other.state is PARKED)
+        self._parked.tidy(self.parked)
 
     def _tidy(self) -> None:
         super()._tidy()
@@ -302,7 +290,7 @@ class Former(Waiting):
         waiting = list(self._policy.waiting())
         assert self.live == len(waiting)
         assert all(request.state is QUEUED for request in waiting)
-        parked = [request for request in self._parked if request.state is PARKED]
+        parked = list(self._parked)
         assert self.parked == len(parked)
         assert not parked or not self._has_room(parked[0])
 

@@ -61,22 +61,24 @@ class Gate:
         )
         self.size: float = 0
 
-    def came(self, request: Request) -> None:
-        """Notes that a request has been parked, or put in line."""
+    def came(self, request: Request, live: int) -> None:
+        """Notes that a request has been parked, or put in line beside `live` others."""
+        self.came_back(request)
+        if request.state is State.QUEUED and self._shedding is not None:
+            self._shedding.add(request, live)
+
+    def came_back(self, request: Request) -> None:
+        """Notes that a request that was handed out is where it was."""
         level = request.priority
         self._by_level[level] = self._by_level.get(level, 0) + 1
         if request.state is State.QUEUED:
             self.size += request.cost
 
-    def may_be_shed(self, request: Request, live: int) -> None:
-        """Notes that a request is in line, as the newest beside `live` others."""
-        if self._shedding is not None:
-            self._shedding.add(request, live)
-
     def let_in(self, request: Request, live: int) -> None:
         """Notes that a request that was parked is in line, beside `live` others."""
         self.size += request.cost
-        self.may_be_shed(request, live)
+        if self._shedding is not None:
+            self._shedding.add(request, live)
 
     def went(self, request: Request, was: State) -> None:
         """Notes that a request has left the line, to a slot or for good, or was parked and left."""

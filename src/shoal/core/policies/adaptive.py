@@ -1,7 +1,7 @@
 """How large batches are, and how long they wait, so that 99% of the calls hold a latency target.
 
 **Size.** A request that has just missed a batch waits until a slot is free, which with `s` slots
-out of step is a part ``1/s`` of a run, and then for its own run. So a batch need not grow beyond
+out of step is a part ``1/s`` of a run, and then for its own run. So batches should not grow beyond
 
     (1 + 1/s) * bound(n) <= planned
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from shoal.core.latency_target import LatencyTarget
 
 _GAPS: Final = 128
-# Every so manieth of them, in order, is a wait that is weighed.
+# Of the gaps in order, each fourth is a wait that is weighed.
 _STEP: Final = 4
 # After so many more they are put in order anew.
 _STALE: Final = 8
@@ -132,8 +132,9 @@ class AdaptiveRule:
         """Returns the most that the next batch should hold, from 1 to `max_batch_size`.
 
         Args:
-            waiting: The size of all that waits, of the line that `cut_at` was asked about last. 0
-                asks for what batches may grow to for as long as the line is in time.
+            waiting: The size of all that waits, in the line that `cut_at` was asked about last. 0
+                asks for what batches should not grow beyond while the line is in time: a figure to
+                show, and no bound to cut by.
         """
         model, planned_s = self._model, self._planned_s
         steady = model.size_within(planned_s / (1 + 1 / self._slots))
@@ -159,9 +160,10 @@ class AdaptiveRule:
         size: float,
         requests: int | None = None,
     ) -> float:
-        """Says when what waits must be cut, full or not; to be asked when a slot is free.
+        """Says when a batch that could still grow must go; to be asked when a slot is free.
 
-        The answer holds until a request comes or leaves, or until that time: ask again then.
+        The answer holds until a request comes or leaves, or until that time: ask again then. What
+        has reached ``limit(size)`` goes at once, whatever the answer.
 
         Args:
             now: The time, in seconds.

@@ -1,0 +1,856 @@
+"""Continuous batches: requests join and leave between the steps of a handler that runs on."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.open_scenes import Kind, Server, Stepper, the_one
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Caller,
+    line_up,
+    outcome,
+    outcomes,
+    read_all,
+    settle,
+)
+from batching.test_idle import HOUR_S, watched
+from shoal import CutReason
+
+pytestmark = pytest.mark.anyio
+ORDERS = 30  # the order in which trio runs the tasks of a tick is random
+
+
+@pytest.fixture(params=[False, True], ids=["unary", "streams"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return Kind(streams=request.param)
+
+
+def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
+    return shoal.Batcher(handler, fill="continuous", streams=kind.streams, **options)
+
+
+class Thing:
+    """An item, or a result, whose life can be watched."""
+
+
+# Steps
+
+
+async def test_requests_join_and_leave_between_steps(kind: Kind) -> None:
+    handler = Stepper(kind)
+    async with of(handler, kind, max_batch_size=2) as call, anyio.create_task_group() as tasks:
+        callers = await kind.line_up(tasks, call, ("a", 2))
+        await anyio.sleep(0.5)
+        callers += await kind.line_up(tasks, call, ("b", 3), ("c", 1), ("d", 1))
+    assert handler.steps == [["a"], ["a", "b"], ["b", "c"], ["b", "d"]]
+    assert handler.joined == [[("a", 2)], [("b", 3)], [("c", 1)], [("d", 1)]]
+    assert [caller.outcome for caller in callers] == list("abcd")
+    assert handler.ended == 1
+
+
+@pytest.mark.parametrize("how", ["finishes", "fails", "leaves", "runs out of time"])
+async def test_a_place_that_is_free_is_taken_before_the_next_step(kind: Kind, how: str) -> None:
+    handler = Stepper(kind)
+    async with of(handler, kind, max_batch_size=2) as call, anyio.create_task_group() as tasks:
+        ends = {"finishes": 3, "fails": -3}.get(how, 9)
+        face = call.options(deadline_s=2.5) if how == "runs out of time" else call
+        (first,) = await kind.line_up(tasks, face, ("a", ends))
+        callers = await kind.line_up(tasks, call, ("b", 9), ("c", 1), ("d", 1))
+        await anyio.sleep(2.5)
+        if how == "leaves":
+            first.leave()
+    # It ended in the third step, so the fourth has another in its place.
+    assert [step for step in handler.steps if "a" in step][-1] == handler.steps[2]
+    assert handler.steps[2:5] == [["a", "b"], ["b", "c"], ["b", "d"]]
+    assert handler.joined[3:5] == [[("c", 1)], [("d", 1)]]
+    assert [caller.outcome for caller in callers] == list("bcd")
+    expected = {"finishes": "a", "leaves": LEFT}
+    if how in expected:
+        assert first.outcome == expected[how]
+    else:
+        kinds = {"fails": ValueError, "runs out of time": shoal.DeadlineExceeded}
+        assert type(first.outcome) is kinds[how]
+    assert max(map(len, handler.steps)) == 2
+
+
+async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind: Kind) -> None:
+    handler = Stepper(kind)
+    async with of(handler, kind) as call:
+        started = anyio.current_time()
+        await kind.ask(call, ("a", 3))
+        assert anyio.current_time() - started == pytest.approx(3)
+        await anyio.sleep(100)
+        assert len(handler.steps) == 3
+        await kind.ask(call, ("b", 1))
+    assert handler.joined == [[("a", 3)], [], [], [("b", 1)]]
+
+
+async def test_those_in_line_join_by_their_priority(kind: Kind) -> None:
+    handler = Stepper(kind)
+    batcher = of(handler, kind, max_batch_size=1, priority_levels=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await kind.line_up(tasks, call, ("first", 1))
+        await settle()
+        for level in (3, 2, 1, 3, 1):
+            await kind.line_up(tasks, call.options(priority=level), (level, 1))
+    assert handler.steps == [["first"], [1], [1], [2], [3], [3]]
+
+
+async def test_costs_bound_what_is_active(kind: Kind) -> None:
+    """And what does not fit stays first in line."""
+    handler = Stepper(kind)
+    batcher = of(
+        handler,
+        kind,
+        max_batch_size=10,
+        batch_size_fn=lambda item: {"x": 6, "y": 5, "z": 1}[item[0]],
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await kind.line_up(tasks, call, ("x", 2), ("y", 2), ("z", 1))
+    assert handler.steps == [["x"], ["x"], ["y", "z"], ["y"]]
+
+
+# A task for each request
+
+
+async def test_each_request_can_have_a_task_of_its_own(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await kind.line_up(tasks, call, *"abcd")
+        await settle()
+        assert handler.active == ["a", "b"]
+        handler.let_go("b")
+        await settle()
+        assert callers[1].outcome == "b"
+        assert handler.active == ["a", "c"]
+        callers[0].leave()
+        await settle()
+        assert "d" in handler.active
+        assert batcher.statistics().running == 2
+        handler.let_go(*"abcd")
+    assert handler.given == list("abcd")
+    assert [caller.outcome for caller in callers] == [LEFT, *"bcd"]
+    assert (handler.starts, handler.ended) == (1, 1)
+
+
+async def test_the_places_of_who_left_are_free_where_the_handler_is_let_go_on(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=1, cancel_abandoned=False, max_queued_requests=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        first, second = await kind.line_up(tasks, call, 1, 2)
+        await settle()
+        first.leave()
+        await settle()
+        assert handler.given == [1, 2]
+        third = await kind.line_up(tasks, call, 3)
+        handler.let_go(1, 2, 3)
+    assert (second.outcome, third[0].outcome) == (2, 3)
+
+
+@pytest.mark.parametrize("how", ["leaves", "expires"])
+async def test_when_the_first_that_did_not_fit_is_gone_the_next_joins(kind: Kind, how: str) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=10, batch_size_fn=float)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await kind.line_up(tasks, call, 6)
+        await settle()
+        (large,) = await kind.line_up(tasks, call.options(deadline_s=5), 8)
+        await kind.line_up(tasks, call, 3)
+        await settle()
+        assert handler.given == [6]
+        if how == "leaves":
+            large.leave()
+            await settle()
+        else:
+            await anyio.sleep(6)
+        assert handler.given == [6, 3]
+        handler.let_go(6, 3, 8)
+
+
+async def test_one_that_goes_before_what_does_not_fit_joins_at_once(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=10, batch_size_fn=float, priority_levels=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await kind.line_up(tasks, call, 6)
+        await settle()
+        await kind.line_up(tasks, call.options(priority=2), 8)
+        await settle()
+        await kind.line_up(tasks, call.options(priority=1), 3)
+        await settle()
+        assert handler.given == [6, 3]
+        handler.let_go(6, 3, 8)
+
+
+async def test_more_room_is_taken_at_once(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await kind.line_up(tasks, call, *range(4))
+        await settle()
+        assert handler.given == [0]
+        batcher.configure(max_batch_size=3)
+        await settle()
+        assert handler.given == [0, 1, 2]
+        batcher.configure(max_batch_size=1)
+        handler.let_go(0, 1)
+        await settle()
+        assert handler.given == [0, 1, 2]
+        handler.let_go(2, 3)
+    assert handler.most == 3
+
+
+async def leave(caller: Caller) -> None:
+    caller.leave()
+
+
+@pytest.mark.parametrize("first", ["idle", "one is active"])
+async def test_who_stands_behind_one_who_has_just_left_joins(first: str) -> None:
+    unary = Kind(streams=False)
+    for _ in range(ORDERS):
+        handler = Server(unary)
+        handler.let_go(1, 2)
+        size = 1 if first == "idle" else 2
+        batcher = of(handler, unary, max_batch_size=size)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            if first != "idle":
+                await line_up(tasks, call(0))
+            await settle()
+            leaver, behind = Caller(call(1)), Caller(call(2))
+            tasks.start_soon(leaver.run)
+            tasks.start_soon(behind.run)
+            tasks.start_soon(leave, leaver)
+            await settle()
+            assert behind.outcome == 2
+            handler.let_go(0)
+
+
+async def test_an_end_and_an_arrival_in_one_tick_lose_nobody(kind: Kind) -> None:
+    for _ in range(ORDERS):
+        handler = Server(kind)
+        async with of(handler, kind, max_batch_size=1) as call, anyio.create_task_group() as tasks:
+            (first,) = await kind.line_up(tasks, call, 1)
+            await settle()
+            second, third = Caller(kind.ask(call, 2)), Caller(kind.ask(call, 3))
+            tasks.start_soon(second.run)
+            handler.let_go(1, 2, 3)
+            tasks.start_soon(leave, first)
+            tasks.start_soon(third.run)
+        assert first.outcome in (1, LEFT)
+        assert (second.outcome, third.outcome) == (2, 3)
+        assert handler.most == 1
+
+
+# Several slots
+
+
+async def test_another_slot_starts_when_the_first_batch_is_full(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=2, max_concurrent_batches=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await settle()
+        callers = []
+        for item in range(5):
+            callers += await kind.line_up(tasks, call, item)
+            await settle()
+        assert handler.active == [0, 1, 2, 3]
+        assert handler.starts == 2
+        statistics = batcher.statistics()
+        assert (statistics.batches_running, statistics.running, statistics.queued) == (2, 4, 1)
+        handler.let_go(2)
+        await settle()
+        assert handler.active == [0, 1, 3, 4]
+        handler.let_go(*range(5))
+    assert [caller.outcome for caller in callers] == list(range(5))
+    assert handler.ended == 2
+
+
+@pytest.mark.parametrize("gives_up", [1, 2, 3])
+async def test_a_wait_that_is_given_up_keeps_nobody_from_the_line(gives_up: int) -> None:
+    """Of three handlers that wait for requests one gives up, and each of the others takes one."""
+    scopes: dict[int, anyio.CancelScope] = {}
+    go = anyio.Event()
+
+    async def handler(batch: Any) -> None:
+        for request in await batch.join():
+            await go.wait()
+            request.finish(batch.id)
+        with anyio.CancelScope() as scopes[batch.id]:
+            await batch.join()
+        await anyio.sleep_forever()
+
+    batcher = shoal.Batcher(
+        handler,
+        fill="continuous",
+        max_batch_size=1,
+        max_concurrent_batches=3,
+        graceful_shutdown_timeout_s=0,
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *map(call, range(3)))
+        await settle()
+        go.set()
+        await settle()
+        assert sorted(scopes) == [1, 2, 3]
+        scopes[gives_up].cancel()
+        await settle()
+        for item in (4, 5):
+            await line_up(tasks, call(item))
+            await settle()
+        statistics = batcher.statistics()
+        assert (statistics.queued, statistics.running) == (0, 2)
+        tasks.cancel_scope.cancel()
+
+
+async def test_of_too_many_batches_one_ends_though_requests_keep_coming(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=1, max_concurrent_batches=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await kind.line_up(tasks, call, *range(6))
+        await settle()
+        assert handler.active == [0, 1]
+        batcher.configure(max_concurrent_batches=1)
+        handler.let_go(*range(6))
+        await settle()
+        assert handler.ended == 1
+        assert [caller.outcome for caller in callers] == list(range(6))
+        assert await kind.ask(call, 3) == 3
+    assert handler.starts == 2
+
+
+async def test_more_slots_help_at_once(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await kind.line_up(tasks, call, *range(3))
+        await settle()
+        assert handler.active == [0]
+        batcher.configure(max_concurrent_batches=2)
+        await settle()
+        assert handler.active == [0, 1]
+        handler.let_go(*range(3))
+
+
+# Admission
+
+
+async def test_free_places_let_requests_in_where_the_line_has_none(kind: Kind) -> None:
+    handler = Stepper(kind)
+    batcher = of(handler, kind, max_batch_size=2, max_queued_requests=0)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await settle()
+        callers = await kind.line_up(tasks, call, ("a", 2))
+        await anyio.sleep(0.5)
+        callers += await kind.line_up(tasks, call, ("b", 2))
+        assert isinstance(await outcome(kind.ask(call, ("c", 1))), shoal.Overloaded)
+        await anyio.sleep(2)
+        callers += await kind.line_up(tasks, call, ("d", 1))
+    assert [caller.outcome for caller in callers] == list("abd")
+    assert batcher.statistics().rejected == 1
+
+
+async def test_the_place_of_who_left_lets_another_in(kind: Kind) -> None:
+    handler = Stepper(kind)
+    batcher = of(handler, kind, max_batch_size=1, max_queued_requests=0)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (first,) = await kind.line_up(tasks, call, ("a", 9))
+        await anyio.sleep(0.5)
+        first.leave()
+        await settle()
+        assert await kind.ask(call, ("b", 1)) == "b"
+
+
+async def test_parked_callers_are_let_in_as_places_come_free(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=1, max_queued_requests=0, overload="wait")
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await kind.line_up(tasks, call, *range(4))
+        await settle()
+        assert batcher.statistics().parked == 3
+        for item in range(4):
+            assert handler.active == [item]
+            handler.let_go(item)
+            await settle()
+    assert [caller.outcome for caller in callers] == list(range(4))
+
+
+# How handlers end
+
+
+async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handler_again(
+    kind: Kind,
+) -> None:
+    handler = Server(kind)
+    cause = ValueError("the handler's")
+    batcher = of(handler, kind, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await kind.line_up(tasks, call, cause, 1, 2, 3)
+        await settle()
+        handler.let_go(cause)
+        await settle()
+        errors = [caller.outcome for caller in callers[:2]]
+        assert all(isinstance(error, ExceptionGroup) for error in errors)
+        assert errors[0] is not errors[1]
+        assert handler.active == [2, 3], "those in line are served"
+        handler.let_go(2, 3)
+    assert [caller.outcome for caller in callers[2:]] == [2, 3]
+    assert (handler.starts, handler.ended) == (2, 1)
+    statistics = batcher.statistics()
+    assert (statistics.finished, statistics.failed) == (2, 2)
+
+
+@pytest.mark.parametrize("how", ["returns", "raises"])
+async def test_a_step_that_ends_the_handler_ends_who_is_active(kind: Kind, how: str) -> None:
+    steps = 0
+
+    async def handler(batch: Any) -> None:
+        nonlocal steps
+        async for _ in batch.steps():
+            await anyio.sleep(1)
+            steps += 1
+            if steps == 2 and how == "returns":
+                return
+            if steps == 2:
+                raise ValueError
+            for request in batch.active:
+                if request.item == "short":
+                    await kind.answer(request, batch.id)
+
+    batcher = of(handler, kind, max_batch_size=3, graceful_shutdown_timeout_s=0)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await kind.line_up(tasks, call, "short", "long", "long", "long")
+        await anyio.sleep(2.5)
+        expected = shoal.Unfinished if how == "returns" else ValueError
+        assert callers[0].outcome == 1
+        assert [type(caller.outcome) for caller in callers[1:3]] == [expected] * 2
+        assert await kind.ask(call, "short") == 2
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_handler_that_crashes_with_nothing_to_do_is_started_by_the_next_request(
+    kind: Kind,
+) -> None:
+    async def handler(batch: Any) -> None:
+        for request in await batch.join():
+            await kind.answer(request, batch.id)
+        await anyio.sleep(1)
+        raise ValueError
+
+    async with of(handler, kind) as call:
+        assert await kind.ask(call, 0) == 1
+        await anyio.sleep(5)
+        assert await kind.ask(call, 0) == 2
+
+
+async def test_when_all_have_left_the_handler_goes_on(kind: Kind) -> None:
+    """Others will come, and starting it again may have its price."""
+    handler = Server(kind)
+    async with of(handler, kind) as call, anyio.create_task_group() as tasks:
+        callers = await kind.line_up(tasks, call, 1, 2)
+        await settle()
+        for caller in callers:
+            caller.leave()
+        await settle()
+        handler.let_go(1, 2, 3)
+        assert await kind.ask(call, 3) == 3
+    assert (handler.starts, handler.ended) == (1, 1)
+
+
+# Closing
+
+
+async def test_closing_serves_all_who_are_in_line_and_then_ends_the_iteration(kind: Kind) -> None:
+    handler = Stepper(kind)
+    batcher = of(handler, kind, max_batch_size=2)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        callers = await kind.line_up(tasks, call, *[(item, 2) for item in range(5)])
+        await anyio.sleep(0.5)
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        assert isinstance(await outcome(kind.ask(call, (9, 1))), shoal.BatcherClosed)
+    assert [caller.outcome for caller in callers] == list(range(5))
+    assert handler.ended == 1
+    assert batcher.statistics().state == "closed"
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_closing_ends_the_iteration_of_tasks(kind: Kind, is_idle: bool) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=1, max_concurrent_batches=2)
+    async with batcher as call:
+        handler.let_go(1)
+        assert await kind.ask(call, 1) == 1
+        if not is_idle:
+            async with anyio.create_task_group() as tasks:
+                await kind.line_up(tasks, call, 2, 3, 4)
+                await settle()
+                tasks.start_soon(batcher.aclose)
+                await settle()
+                handler.let_go(2, 3, 4)
+        else:
+            await anyio.sleep(1)
+    assert handler.starts == handler.ended
+    assert batcher.stacks() == []
+
+
+async def test_a_handler_that_ignores_the_end_is_cancelled_after_the_grace(kind: Kind) -> None:
+    cancelled: list[float] = []
+
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            await kind.answer(request, request.item)
+        try:
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            cancelled.append(anyio.current_time())
+            raise
+
+    batcher = of(handler, kind, graceful_shutdown_timeout_s=5)
+    async with batcher as call:
+        assert await kind.ask(call, 1) == 1
+        closing_at = anyio.current_time()
+    assert cancelled == [pytest.approx(closing_at + 5)]
+
+
+async def test_after_the_grace_those_who_are_left_fail(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=2, graceful_shutdown_timeout_s=5)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        callers = await kind.line_up(tasks, call, *range(4))
+        await settle()
+        counts = await batcher.aclose()
+    assert counts == shoal.ClosingCounts(finished=0, failed=4, cancelled=0)
+    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 4
+    assert (handler.active, handler.given) == ([], [0, 1])
+
+
+async def test_draining_changes_nothing(kind: Kind) -> None:
+    handler = Server(kind)
+    handler.let_go(1, 2)
+    batcher = of(handler, kind)
+    async with batcher as call:
+        assert await kind.ask(call, 1) == 1
+        batcher.drain()
+        batcher.flush()
+        assert await kind.ask(call, 2) == 2
+    assert handler.starts == 1
+
+
+# Streams
+
+
+async def test_a_slow_reader_fails_alone_and_its_place_is_taken() -> None:
+    unary = Kind(streams=True)
+
+    async def serve(request: Any) -> None:
+        for number in range(4):
+            await request.send(number)
+        if not request.cancelled:
+            request.finish()
+
+    async def handler(batch: Any) -> None:
+        async with anyio.create_task_group() as tasks:
+            async for request in batch:
+                given.append(request.item)
+                tasks.start_soon(serve, request)
+
+    given: list[str] = []
+    batcher = of(handler, unary, max_batch_size=2, stream_buffer=2, slow_reader_timeout_s=5)
+    async with (
+        batcher as call,
+        anyio.create_task_group() as tasks,
+        call("slow") as slow,
+    ):
+        (fast,) = await read_all(tasks, call("fast"))
+        await settle()
+        assert (fast.items, fast.outcome) == ([0, 1, 2, 3], "end")
+        readers = await read_all(tasks, call("b"), call("c"))
+        await anyio.sleep(6)
+        assert given == ["slow", "fast", "b", "c"]
+        assert [reader.outcome for reader in readers] == ["end", "end"]
+        assert [await anext(slow), await anext(slow)] == [0, 1]
+        with pytest.raises(shoal.SlowReader, match="5"):
+            await anext(slow)
+
+
+async def test_a_place_that_a_slow_reader_held_is_taken() -> None:
+    async def serve(request: Any) -> None:
+        await request.send(1)
+        await request.send(2)
+        assert request.cancelled == (request.item == "slow")
+        if not request.cancelled:
+            request.finish()
+
+    async def handler(batch: Any) -> None:
+        async with anyio.create_task_group() as tasks:
+            async for request in batch:
+                tasks.start_soon(serve, request)
+
+    batcher = of(
+        handler, Kind(streams=True), max_batch_size=1, stream_buffer=1, slow_reader_timeout_s=5
+    )
+    async with batcher as call, anyio.create_task_group() as tasks, call("slow"):
+        (reader,) = await read_all(tasks, call("next"))
+        await anyio.sleep(4)
+        assert reader.items == []
+        await anyio.sleep(2)
+        assert (reader.items, reader.outcome) == ([1, 2], "end")
+
+
+async def test_a_wait_in_send_that_is_given_up_leaves_the_request_as_it_was() -> None:
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            await request.send(1)
+            for _ in range(3):
+                with anyio.move_on_after(1) as scope:
+                    await request.send(2)
+                assert scope.cancelled_caught
+            await request.send(3)
+            request.finish()
+
+    batcher = of(handler, Kind(streams=True), stream_buffer=1)
+    async with batcher as call, call(0) as stream:
+        await anyio.sleep(5)
+        assert [item async for item in stream] == [1, 3]
+
+
+async def test_the_time_of_sends_that_are_given_up_is_charged_to_the_reader() -> None:
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            await request.send(1)
+            while not request.cancelled:
+                with anyio.move_on_after(1):
+                    await request.send(2)
+
+    batcher = of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=5)
+    async with batcher as call, call(0) as stream:
+        await anyio.sleep(20)
+        assert await anext(stream) == 1
+        with pytest.raises(shoal.SlowReader):
+            await anext(stream)
+
+
+async def test_two_tasks_that_send_to_one_reader_who_is_slow() -> None:
+    """One waits; the other is told that it can't."""
+
+    async def send(request: Any, item: int) -> None:
+        try:
+            await request.send(item)
+        except RuntimeError as error:
+            errors.append(error)
+
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            async with anyio.create_task_group() as tasks:
+                for item in range(3):
+                    tasks.start_soon(send, request, item)
+            request.finish()
+
+    errors: list[RuntimeError] = []
+    batcher = of(handler, Kind(streams=True), stream_buffer=1)
+    async with batcher as call, call(0) as stream:
+        await settle()
+        assert len([item async for item in stream]) == 2
+    assert len(errors) == 1
+
+
+async def test_a_reader_that_leaves_lets_the_sender_go_on() -> None:
+    sent: list[int] = []
+
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            for number in range(3):
+                await request.send(number)
+                sent.append(number)
+            assert request.cancelled
+
+    batcher = of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None)
+    async with batcher as call:
+        async with call(0) as stream:
+            assert await anext(stream) == 0
+            await settle()
+            assert sent == [0, 1]
+        await settle()
+        assert sent == [0, 1, 2]
+
+
+async def test_an_end_and_an_error_come_after_the_items() -> None:
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            await request.send(1)
+            await request.send(2)
+            if request.item == "fails":
+                request.fail(ValueError("after the items"))
+            else:
+                request.finish()
+
+    batcher = of(handler, Kind(streams=True))
+    async with batcher as call, call("ends") as ends, call("fails") as fails:
+        await settle()
+        assert [item async for item in ends] == [1, 2]
+        assert [await anext(fails), await anext(fails)] == [1, 2]
+        with pytest.raises(ValueError, match="after"):
+            await anext(fails)
+
+
+async def test_a_deadline_ends_a_stream_while_its_sender_waits() -> None:
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            while not request.cancelled:
+                await request.send(1)
+            ended_at.append(anyio.current_time() - started)
+
+    ended_at: list[float] = []
+    started = anyio.current_time()
+    batcher = of(handler, Kind(streams=True), stream_buffer=1, slow_reader_timeout_s=None)
+    async with batcher as call, call.options(deadline_s=5)(0) as stream:
+        await anyio.sleep(6)
+        assert ended_at == [pytest.approx(5)]
+        assert await anext(stream) == 1
+        with pytest.raises(shoal.DeadlineExceeded):
+            await anext(stream)
+
+
+# What can be known
+
+
+async def test_statistics(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await kind.line_up(tasks, call, *range(3))
+        await settle()
+        statistics = batcher.statistics()
+        assert (statistics.running, statistics.queued, statistics.batches_running) == (2, 1, 1)
+        handler.let_go(*range(3))
+        await settle()
+        statistics = batcher.statistics()
+        assert (statistics.running, statistics.queued, statistics.finished) == (0, 0, 3)
+    statistics = batcher.statistics()
+    assert {r: n for r, n in statistics.batches.items() if n} == {CutReason.OPEN: 1}
+    assert (statistics.batch_size.total, statistics.batch_size.sum) == (1, 3)
+
+
+async def test_a_batch_has_the_requests_that_are_active(kind: Kind) -> None:
+    async def handler(batch: Any) -> None:
+        async for _ in batch.steps():
+            active = [request.item for request in batch.active]
+            current = shoal.current_batch()
+            assert current.id == batch.id
+            assert [r.item for r in current.requests if not r.cancelled] == active
+            seen.append(active)
+            await anyio.sleep(1)
+            await kind.answer(batch.active[0], "done")
+
+    seen: list[list[Any]] = []
+    async with of(handler, kind, max_batch_size=2) as call, anyio.create_task_group() as tasks:
+        await kind.line_up(tasks, call, 0)
+        await anyio.sleep(0.5)
+        await kind.line_up(tasks, call, 1, 2)
+    assert seen == [[0], [1, 2], [2]]
+
+
+# What is left behind
+
+
+async def test_ten_thousand_requests_leave_nothing_behind() -> None:
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            request.finish(Thing())
+            del request
+
+    batcher = shoal.Batcher(handler, fill="continuous", max_batch_size=64)
+    kept: weakref.WeakSet[Thing] = weakref.WeakSet()
+
+    async def use(call: Any) -> None:
+        for _ in range(50):
+            item = Thing()
+            kept.add(item)
+            kept.add(await call(item))
+
+    async with batcher as call:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(200):
+                tasks.start_soon(use, call)
+        await settle()
+        assert batcher.statistics().finished == 10_000
+        assert batcher.statistics().batches_running == 1
+        gc.collect()
+        assert len(kept) == 0
+
+
+async def test_streams_leave_nothing_behind() -> None:
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            await request.send(Thing())
+            request.finish()
+            del request
+
+    kept: weakref.WeakSet[Thing] = weakref.WeakSet()
+    async with of(handler, Kind(streams=True), max_batch_size=8) as call:
+        for _ in range(100):
+            item = Thing()
+            kept.add(item)
+            kept.add(await the_one(call(item)))
+        del item
+        await settle()
+        gc.collect()
+        assert len(kept) == 0
+
+
+async def test_those_who_left_leave_nothing_behind(kind: Kind) -> None:
+    """Though the handler is not asked for another step since."""
+    handler = Server(kind)
+    kept: weakref.WeakSet[Thing] = weakref.WeakSet()
+    async with of(handler, kind) as call:
+        async with anyio.create_task_group() as tasks:
+            item = Thing()
+            kept.add(item)
+            (caller,) = await kind.line_up(tasks, call, item)
+            await settle()
+            caller.leave()
+            handler.let_go(item)
+        del item, caller
+        handler.given.clear()
+        handler._gates.clear()
+        handler.let_go(0)
+        await kind.ask(call, 0)
+        await settle()
+        gc.collect()
+        assert len(kept) == 0
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+async def test_an_idle_batch_does_nothing(kind: Kind, slots: int) -> None:
+    handler = Stepper(kind)
+    batcher = of(handler, kind, max_concurrent_batches=slots, max_batch_size=1)
+    async with batcher as call:
+        for _ in range(2):
+            await settle()
+            with watched() as activity:
+                await anyio.sleep(HOUR_S)
+            assert activity.anything == 0
+            await outcomes(*[kind.ask(call, (item, 1)) for item in range(slots)])
+
+
+async def test_a_full_batch_whose_requests_wait_does_nothing(kind: Kind) -> None:
+    handler = Server(kind)
+    batcher = of(handler, kind, max_batch_size=1, graceful_shutdown_timeout_s=0)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await kind.line_up(tasks, call, 1, 2)
+        await settle()
+        with watched() as activity:
+            await anyio.sleep(HOUR_S)
+        assert activity.anything == 0
+        assert [caller.outcome for caller in callers] == [PENDING] * 2
+        tasks.cancel_scope.cancel()

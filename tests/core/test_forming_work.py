@@ -1,0 +1,173 @@
+"""Forming costs O(log n): work is counted in comparisons and in calls, never in seconds."""
+
+from __future__ import annotations
+
+import sys
+from functools import total_ordering
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import shoal
+from core.former_scenes import line, new, take
+from shoal import QueuePolicy
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from shoal.core.forming import Former
+    from shoal.core.request import Request
+
+HOME = str(Path(shoal.__file__).parent)
+FEW, MANY, VERY_MANY = 10, 1000, 100_000
+STEPS = 50
+
+
+@total_ordering
+class Due:
+    """A deadline that counts how often it is compared with another."""
+
+    compared = 0
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def __lt__(self, other: Due) -> bool:
+        Due.compared += 1
+        return self.at < other.at
+
+    def __eq__(self, other: object) -> bool:
+        Due.compared += 1
+        return isinstance(other, Due) and self.at == other.at
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def calls_of(function: Callable[[], object]) -> int:
+    """Counts the calls, and the steps of generators, that a function makes in Shoal's code."""
+    calls = 0
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call" and frame.f_code.co_filename.startswith(HOME)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def use(former: Former, requests: list[Request], newcomers: list[Request]) -> None:
+    """Lets some come, some leave, and some be taken."""
+    for step, newcomer in enumerate(newcomers):
+        former.admit(newcomer)
+        leaving = requests[step * 37 % len(requests)]
+        if leaving.state is State.QUEUED:
+            former.leave(leaving)
+        take(former, 1e9)
+
+
+def by_deadline(size: int, keys: int) -> int:
+    """Returns how many comparisons a step costs in a line of a size."""
+    places = count()
+
+    def one() -> Request:
+        place = next(places)
+        made = new(priority=1, key=place * 7919 % keys)
+        assert made.options is not None
+        made.options.due = Due(place * 7919 % 10_007)  # type: ignore[assignment]
+        return made
+
+    requests = [one() for _ in range(size + 2 * STEPS)]
+    options: dict[str, Any] = {"bucket_by": len} if keys > 1 else {}
+    former = line(
+        *requests, idle=0, max_batch_size=1, order="deadline", priority_aging_s=None, **options
+    )
+    take(former, 1e9)
+    Due.compared = 0
+    use(former, requests, [one() for _ in range(STEPS)])
+    return Due.compared // STEPS
+
+
+@pytest.mark.parametrize(
+    ("keys", "most"), [(1, VERY_MANY), (100_003, VERY_MANY // 5)], ids=["one bucket", "many"]
+)
+def test_a_step_compares_a_few_requests_however_many_wait(keys: int, most: int) -> None:
+    few, many, very_many = (by_deadline(size, keys) for size in (FEW, MANY, most))
+    # A hundred times as many are 7 more levels of a heap, with some comparisons on each.
+    assert many - few <= 7 * 14
+    assert very_many - many <= 7 * 14
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "size or wait": {},
+    "costs": {"batch_size_fn": len, "max_queued_requests": 10**6},
+    "levels": {"priority_levels": 3},
+    "strict levels": {"priority_levels": 3, "priority_aging_s": None},
+    "levels apart": {"priority_levels": 3, "priority_mixing": "isolate"},
+    "windows by level": {
+        "priority_levels": 3,
+        "queue_policies": {2: QueuePolicy(batch_wait_timeout_s=5, max_queued_requests=10**6)},
+    },
+    "deadlines": {"order": "deadline"},
+    "allowed sizes": {"allowed_batch_sizes": (2, 4), "padding": "down"},
+    "preferred sizes": {"preferred_batch_sizes": (2, 4), "priority_levels": 3},
+    "buckets": {"bucket_by": len},
+    "buckets until idle": {"bucket_by": len, "idle_timeout_s": 1, "batch_wait_timeout_s": 60},
+    "full buckets with costs": {
+        "bucket_by": len,
+        "batch_size_fn": len,
+        "max_queued_requests": 200,
+        "overload": "shed_oldest",
+    },
+    "shedding": {"max_queued_requests": 200, "overload": "shed_lowest", "priority_levels": 3},
+}
+
+
+def calls_of_steps(size: int, options: dict[str, Any]) -> int:
+    places = count()
+
+    def one() -> Request:
+        place = next(places)
+        level = 1 + place % options.get("priority_levels", 1)
+        return new(0, priority=level, key=place // 4, deadline=1e6 + place * 7919 % 10_007)
+
+    requests = [one() for _ in range(size + 2 * STEPS)]
+    former = line(idle=0, max_batch_size=4, **{"batch_wait_timeout_s": 60, **options})
+    for request in requests:
+        request.state = State.FAILED  # if it is refused
+        former.admit(request)
+    take(former, 1e9)
+    newcomers = [one() for _ in range(STEPS)]
+    return calls_of(lambda: use(former, requests, newcomers))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_work_of_a_step_does_not_grow_with_the_line(rule: str) -> None:
+    few, many = (calls_of_steps(size, RULES[rule]) for size in (FEW, 100 * FEW))
+    assert many <= 1.5 * few + 10 * STEPS
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_line_is_emptied_in_linear_time(rule: str) -> None:
+    def work(size: int) -> int:
+        options = {name: value for name, value in RULES[rule].items() if name != "overload"}
+        options.pop("max_queued_requests", None)
+        requests = [new(n / size, priority=1, key=n % 50) for n in range(size)]
+        former = line(*requests, idle=0, max_batch_size=4, **options)
+        former.drain()
+
+        def empty() -> None:
+            while former.live:
+                take(former, 1.0)
+
+        return calls_of(empty)
+
+    few, many = work(400), work(4000)
+    assert many <= 11 * few

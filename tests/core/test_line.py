@@ -1,0 +1,90 @@
+"""Lines from which anyone can leave: each in its order, against a sorted list."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.core.level_line import LevelLine
+from shoal.core.line import ArrivalLine, RankedLine, is_worth_a_sweep
+from shoal.core.request import State
+from shoal.testing import make_request
+
+LINES: dict[str, Any] = {
+    "by arrival": (ArrivalLine, lambda one: one.options.number),
+    "by level": (
+        partial(LevelLine, lambda one: (one.priority, one.options.number)),
+        lambda one: (one.priority, one.options.number),
+    ),
+    "by rank": (
+        partial(RankedLine, lambda one: one.cost),
+        lambda one: (one.cost, one.options.number),
+    ),
+}
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("push"), st.integers(1, 3)),
+        st.tuples(st.just("leave"), st.integers(0, 20)),
+        st.tuples(st.just("take"), st.sampled_from([0, 1, 2.5, 6])),
+        st.tuples(st.just("pop, put back"), st.integers(0, 3)),
+        st.tuples(st.just("sweep"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("name", LINES)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@given(steps=STEPS)
+def test_a_line_is_a_sorted_list(name: str, steps: list[tuple[str, Any]]) -> None:
+    make, order = LINES[name]
+    line, here = make(), []
+    for number, (what, how) in enumerate(steps):
+        if what == "push":
+            one = make_request(priority=how, cost=how)
+            assert one.options is not None
+            one.options.number = number
+            line.push(one)
+            here.append(one)
+            here.sort(key=order)
+            assert line.is_led_by(one) == (here[0] is one)
+        elif what == "leave" and here:
+            here.pop(how % len(here)).state = State.CANCELLED
+        elif what == "take":
+            size = next(
+                (n for n in range(len(here)) if sum(one.cost for one in here[: n + 1]) > how),
+                len(here),
+            )
+            assert line.take(how) == here[:size]
+            del here[:size]
+        elif what == "pop, put back":
+            popped = []
+            for _ in range(min(how, len(here))):
+                popped.append(line.first())
+                line.pop()
+            line.put_back(popped)
+        elif what == "sweep":
+            line.sweep()
+            assert len(line) == len(here)
+        assert list(line) == here
+        assert line.first() is (here[0] if here else None)
+        assert len(line) >= len(here)
+    line.clear()
+    assert (list(line), line.first(), len(line)) == ([], None, 0)
+
+
+def test_a_line_is_worth_a_sweep_when_most_of_it_has_left() -> None:
+    line = ArrivalLine()
+    for _ in range(200):
+        line.push(make_request())
+    assert [is_worth_a_sweep(line, live) for live in (200, 136, 135, 0)] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    assert [is_worth_a_sweep(line, live) for live in (101, 100, 99)] == [False, False, True]

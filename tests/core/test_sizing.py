@@ -1,0 +1,144 @@
+"""How much goes into a batch: what fits, which sizes are allowed, and which are preferred."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core.former_scenes import come, line, new, take
+from shoal.core.batch import CutReason
+from shoal.core.policies.base import Cut, Wait
+from shoal.core.policies.sizing import padded
+
+
+def sizes_of(former: Any, now: float = 0.0) -> list[float]:
+    sizes: list[float] = []
+    while former.live:
+        sizes.append(sum(one.cost for one in take(former, now)))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("costs", "batches"),
+    [
+        ([4, 4, 4], [8, 4]),
+        ([6, 5, 4], [6, 9]),  # 6 and 4 would fit, but nothing overtakes the 5
+        ([10, 0, 1], [10, 1]),
+        ([0.5] * 21, [10, 0.5]),
+        ([10], [10]),
+    ],
+)
+def test_what_fits_goes_and_what_does_not_stays_first(
+    costs: list[float], batches: list[float]
+) -> None:
+    assert sizes_of(line(*[new(cost=cost) for cost in costs], batch_size_fn=float)) == batches
+
+
+@pytest.mark.parametrize("costs", [[0.9, 0.1], [0.7, 0.2, 0.1], [0.1] * 10])
+def test_costs_that_sum_up_to_the_bound_share_a_batch(costs: list[float]) -> None:
+    former = line(*[new(cost=cost) for cost in costs], max_batch_size=1, batch_size_fn=float)
+    assert len(take(former)) == len(costs)
+
+
+def test_an_item_that_does_not_fit_makes_the_batch_before_it_full() -> None:
+    former = line(new(cost=6), batch_size_fn=float, batch_wait_timeout_s=9)
+    assert isinstance(former.decide(0), Wait)
+    come(former, new(cost=5))
+    decision = former.decide(0)
+    assert isinstance(decision, Cut)
+    assert decision.reason is CutReason.FULL
+
+
+@pytest.mark.parametrize(
+    ("padding", "measured", "batches"),
+    [
+        ("up", {}, [18]),
+        ("down", {}, [16, 2]),
+        ("cost", {}, [18]),  # what was not measured yet is tried
+        ("cost", {32: 1.0}, [16, 2]),
+        ("cost", {16: 1.0}, [18]),
+        ("cost", {16: 1.0, 32: 2.0}, [16, 2]),  # 1/16 for each is less than 2/18
+        ("cost", {16: 1.0, 32: 1.1}, [18]),
+    ],
+)
+def test_eighteen_requests_where_16_and_32_are_allowed(
+    padding: str, measured: dict[int, float], batches: list[int]
+) -> None:
+    former = line(
+        *[new() for _ in range(18)],
+        max_batch_size=32,
+        allowed_batch_sizes=(16, 32),
+        padding=padding,
+    )
+    for size, seconds in measured.items():
+        former.model.observe(size, seconds)
+    assert sizes_of(former) == batches
+
+
+def test_one_that_is_larger_than_the_size_to_cut_back_to_goes_alone() -> None:
+    requests = [new(cost=3), new(cost=0.5)]
+    former = line(
+        *requests,
+        max_batch_size=4,
+        batch_size_fn=float,
+        allowed_batch_sizes=(2, 4),
+        padding="down",
+        pad=lambda items, n: items,
+    )
+    assert [take(former), take(former)] == [requests[:1], requests[1:]]
+
+
+@pytest.mark.parametrize(("size", "to"), [(0, 4), (1, 4), (4, 4), (4.5, 8), (8, 8)])
+def test_padding_goes_up_to_the_next_allowed_size(size: float, to: int) -> None:
+    assert padded((4, 8), size) == to
+
+
+def test_the_load_of_a_batch_has_its_padding() -> None:
+    requests = [new(cost=3), new(cost=2)]
+    assert line().load_of(requests) == 2
+    assert line(batch_size_fn=float).load_of(requests) == 5
+    assert line(max_batch_size=8, allowed_batch_sizes=(4, 8)).load_of(requests) == 4
+
+
+def preferring(count: int, **options: Any) -> Any:
+    return line(
+        *[new() for _ in range(count)],
+        max_batch_size=10,
+        preferred_batch_sizes=(4, 8),
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "goes"), [(1, None), (3, None), (4, 4), (5, 4), (7, 4), (8, 8), (10, 8)]
+)
+def test_the_largest_preferred_size_that_is_there_goes_at_once(
+    count: int, goes: int | None
+) -> None:
+    former = preferring(count, batch_wait_timeout_s=5)
+    decision = former.decide(0)
+    assert isinstance(decision, Wait if goes is None else Cut)
+    if goes is not None:
+        assert len(take(former)) == goes
+
+
+@pytest.mark.parametrize(("count", "goes"), [(1, 1), (3, 3), (5, 5), (9, 8)])
+def test_when_the_window_is_over_all_goes_that_is_there(count: int, goes: int) -> None:
+    assert len(take(preferring(count, batch_wait_timeout_s=5), 5.0)) == goes
+
+
+@pytest.mark.parametrize(("count", "goes"), [(1, 1), (3, 3), (5, 4), (9, 8)])
+def test_without_a_window_the_preferred_size_goes_or_what_is_there(count: int, goes: int) -> None:
+    assert len(take(preferring(count))) == goes
+
+
+def test_what_cannot_grow_to_a_preferred_size_does_not_wait() -> None:
+    former = line(
+        new(cost=3),
+        new(cost=6),
+        preferred_batch_sizes=(4, 8),
+        batch_size_fn=float,
+        batch_wait_timeout_s=5,
+    )
+    assert [one.cost for one in take(former)] == [3]

@@ -1,0 +1,132 @@
+"""What a request counts for: from its caller's wishes, and the user's functions of one item."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from shoal import BatchOptions, ItemTooLarge
+from shoal.core.request import CallOptions
+from shoal.core.terms import NO_WISHES, Terms, Wishes
+from shoal.testing import make_request
+
+
+def terms(**options: Any) -> Terms:
+    return Terms("a batcher", BatchOptions.of(options))
+
+
+def cost_of(given: Any) -> float:
+    return terms(batch_size_fn=lambda _: given).of("an item", NO_WISHES, 0.0).cost
+
+
+@pytest.mark.parametrize("given", [0, 3, 2.5, True, Fraction(1, 2), Decimal("0.5"), 10**400])
+def test_a_cost_is_any_number_from_0(given: Any) -> None:
+    assert cost_of(given) == given
+
+
+@pytest.mark.parametrize("given", ["3", None, [1], 1j, object()])
+def test_what_is_no_number_is_no_cost(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"batch_size_fn of a batcher must give back a number, not"):
+        cost_of(given)
+
+
+@pytest.mark.parametrize("given", [-1, -0.5, math.nan, math.inf, -math.inf, Decimal("NaN")])
+def test_a_cost_is_finite_and_not_negative(given: Any) -> None:
+    with pytest.raises(ValueError, match="at least 0 and finite, not"):
+        cost_of(given)
+
+
+@pytest.mark.parametrize("cost", [11, 10.5, 10**400])
+def test_an_item_that_is_too_large_is_told_the_bound(cost: float) -> None:
+    made = terms(batch_size_fn=len)
+    error = made.refusal(CallOptions(cost=cost))
+    assert isinstance(error, ItemTooLarge)
+    assert isinstance(error, ValueError)
+    assert "max_batch_size=10" in str(error)
+    assert len(str(error)) < 200
+
+
+def test_a_broken_function_breaks_its_call() -> None:
+    def broken(_: object) -> int:
+        raise KeyError("broken")
+
+    for name in ("batch_size_fn", "bucket_by"):
+        with pytest.raises(KeyError, match="broken"):
+            terms(**{name: broken}).of("an item", NO_WISHES, 0.0)
+
+
+def test_a_key_can_be_hashed() -> None:
+    made = terms(bucket_by=lambda item: item)
+    assert made.of((2, 3), NO_WISHES, 0.0).key == (2, 3)
+    with pytest.raises(TypeError, match="such as a tuple, not"):
+        made.of([2, 3], NO_WISHES, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "deadline_s", "scope", "deadline", "due"),
+    [
+        (None, None, math.inf, None, None),
+        (5, None, math.inf, 105, 105),
+        (5, 2, math.inf, 102, 102),
+        (2, 5, math.inf, 102, 102),
+        (None, 5, math.inf, 105, 105),
+        (None, None, 103, None, 103),
+        (5, None, 103, 105, 103),
+        (2, None, 103, 102, 102),
+        (math.inf, math.inf, math.inf, None, None),
+    ],
+)
+def test_the_earliest_end_counts(
+    limit_s: float | None,
+    deadline_s: float | None,
+    scope: float,
+    deadline: float | None,
+    due: float | None,
+) -> None:
+    made = terms(request_timeout_s=limit_s)
+    asked = made.of("an item", Wishes(deadline_s), 100.0, scope)
+    assert (asked.deadline, asked.due) == (deadline, due)
+
+
+def test_a_call_has_its_own_priority_or_the_usual_one() -> None:
+    made = terms(priority_levels=5)
+    assert made.of(None, NO_WISHES, 0.0).priority == 3
+    assert made.of(None, Wishes(priority=1), 0.0).priority == 1
+    with pytest.raises(ValueError, match="from 1, the highest, to priority_levels=5, not 6"):
+        made.of(None, Wishes(priority=6), 0.0)
+    with pytest.raises(TypeError, match="priority must be a whole number"):
+        made.of(None, Wishes(priority=1.5), 0.0)  # type: ignore[arg-type]
+
+
+def test_who_waits_gets_new_terms_and_keeps_its_wishes() -> None:
+    request = make_request("abc", arrived_at=1.0)
+    before = terms(priority_levels=5).of("abc", Wishes(4.0, {"a": 1}, 5, 2.0), 1.0)
+    request.options = before
+    before.delayed_at = 3.0
+    after = terms(priority_levels=3, batch_size_fn=len, bucket_by=str.upper)
+    assert after.renew(request) is None
+    asked = request.options
+    assert asked is not before
+    assert (asked.cost, asked.key, asked.priority) == (3, "ABC", 3)
+    assert (asked.deadline, asked.due, asked.metadata) == (5.0, 5.0, {"a": 1})
+    assert (asked.queue_timeout_s, asked.delayed_at) == (2.0, 3.0)
+
+
+def test_who_waits_is_told_why_it_cannot_be_served_any_more() -> None:
+    request = make_request("abc")
+    error = terms(batch_size_fn=len, max_batch_size=2).renew(request)
+    assert isinstance(error, ItemTooLarge)
+    assert isinstance(terms(bucket_by=int).renew(request), ValueError)
+
+
+def test_where_all_are_alike_nobody_needs_a_record() -> None:
+    request = make_request("abc")
+    request.options = None
+    assert terms().renew(request) is None
+    assert request.options is None
+    assert not terms().of_each
+    assert terms(batch_size_fn=len).of_each
