@@ -18,7 +18,7 @@ class NotOpen(ShoalError, RuntimeError):
 
 
 class DeadlineExceeded(ShoalError, TimeoutError):
-    """The request was not answered by its deadline, in line or in a handler."""
+    """The request was not answered by its deadline, or waited in line for longer than it may."""
 
 
 class ItemTooLarge(ShoalError, ValueError):
@@ -33,7 +33,7 @@ class SlowReader(ShoalError, TimeoutError):
 
 
 class Overloaded(ShoalError, RuntimeError):
-    """The line is full: ``max_queued_requests`` are waiting already."""
+    """There is no room for the request, or it can't end in time: full, shed, or refused as late."""
 
 
 class BatcherClosed(ShoalError, ConnectionError):

@@ -115,6 +115,11 @@ class Batcher(Watchable, Generic[C_co]):
         **options: Any,
     ) -> None:
         adapted_handler = Handler(handler, signature, fill=fill, streams=streams)
+        if fill != "closed" and signature is None and not adapted_handler.binding.single:
+            raise TypeError(
+                f"the handler of an open batch takes the batch alone, not {handler!r}; write "
+                "async def handler(batch: shoal.OpenBatch[T, R]) -> None"
+            )
         super().__init__(
             name or adapted_handler.name,
             adapted_handler,

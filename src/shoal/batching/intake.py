@@ -101,11 +101,12 @@ class Intake(Endings):
             self.abandon(request)
             raise
         finally:
-            if options is not None and (timer := options.timer) is not None:
-                self._timers.forget(timer)  # Overdue.forget, for the usual case
-                options.timer = None
-            if options is not None and options.queue_timer is not None:
-                self.forget(request)
+            if (asked := request.options) is not None:
+                if asked.queue_timer is not None:
+                    self.forget(request)
+                elif asked.timer is not None:  # Overdue.forget, for the usual case
+                    self._timers.forget(asked.timer)
+                    asked.timer = None
         if request.error is not None:
             try:
                 raise request.error

@@ -149,10 +149,6 @@ class OpenBatch(Generic[T, R]):
     the batch is full or its wait is over; with ``fill="continuous"`` when the batcher closes.
     ``async for joined in batch.steps()`` is for handlers that work in steps: before each step it
     gives the requests that join now, and it waits only while none is active.
-
-    Args:
-        joining: How requests join it.
-        run: What answers its requests.
     """
 
     def __init__(self, joining: Joining, run: Answers) -> None:

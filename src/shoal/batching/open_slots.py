@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 
 from shoal.batching.joining import ContinuousJoining, Joining, OpenJoining
 from shoal.batching.open_run import OpenRun
@@ -93,7 +94,13 @@ class OpenSlots(Slots):
         await self._change.wait()
 
     async def _serve(self, scope: Scope) -> bool:
+        has_run = False
         while True:
+            if has_run:
+                await (
+                    anyio.lowlevel.checkpoint()
+                )  # a handler may never wait, and others want to run
+            has_run = True
             await self.take_turn()
             batch = None
             try:

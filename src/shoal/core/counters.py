@@ -102,7 +102,7 @@ class BatcherStatistics:
         rejected: Calls that were refused because the line was full.
         shed: Requests that were failed to make room for others.
         batches: Batches by why they were cut.
-        batch_size: Requests a batch.
+        batch_size: Requests a batch; of one that was open, all that it took.
         wait_s: How long the oldest request of each batch waited in line, in seconds.
         run_s: How long the handler had each batch, in seconds.
         max_batch_size: The option in force.
