@@ -50,8 +50,8 @@ pytest: $(DEV_STAMP)
 soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
 
-bench: $(DEV_STAMP) ## the benchmarks: calls, memory, rules, HTTP
-	@for name in inproc memory rules http; do $(BIN)/python benchmarks/$$name.py; done
+bench: $(DEV_STAMP) ## the benchmarks: calls, memory, rules, forming, adaptive sizes, continuous batches, HTTP
+	@for name in inproc memory rules forming adaptive continuous http; do $(BIN)/python benchmarks/$$name.py; done
 
 nox: $(DEV_STAMP) ## the tests on every CPython found, and with the lowest dependency versions
 	@$(BIN)/nox

@@ -239,3 +239,60 @@ def test_our_errors_derive_from_ours_and_from_the_builtin_that_fits(
 ) -> None:
     assert issubclass(error, shoal.ShoalError)
     assert issubclass(error, builtin)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 13, 64])
+@pytest.mark.parametrize("poisons", [1, 2, 3, 8])
+async def test_isolating_k_poison_items_of_n_takes_at_most_2k_log2_n_more_runs(
+    size: int, poisons: int
+) -> None:
+    poison = set(random.Random(size * poisons).sample(range(size), min(poisons, size)))
+    runs = 0
+
+    async def handler(items: list[int]) -> list[int]:
+        nonlocal runs
+        runs += 1
+        if poison & set(items):
+            raise ValueError(items)
+        return items
+
+    batcher = shoal.Batcher(
+        handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=size
+    )
+    async with batcher as call:
+        got = await outcomes_in_order(*map(call, range(size)))
+    for item, result in enumerate(got):
+        assert (type(result) is ValueError) if item in poison else result == item
+    assert runs - 1 <= 2 * len(poison) * math.ceil(math.log2(size))
+
+
+async def test_streams_that_have_sent_nothing_are_isolated() -> None:
+    async def handler(items: list[int]) -> AsyncIterator[list[Any]]:
+        if 2 in items:
+            raise ValueError(items)
+        yield items
+
+    batcher = shoal.Batcher(handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=4)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, *map(call, range(4)))
+    assert [reader.items for reader in readers] == [[0], [1], [], [3]]
+    assert [type(reader.outcome) for reader in readers] == [str, str, ValueError, str]
+
+
+async def test_a_stream_that_has_sent_an_item_is_never_run_again() -> None:
+    runs: list[list[int]] = []
+
+    async def handler(items: list[int]) -> AsyncIterator[list[Any]]:
+        runs.append(items)
+        if len(items) < 3:
+            yield items
+            return
+        yield [items[0], shoal.SKIP, shoal.END]
+        raise ValueError(items)
+
+    batcher = shoal.Batcher(handler, isolate_errors=True, batch_wait_timeout_s=1, max_batch_size=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        readers = await read_all(tasks, *map(call, range(3)))
+    assert [reader.items for reader in readers] == [[0], [1], []]
+    assert [type(reader.outcome) for reader in readers] == [ValueError, str, str]
+    assert runs == [[0, 1, 2], [1]]

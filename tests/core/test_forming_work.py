@@ -171,3 +171,12 @@ def test_a_line_is_emptied_in_linear_time(rule: str) -> None:
 
     few, many = work(400), work(4000)
     assert many <= 11 * few
+
+
+def test_who_meets_a_full_line_does_not_count_its_buckets() -> None:
+    def work(size: int) -> int:
+        requests = [new(key=key) for key in range(size)]
+        former = line(*requests, bucket_by=len, batch_size_fn=len, max_queued_requests=size)
+        return calls_of(lambda: former.admit(new(key=0)))
+
+    assert work(MANY) <= work(FEW) + 5

@@ -251,6 +251,10 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
         {"max_batch_size": 4, "batch_wait_timeout_s": 0.0301},
         {"deadline_s": (None, 0.0, 0.0237, 0.0601)},
     ),
+    "deadlines and a bounded line": (
+        {"max_batch_size": 4, "max_queued_requests": 2},
+        {"deadline_s": (None, 0.0, 0.0601)},
+    ),
     "the earliest deadline": (
         {"max_batch_size": 4, "order": "deadline"},
         {"deadline_s": (None, 0.0437, 0.0871)},
@@ -270,6 +274,10 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
     ),
     "a latency target": (
         {"max_batch_size": 16, "adaptive": LatencyTarget(p99_s=0.08)},
+        {},
+    ),
+    "a latency target for two slots": (
+        {"max_batch_size": 16, "max_concurrent_batches": 2, "adaptive": LatencyTarget(p99_s=0.08)},
         {},
     ),
     "a rule of one's own": ({"max_batch_size": 4, "policy": lambda _options: Pairs()}, {}),

@@ -19,13 +19,24 @@ class StreamBuffer:
         ``hold`` is the cell of the slot that waits for room; it waits only while `items` is full.
     """
 
-    __slots__ = ("_held_since", "capacity", "held_s", "hold", "items", "parking", "reader")
+    __slots__ = (
+        "_held_since",
+        "capacity",
+        "has_sent",
+        "held_s",
+        "hold",
+        "items",
+        "parking",
+        "reader",
+    )
 
     def __init__(self, parking: Parking, capacity: int) -> None:
         self.parking = parking
         self.capacity = capacity
         self.items: deque[Any] = deque()
         self.reader: Any = None
+        # Whether the reader was given anything.
+        self.has_sent = False
         self.hold: Any = None
         # For how long, in seconds, the reader has held its batch back since it last caught up.
         self.held_s = 0.0

@@ -22,6 +22,7 @@ import anyio
 
 from shoal.batching.current import running_batch
 from shoal.batching.failures import own_copy
+from shoal.core.batch import Batch
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State
 from shoal.errors import HandlerFailed, HandlerTimeout, WrongResultType
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers import Handler
     from shoal.batching.parking import Parking, Scope
-    from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.options import BatchOptions
     from shoal.core.request import Request
@@ -170,7 +170,33 @@ class Run(ABC):
     async def _failed(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: Exception
     ) -> None:
-        """Ends the requests for which the handler raised."""
+        """Ends the requests for which the handler raised, or runs them again in halves."""
+        if not self.options.isolate_errors or len(requests) < 2:
+            self._fail_with(batch, requests, failure)
+            return
+        # One that is left alone is run again too: another, whose caller has left, may be to blame.
+        waiting = [r for r in still_running(requests) if self._may_run_again(r)]
+        again = set(waiting)
+        self._fail_with(batch, [r for r in requests if r not in again], failure)
+        middle = len(waiting) // 2
+        for half in (waiting[:middle], waiting[middle:]):
+            part = still_running(half)
+            if part:
+                token = running_batch.set(Batch(batch.id, batch.reason, part))
+                try:
+                    with self.parking.new_scope() as part_scope:
+                        await self._run_requests(batch, part, part_scope)
+                    if part_scope.cancel_called:
+                        self._fail_all(part, self._timed_out)
+                finally:
+                    running_batch.reset(token)
+
+    def _may_run_again(self, request: Request) -> bool:
+        """Says whether a request can be answered by another run of the handler."""
+        return True
+
+    def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: Exception) -> None:
+        """Fails requests with what the handler raised."""
         if batch.active == 0:
             logger.warning(
                 "%s: the handler raised when nobody waited for batch %d any more",
@@ -239,3 +265,8 @@ class Run(ABC):
             f"the handler of {self.name} was given {wanted} items and must give back a list of "
             f"{wanted} results, not {type(results).__name__}: {results!r:.80}"
         )
+
+
+def still_running(requests: Sequence[Request]) -> list[Request]:
+    """Returns those of the requests that still wait for an answer."""
+    return [request for request in requests if request.state is RUNNING]

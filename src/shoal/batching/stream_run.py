@@ -14,7 +14,7 @@ import anyio.lowlevel
 
 from shoal.batching.failures import own_copy
 from shoal.batching.readers import too_slow, wait_for_readers
-from shoal.batching.run import RUNNING, Run
+from shoal.batching.run import RUNNING, Run, still_running
 from shoal.batching.stream import END, SKIP
 from shoal.core.request import State
 from shoal.errors import WrongBatchSize
@@ -22,6 +22,7 @@ from shoal.errors import WrongBatchSize
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from shoal.batching.buffer import StreamBuffer
     from shoal.core.batch import Batch
     from shoal.core.request import Request
 
@@ -35,7 +36,7 @@ class StreamRun(Run):
         items = self._items(requests)
         steps = self.handler.steps(items)
         try:
-            await self._pump(batch, steps, len(items))
+            await self._pump(batch, requests, steps, len(items))
         finally:
             # A generator that is left between steps has clean-up of its own to do, and gets the
             # time that closing a batcher gets.
@@ -45,24 +46,37 @@ class StreamRun(Run):
             if request.state is RUNNING:
                 self._finish_stream(request)
 
-    async def _pump(self, batch: Batch, steps: AsyncGenerator[Any, None], width: int) -> None:
+    async def _pump(
+        self,
+        batch: Batch,
+        requests: Sequence[Request],
+        steps: AsyncGenerator[Any, None],
+        width: int,
+    ) -> None:
+        is_part = len(requests) < batch.size
         async for step in steps:
-            full = self._hand_out(batch, step, width)
+            full = self._hand_out(requests, step, width)
+            active = len(still_running(requests)) if is_part else batch.active
             if full:
                 limit_s = self.options.slow_reader_timeout_s
                 await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
-            elif not self.handler.threaded and (batch.active or self._goes_on_alone(batch)):
+            elif not self.handler.threaded and (active or self._goes_on_alone(requests)):
                 # An async generator may come to its next step without a pause, and then the readers
                 # would get no turn. A step in a thread is a pause, and they read beside it.
                 await anyio.lowlevel.checkpoint()
-            if batch.active == 0 and not self._goes_on_alone(batch):
+            active = len(still_running(requests)) if is_part else batch.active
+            if active == 0 and not self._goes_on_alone(requests):
                 return
 
-    def _hand_out(self, batch: Batch, step: Any, width: int) -> list[Request]:
+    def _may_run_again(self, request: Request) -> bool:
+        buffer: StreamBuffer = request.cell
+        return not buffer.has_sent
+
+    def _hand_out(self, requests: Sequence[Request], step: Any, width: int) -> list[Request]:
         """Puts each slot of a step into its stream; returns the requests whose buffer is full.
 
         Args:
-            batch: The batch.
+            requests: The requests that the handler runs.
             step: What the handler has yielded.
             width: How many slots it must have: one for each request, and for padding.
         """
@@ -76,7 +90,7 @@ class StreamRun(Run):
                 got=got,
             )
         full: list[Request] = []
-        for request, slot in zip(batch.requests, slots, strict=False):
+        for request, slot in zip(requests, slots, strict=False):
             if request.state is not RUNNING or slot is SKIP:
                 continue
             if slot is END or slot is StopIteration or slot is StopAsyncIteration:
@@ -86,15 +100,16 @@ class StreamRun(Run):
             else:
                 buffer = request.cell
                 buffer.items.append(slot)
+                buffer.has_sent = True
                 if buffer.reader is not None:
                     buffer.wake()
                 if len(buffer.items) >= buffer.capacity:
                     full.append(request)
         return full
 
-    def _goes_on_alone(self, batch: Batch) -> bool:
+    def _goes_on_alone(self, requests: Sequence[Request]) -> bool:
         return not self.options.cancel_abandoned and any(
-            request.state is State.CANCELLED for request in batch.requests
+            request.state is State.CANCELLED for request in requests
         )
 
     def _fail_slow_reader(self, request: Request) -> None:
