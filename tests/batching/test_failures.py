@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import random
 import traceback
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, outcomes, outcomes_in_order, settle
+from batching.scenes import (
+    Held,
+    Recorder,
+    line_up,
+    outcome,
+    outcomes,
+    outcomes_in_order,
+    read_all,
+    settle,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 
