@@ -128,6 +128,7 @@ class PolicyWorld(World):
         self.flushed: set[Request] = set()
         self.drained = False
         self.shed_seen = 0
+        self.failure: AssertionError | None = None  # which a handler raised, of ours or the model's
         self._given: Sequence[Any] = ()
         self._places = 0
 
@@ -192,6 +193,8 @@ class PolicyWorld(World):
 
     def _enter(self, call: Call) -> None:
         """Notes that a call is made, or awaited, now."""
+        if not call.asks.early:
+            call.made_at = len(self.history) - 1
         call.arrived_at = anyio.current_time()
         call.options = self.batcher.options
         made_under = self.history[call.made_at]
@@ -450,6 +453,8 @@ class PolicyWorld(World):
 
     def _judge(self, item: Any, error: Exception | None, *, shared: bool = False) -> None:
         item.ends += 1
+        if isinstance(error, AssertionError):
+            self.failure = error
         if error is not None and not shared:
             self.errors.append(error)
         if isinstance(error, shoal.Overloaded):
@@ -495,10 +500,14 @@ class PolicyWorld(World):
                 return run is not None and run.options.slow_reader_timeout_s is not None
             case shoal.BatcherClosed():
                 return self.closing
+            case AssertionError():
+                return True  # it is raised at the end
             case shoal.DeadlineExceeded():
                 return self._is_out_of_time(call, now)
             case shoal.Overloaded():
                 return self._is_overload(call, error, now)
+            case ops.Broken(args=("join", call.number)):
+                return call.shape.kind == "join" and len(call.parts) > 1
             case _:
                 return run is None and self._is_misfit(call, error)
 
@@ -551,8 +560,6 @@ class PolicyWorld(World):
                 return call.key is None and any(o.bucket_by is not None for o in under)
             case ops.Broken(args=("split", call.number)):
                 return call.shape.split == "raise" and bool(split)
-            case ops.Broken(args=("join", call.number)):
-                return call.shape.kind == "join" and bool(split)
             case shoal.ItemTooLarge():
                 mosts = [o.max_batch_size for o in under if o.batch_size_fn is not None]
                 return bool(mosts) and call.cost is not None and call.cost > min(mosts)
@@ -601,6 +608,8 @@ class PolicyWorld(World):
             assert all(count < enough for count in buckets.values()), "a full batch waits"
 
     def check_at_end(self, requests: list[Request]) -> None:
+        if self.failure is not None:
+            raise self.failure
         assert all(item.ends == 1 for item in self.items), "a caller has no end, or two"
         assert len(set(map(id, self.errors))) == len(self.errors), "callers share an error"
         assert self.batcher.stacks() == [], "a task of the batcher is left"

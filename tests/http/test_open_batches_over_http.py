@@ -260,9 +260,9 @@ async def test_a_decorated_function_keeps_its_way_of_filling():
             request.finish()
 
     app = shoal.App()
-    app.endpoint("/it", name="it")(counts)
     with pytest.raises(TypeError, match="decorated"):
         app.endpoint("/other", fill="open")(counts)
+    app.endpoint("/it", name="it")(counts)
     async with app.lifespan():
         answer = await ask(app, "/it", 7)
     assert answer.body == b"data: 7\n\n" + END

@@ -7,6 +7,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls import StreamCall, UnaryCall
+from shoal.core.terms import NO_WISHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -114,7 +115,7 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
             if entry.takes_bare_items:
                 return entry.call(args[0], None)  # the usual call, straight to the line
             if entry.takes_single_items:
-                return entry.begin_item(args[0], None)
+                return entry.call(args[0], entry.terms.of(args[0], NO_WISHES, entry.now()))
         return entry.begin(args, kwargs, None)
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:

@@ -32,7 +32,8 @@ class Entry:
     Attributes:
         takes_bare_items: Whether a call of one positional argument needs neither binding nor a
             record of its own, and so can go straight to `call`.
-        takes_single_items: Whether a call of one positional argument needs no binding.
+        takes_single_items: Whether it needs nothing but its record, and can go to `call` with that.
+        now: The event loop's clock.
         intake: The line that they enter.
         call: `Intake.call`.
         terms: What makes the records of calls.
@@ -48,7 +49,7 @@ class Entry:
         self.call = intake.call
         self.intake = intake
         self._binding = binding
-        self._now = now
+        self.now = now
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
@@ -63,11 +64,12 @@ class Entry:
             or not self.intake.former.takes_anyone
         )
         self._divides = options.split is not None
-        self._most = options.max_batch_size
         self._terms_of: Callable[[Any, Wishes, float], CallOptions] = (
             self._terms_in_scope if options.use_scope_deadline else self.terms.of
         )
-        self.takes_single_items = self._binding.single
+        self.takes_single_items = (
+            self._binding.single and not self._divides and not options.use_scope_deadline
+        )
         self.takes_bare_items = self._binding.single and not self._needs_terms
 
     def begin(
@@ -91,12 +93,10 @@ class Entry:
         """
         if wishes is None and not self._needs_terms:
             return self.call(item, None)
-        options = self._terms_of(item, wishes or NO_WISHES, self._now())
+        wishes = wishes or NO_WISHES
         if self._divides:
-            return self._call_divided(item, options, wishes or NO_WISHES)
-        if options.cost > self._most:
-            raise self.terms.refusal(options)
-        return self.call(item, options)
+            return self._call_divided(item, self._terms_of(item, wishes, self.now()), wishes)
+        return self.call(item, self._terms_of(item, wishes, self.now()))
 
     def begin_map(
         self,
@@ -143,27 +143,17 @@ class Entry:
         """
         if wishes is None and not self._needs_terms:
             return None
-        return self._checked(self._terms_of(item, wishes or NO_WISHES, self._now()))
+        return self._terms_of(item, wishes or NO_WISHES, self.now())
 
     def _terms_in_scope(self, item: Any, wishes: Wishes, now: float) -> CallOptions:
         return self.terms.of(item, wishes, now, anyio.current_effective_deadline())
-
-    def _checked(self, options: CallOptions) -> CallOptions:
-        """Returns the record of a call.
-
-        Raises:
-            ItemTooLarge: Its item does not fit into any batch.
-        """
-        if options.cost > self._most:
-            raise self.terms.refusal(options)
-        return options
 
     async def _call_divided(self, item: Any, options: CallOptions, wishes: Wishes) -> Any:
         """Makes one call of one or several requests; the first that fails ends it."""
         # Not before: it depends on what is in line when the call enters it.
         queued = self.intake.former.size_beside(options)
         try:
-            parts = self._splitting.parts(item, options, wishes, self._now(), queued)
+            parts = self._splitting.parts(item, options, wishes, self.now(), queued)
         except Exception:
             await anyio.lowlevel.checkpoint()
             raise
@@ -206,7 +196,7 @@ class Entry:
 
     def _divided(self, items: list[Any], wishes: Wishes) -> list[list[Part]]:
         """Divides items that enter the line one after the other."""
-        now = self._now()
+        now = self.now()
         calls: list[list[Part]] = []
         entering: dict[Hashable, float] = {}
         for item in items:

@@ -68,7 +68,7 @@ class Splitting:
             part.options.deadline, part.options.due = whole.deadline, whole.due
             part.options.key = whole.key
             if part.options.cost > self._most:
-                raise self._terms.refusal(part.options)
+                raise self._terms.refusal(part.options.cost)
         return parts
 
     def joined(self, requests: Sequence[Request]) -> Any:

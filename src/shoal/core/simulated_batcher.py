@@ -21,6 +21,7 @@ from shoal.core.policies.base import Cut, Wait
 from shoal.core.request import NOTHING, Request, State
 from shoal.core.simulated import Arrival, Outcome, SimulatedBatch
 from shoal.core.terms import NO_WISHES, Terms, Wishes
+from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -146,8 +147,9 @@ class SimulatedBatcher:
         if wishes == NO_WISHES and not self._has_terms:
             return True
         at = request.arrived_at
-        request.options = asked = self._terms.of(request.item, wishes, at)
-        if asked.cost > self._options.max_batch_size:
+        try:
+            request.options = asked = self._terms.of(request.item, wishes, at)
+        except ItemTooLarge:
             self.outcomes[request.cell] = Outcome.REJECTED
             return False
         if asked.deadline is not None and asked.deadline <= at:

@@ -47,7 +47,16 @@ class Terms:
         of_each: Whether each request needs a record of its own, whatever its caller wishes.
     """
 
-    __slots__ = ("_bucket_by", "_cost_of", "_limit_s", "_name", "_options", "_priority", "of_each")
+    __slots__ = (
+        "_bucket_by",
+        "_cost_of",
+        "_limit_s",
+        "_most",
+        "_name",
+        "_options",
+        "_priority",
+        "of_each",
+    )
 
     def __init__(self, name: str, options: BatchOptions) -> None:
         self._name = name
@@ -55,6 +64,8 @@ class Terms:
         self._cost_of = options.batch_size_fn
         self._bucket_by = options.bucket_by
         self._priority = options.usual_priority
+        # An item that is divided may be larger; its parts may not.
+        self._most = math.inf if options.split is not None else options.max_batch_size
         limit_s = options.request_timeout_s
         self._limit_s = math.inf if limit_s is None else limit_s
         self.of_each = tells_requests_apart(options)
@@ -87,7 +98,11 @@ class Terms:
         asked.cost = 1
         if self._cost_of is not None:
             cost = self._cost_of(item)
-            asked.cost = cost if type(cost) is int and cost >= 0 else self._checked_cost(cost)
+            if type(cost) is not int or cost < 0:
+                cost = self._checked_cost(cost)
+            if cost > self._most:
+                raise self.refusal(cost)
+            asked.cost = cost
         asked.key = None
         if self._bucket_by is not None:
             asked.key = key = self._bucket_by(item)
@@ -106,10 +121,10 @@ class Terms:
         asked.number = 0
         return asked
 
-    def refusal(self, asked: CallOptions) -> ItemTooLarge:
+    def refusal(self, cost: float) -> ItemTooLarge:
         """Makes the error of a call whose item costs more than a batch may."""
         return ItemTooLarge(
-            f"an item for {self._name} costs {asked.cost!s:.20}, which is more than a batch "
+            f"an item for {self._name} costs {cost!s:.20}, which is more than a batch "
             f"may: max_batch_size={self._options.max_batch_size}"
         )
 
@@ -137,7 +152,7 @@ class Terms:
             asked.timer, asked.queue_timer = before.timer, before.queue_timer
             asked.delayed_at = before.delayed_at
         request.options = asked
-        return self.refusal(asked) if asked.cost > self._options.max_batch_size else None
+        return self.refusal(asked.cost) if asked.cost > self._options.max_batch_size else None
 
     def _checked_cost(self, given: Any) -> float:
         # Numbers of other making will do, such as those of numpy.
