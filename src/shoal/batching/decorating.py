@@ -104,6 +104,8 @@ class OpenDecorator(Protocol):
     @overload
     def __call__(self, handler: Callable[[OpenBatch[A, R]], Awaitable[None]], /) -> BatchedFunction[[A], R]: ...
     @overload
+    def __call__(self, handler: classmethod[Any, [OpenBatch[A, R]], Awaitable[None]] | Callable[[type[S], OpenBatch[A, R]], Awaitable[None]], /) -> BatchedFunction[[A], R]: ...
+    @overload
     def __call__(self, handler: Callable[[S, OpenBatch[A, R]], Awaitable[None]], /) -> BatchedMethod[S, [A], R]: ...
     # fmt: on
 
@@ -114,6 +116,8 @@ class OpenStreamDecorator(Protocol):
     # fmt: off
     @overload
     def __call__(self, handler: Callable[[OpenBatch[A, R]], Awaitable[None]], /) -> BatchedGenerator[[A], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [OpenBatch[A, R]], Awaitable[None]] | Callable[[type[S], OpenBatch[A, R]], Awaitable[None]], /) -> BatchedGenerator[[A], R]: ...
     @overload
     def __call__(self, handler: Callable[[S, OpenBatch[A, R]], Awaitable[None]], /) -> BatchedGeneratorMethod[S, [A], R]: ...
     # fmt: on
@@ -126,3 +130,19 @@ class DecoratorOf(Protocol[P, R]):
     def __call__(self, handler: Callable[..., Steps[Any]], /) -> BatchedGenerator[P, R]: ...
     @overload
     def __call__(self, handler: Callable[..., Answer[Any]], /) -> BatchedFunction[P, R]: ...
+
+
+class OpenDecoratorOf(Protocol[P, R]):
+    """The same for ``fill="open"`` or ``"continuous"``."""
+
+    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedFunction[P, R]:
+        """Decorates a handler."""
+        ...
+
+
+class OpenStreamDecoratorOf(Protocol[P, R]):
+    """The same with ``streams=True``."""
+
+    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedGenerator[P, R]:
+        """Decorates a handler."""
+        ...

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
         Decorator,
         DecoratorOf,
         OpenDecorator,
+        OpenDecoratorOf,
         OpenStreamDecorator,
+        OpenStreamDecoratorOf,
     )
     from shoal.batching.handlers import Fill
     from shoal.batching.kinds import Answer, Steps
@@ -76,7 +78,11 @@ def batch(*, fill: Literal["open", "continuous"], streams: Literal[False] = Fals
 @overload
 def batch(*, fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> OpenStreamDecorator: ...
 @overload
-def batch(*, signature: Callable[P, R], fill: Fill = "closed", streams: bool = False, **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
+def batch(*, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> OpenDecoratorOf[P, R]: ...
+@overload
+def batch(*, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> OpenStreamDecoratorOf[P, R]: ...
+@overload
+def batch(*, signature: Callable[P, R], fill: Literal["closed"] = "closed", streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
 @overload
 def batch(**options: Unpack[OptionKeywords]) -> Decorator: ...
 # fmt: on
