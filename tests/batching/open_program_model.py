@@ -68,7 +68,6 @@ class Run:
     given: float = 0
     raised: bool = False
     returned: bool = False
-    looks: bool = True
 
 
 @dataclass(eq=False)
@@ -222,17 +221,14 @@ class OpenWorld:
             async for request in batch:
                 self._given(run, request)
                 tasks.start_soon(self._serve, request, run, tasks)
-            run.looks = False
 
     async def _serve(self, request: Any, run: Run, tasks: TaskGroup) -> None:
         for kind in request.item.script:
             await self._work(request.item.run_s)
-            if request.cancelled:
-                break
-            if await self._answer(request, run, kind):
+            if request.cancelled or await self._answer(request, run, kind):
                 return
-        if kind == "return":
-            tasks.cancel_scope.cancel()
+            if kind == "return":
+                tasks.cancel_scope.cancel()
 
     async def _in_steps(self, batch: Any, run: Run) -> None:
         places: dict[Any, int] = {}
@@ -272,10 +268,7 @@ class OpenWorld:
         elif kind == "item":
             chunk = (item.number, len(item.sent))
             item.sent.append(chunk)  # before: it may be read at once
-            before = request.cancelled
             await request.send(chunk)
-            if request.cancelled and not before and item.got[-1:] != [chunk]:
-                pass  # dropped, since the reader was too slow or has left
             return False
         else:
             request.finish()
@@ -338,7 +331,6 @@ class OpenWorld:
         self.errors.append(error)
         now = anyio.current_time()
         run = item.run
-        options = self.batcher.options
         match error:
             case Failed():
                 assert error.args == (item.number,)
@@ -369,7 +361,6 @@ class OpenWorld:
             case _:
                 raise AssertionError(f"an error without a cause: {error!r}") from error
         assert item.got == item.sent[: len(item.got)]
-        assert options is not None
 
     def _one_too_many(self) -> bool:
         changes = [op.changes for op in self.program.ops if isinstance(op, ops.Configure)]

@@ -8,6 +8,7 @@ goes from one such set to another.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -108,7 +109,7 @@ def join_results(results: list[Any]) -> Any:
     """Joins what belongs together, which is all of one item, in order."""
     kinds = {(what, number) for what, number, _low, _high in results}
     assert len(kinds) == 1, "results of several items were joined"
-    for (*_, end), (*_, start, _high) in zip(results, results[1:], strict=False):
+    for (*_, end), (*_, start, _high) in pairwise(results):
         assert end == start, "parts are missing, or in another order"
     what, number, low, _high = results[0]
     if what == "join":
@@ -237,7 +238,11 @@ def option_sets(draw: st.DrawFn, *, streams: bool) -> dict[str, Any]:
     if "allowed" in features:
         options["allowed_batch_sizes"] = tuple(sorted({*draw(sizes), most}))
         options["padding"] = draw(st.sampled_from(["up", "down", "cost"]))
-        pad = pad_by_cost if options["batch_size_fn"] else draw(st.sampled_from([None, pad_by_number]))
+        pad = (
+            pad_by_cost
+            if options["batch_size_fn"]
+            else draw(st.sampled_from([None, pad_by_number]))
+        )
         options["pad"] = pad
     elif "preferred" in features:
         options["preferred_batch_sizes"] = tuple(draw(sizes))
@@ -251,6 +256,14 @@ def option_sets(draw: st.DrawFn, *, streams: bool) -> dict[str, Any]:
         options["handler_timeout_s"] = draw(st.sampled_from([None, 1.0]))
         options["request_timeout_s"] = draw(st.sampled_from([None, 1.0, 2.0]))
     return options
+
+
+@st.composite
+def some_options(draw: st.DrawFn, *, streams: bool) -> dict[str, Any]:
+    """Draws a few options, which may not go with those in force; then nothing changes."""
+    options = draw(option_sets(streams=streams))
+    names = draw(st.lists(st.sampled_from(sorted(options)), min_size=1, max_size=4))
+    return {name: options[name] for name in names}
 
 
 # Operations
@@ -308,6 +321,7 @@ def policy_programs(draw: st.DrawFn, *, streams: bool) -> Program:
         st.just(Release()),
         st.just(Flush()),
         st.builds(Configure, option_sets(streams=streams)),
+        st.builds(Configure, some_options(streams=streams)),
     )
     rare = st.sampled_from([Settle()] * 14 + [Flush()] * 4 + [Drain(), Close()])
     # What shrinks goes towards the first: an operation that does nothing.

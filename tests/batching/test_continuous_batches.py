@@ -534,6 +534,37 @@ async def test_after_the_grace_those_who_are_left_fail(kind: Kind) -> None:
     assert (handler.active, handler.given) == ([], [0, 1])
 
 
+async def test_a_handler_can_close_its_own_batcher(kind: Kind) -> None:
+    async def handler(batch: Any) -> None:
+        async for request in batch:
+            await kind.answer(request, request.item)
+            if request.item == "last":
+                await batcher.aclose()
+
+    batcher = of(handler, kind)
+    async with anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        assert await kind.ask(call, "first") == "first"
+        assert await kind.ask(call, "last") == "last"
+    assert batcher.statistics().state == "closed"
+
+
+async def test_a_handler_that_calls_its_own_function_is_answered_by_itself(kind: Kind) -> None:
+    async def serve(request: Any) -> None:
+        number = request.item
+        below = await kind.ask(batcher.call, number - 1) if number else 0
+        await kind.answer(request, below + number)
+
+    async def handler(batch: Any) -> None:
+        async with anyio.create_task_group() as tasks:
+            async for request in batch:
+                tasks.start_soon(serve, request)
+
+    batcher = of(handler, kind)
+    async with batcher as call:
+        assert await kind.ask(call, 4) == 10
+
+
 async def test_draining_changes_nothing(kind: Kind) -> None:
     handler = Server(kind)
     handler.let_go(1, 2)

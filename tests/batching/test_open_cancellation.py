@@ -234,3 +234,35 @@ async def test_a_wait_of_the_handler_for_a_reader(how: str, fill: str) -> None:
         return all(was_cancelled)
 
     await at_every_wait(scene, waits=3)
+
+
+async def test_a_batcher_in_a_task_group_of_the_user(how: str, fill: str) -> None:
+    """Its task is cancelled while calls wait: they all fail, with an error that says why."""
+
+    async def scene(nth: int) -> bool:
+        batcher: Any = shoal.Batcher(doubles, **options_of(fill, max_batch_size=2))
+        ended: list[Any] = []
+
+        async def neighbour(item: int) -> None:
+            try:
+                ended.append(await batcher.call(item) == 2 * item)
+            except shoal.BatcherClosed:
+                ended.append(True)
+
+        async with anyio.create_task_group() as tasks:
+
+            async def subject() -> None:
+                async with anyio.create_task_group() as inner:
+                    await inner.start(batcher.run)
+                    for item in (10, 11, 12):
+                        tasks.start_soon(neighbour, item)
+                    await anyio.sleep(0.5)
+                    await batcher.aclose()
+
+            was_cancelled = await CancelledAtWait(subject(), nth, how).run()
+        assert ended in ([], [True] * 3)
+        assert nothing_is_left(batcher)
+        assert batcher.stacks() == []
+        return was_cancelled
+
+    await at_every_wait(scene, waits=2)

@@ -98,10 +98,10 @@ class LineMachine(RuleBasedStateMachine):
         levels = self.options.priority_levels
         wishes = Wishes(**limits, priority=None if levels == 1 else min(level, levels))
         one.options = None
+        if self.options.batch_size_fn is not None and cost > self.options.max_batch_size:
+            return  # it is too large
         if self.terms.of_each or wishes != NO_WISHES:
             one.options = self.terms.of(one.item, wishes, one.arrived_at)
-            if one.cost > self.options.max_batch_size:
-                return
         admission = self.former.admit(one)
         what, victim = self.model.admit(one)
         assert (admission.refusal is None) == (what != "refused")
@@ -195,7 +195,9 @@ class LineMachine(RuleBasedStateMachine):
         self.terms = Terms("a batcher", self.options)
         failed = self.former.change(self.options, self.terms.renew)
         waiting = [*self.model.queued, *self.model.parked]
-        too_large = [r for r in waiting if r.cost > self.options.max_batch_size]
+        most = self.options.max_batch_size
+        costs = self.options.batch_size_fn is not None
+        too_large = [one for one in waiting if costs and item_cost(one.item) > most]
         assert {request for request, _ in failed} == set(too_large)
         for request in too_large:
             assert request.state is State.FAILED

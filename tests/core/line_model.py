@@ -91,7 +91,7 @@ class LineModel:
 
     def victim(self, newcomer: Request) -> Request | None:
         """Who makes room: of the lowest level the oldest, or the newest if that is lower."""
-        if not self.queued or not self.options.overload.startswith("shed"):
+        if self.parked or not self.queued or not self.options.overload.startswith("shed"):
             return None
         lowest = max(request.priority for request in self.queued)
         of_it = [request for request in self.queued if request.priority == lowest]

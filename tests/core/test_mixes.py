@@ -119,6 +119,7 @@ FILLS: list[tuple[dict[str, Any], str]] = [
     ({"adaptive": TARGET}, "no run time of a batch that grows"),
     ({"policy": print}, "no policy cuts it"),
     ({"isolate_errors": True}, "answers each request by itself"),
+    ({"refuse_late": True}, "says nothing of how long a request takes"),
     ({"default_queue_policy": WAITS}, "leave it out of the queue policies"),
     ({"priority_levels": 2, "priority_mixing": "isolate"}, "keep the others waiting"),
 ]

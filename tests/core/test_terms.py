@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from shoal import BatchOptions, ItemTooLarge
-from shoal.core.request import CallOptions
 from shoal.core.terms import NO_WISHES, Terms, Wishes
 from shoal.testing import make_request
 
@@ -23,7 +22,7 @@ def cost_of(given: Any) -> float:
     return terms(batch_size_fn=lambda _: given).of("an item", NO_WISHES, 0.0).cost
 
 
-@pytest.mark.parametrize("given", [0, 3, 2.5, True, Fraction(1, 2), Decimal("0.5"), 10**400])
+@pytest.mark.parametrize("given", [0, 3, 2.5, True, Fraction(1, 2), Decimal("0.5"), 10])
 def test_a_cost_is_any_number_from_0(given: Any) -> None:
     assert cost_of(given) == given
 
@@ -42,12 +41,10 @@ def test_a_cost_is_finite_and_not_negative(given: Any) -> None:
 
 @pytest.mark.parametrize("cost", [11, 10.5, 10**400])
 def test_an_item_that_is_too_large_is_told_the_bound(cost: float) -> None:
-    made = terms(batch_size_fn=len)
-    error = made.refusal(CallOptions(cost=cost))
-    assert isinstance(error, ItemTooLarge)
-    assert isinstance(error, ValueError)
-    assert "max_batch_size=10" in str(error)
-    assert len(str(error)) < 200
+    with pytest.raises(ItemTooLarge, match="max_batch_size=10") as caught:
+        cost_of(cost)
+    assert isinstance(caught.value, ValueError)
+    assert len(str(caught.value)) < 200
 
 
 def test_a_broken_function_breaks_its_call() -> None:

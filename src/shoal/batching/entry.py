@@ -151,9 +151,14 @@ class Entry:
     async def _call_divided(self, item: Any, options: CallOptions, wishes: Wishes) -> Any:
         """Makes one call of one or several requests; the first that fails ends it."""
         # Not before: it depends on what is in line when the call enters it.
-        queued = self.intake.former.size_beside(options)
+        splitting = self._splitting
         try:
-            parts = self._splitting.parts(item, options, wishes, self.now(), queued)
+            if options.terms is not self.terms:  # the batcher was configured meanwhile
+                deadline, due = options.deadline, options.due
+                options = self._terms_of(item, wishes, self.now())
+                options.deadline, options.due = deadline, due
+            queued = self.intake.former.size_beside(options)
+            parts = splitting.parts(item, options, wishes, self.now(), queued)
         except Exception:
             await anyio.lowlevel.checkpoint()
             raise
@@ -167,7 +172,7 @@ class Entry:
             if request.error is None:
                 self.intake.abandon(request)
         try:
-            return self._splitting.joined(requests)
+            return splitting.joined(requests)
         finally:
             _let_go_of_errors(requests)
 
@@ -213,6 +218,7 @@ class Entry:
         if not items:
             await anyio.lowlevel.checkpoint()
             return []
+        splitting = self._splitting
         try:
             calls = self._divided(items, wishes)
         except Exception:
@@ -226,7 +232,7 @@ class Entry:
             for parts in calls:
                 of_one = list(islice(rest, len(parts)))
                 try:
-                    results.append(self._splitting.joined(of_one))
+                    results.append(splitting.joined(of_one))
                 except Exception as error:
                     if not return_exceptions:
                         raise

@@ -25,8 +25,7 @@ class LevelLine(Line):
 
     Invariants:
         ``_heads`` has one entry for each lane, and no lane is empty.
-        The rank in an entry is that of some request that was first in its lane, and not higher than
-        that of the one that is.
+        An entry is about a request that was first in its lane, and so not behind the one that is.
     """
 
     __slots__ = ("_heads", "_lanes", "_places", "_rank")
@@ -35,7 +34,7 @@ class LevelLine(Line):
         self._rank = rank
         # By level, and whether the requests have been delayed: those make a lane of their own.
         self._lanes: dict[tuple[int, bool], deque[Request]] = {}
-        self._heads: list[tuple[Any, tuple[int, bool]]] = []
+        self._heads: list[tuple[Any, int, tuple[int, bool]]] = []
         self._places = 0
 
     def push(self, request: Request) -> None:
@@ -45,11 +44,10 @@ class LevelLine(Line):
         lane = self._lanes.get(key)
         if lane is None:
             self._lanes[key] = deque((request,))
-            heapq.heappush(self._heads, (self._rank(request), key))
-        elif asked.delayed_at is None:
+            heapq.heappush(self._heads, (self._rank(request), asked.number, key))
+        elif asked.delayed_at is None or _delay(lane[-1]) <= asked.delayed_at:
             lane.append(request)
-        else:
-            # At the end, unless it has been here before and is put in line anew.
+        else:  # it has been here before, and is put in line anew
             insort(lane, request, key=_delay)
         self._places += 1
 
@@ -61,15 +59,15 @@ class LevelLine(Line):
         taken: list[Request] = []
         total: float = 0
         while (lane := self._first_lane()) is not None:
-            _rank, key = self._heads[0]
+            _rank, _number, key = self._heads[0]
             # Until the first of another lane is ahead.
-            bound = min(self._heads[1:3])[0] if len(self._heads) > 1 else None
+            bound = min(self._heads[1:3]) if len(self._heads) > 1 else None
             while lane:
                 request = lane[0]
                 asked = request.options
                 assert asked is not None
                 if request.state is QUEUED and (asked.delayed_at is not None) == key[1]:
-                    if bound is not None and self._rank(request) > bound:
+                    if bound is not None and (self._rank(request), asked.number) > bound[:2]:
                         break
                     total += asked.cost
                     if total > room:
@@ -83,7 +81,7 @@ class LevelLine(Line):
         return taken
 
     def pop(self) -> None:
-        self._lanes[self._heads[0][1]].popleft()
+        self._lanes[self._heads[0][2]].popleft()
         self._places -= 1
 
     def put_back(self, requests: Sequence[Request]) -> None:
@@ -119,19 +117,19 @@ class LevelLine(Line):
             for request in lane
             if _is_in_lane(request, key)
         ]
-        return iter(sorted(waiting, key=self._rank))
+        return iter(sorted(waiting, key=self._place))
 
     def _order(self) -> None:
         """Drops the lanes that are empty, and puts the others in order."""
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane}
-        self._heads = [(self._rank(lane[0]), key) for key, lane in self._lanes.items()]
+        self._heads = [(*self._place(lane[0]), key) for key, lane in self._lanes.items()]
         heapq.heapify(self._heads)
 
     def _first_lane(self) -> deque[Request] | None:
         """Returns the lane whose first request's turn it is; None if nobody waits."""
         heads = self._heads
         while heads:
-            rank, key = heads[0]
+            rank, number, key = heads[0]
             lane = self._lanes[key]
             while lane and not _is_in_lane(lane[0], key):
                 lane.popleft()
@@ -139,11 +137,17 @@ class LevelLine(Line):
             if not lane:
                 heapq.heappop(heads)
                 del self._lanes[key]
-            elif len(heads) == 1 or (now := self._rank(lane[0])) == rank:
+            elif len(heads) == 1 or (now := self._place(lane[0])) == (rank, number):
                 return lane
             else:
-                heapq.heapreplace(heads, (now, key))
+                heapq.heapreplace(heads, (*now, key))
         return None
+
+    def _place(self, request: Request) -> tuple[Any, int]:
+        """Returns what says which of two requests goes first."""
+        asked = request.options
+        assert asked is not None
+        return self._rank(request), asked.number
 
 
 def _delay(request: Request) -> float:

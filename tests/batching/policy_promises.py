@@ -1,0 +1,435 @@
+"""What must hold of each batch and each end, whatever options form the batches.
+
+It is the half of `policy_model` that checks. What it needs to know of a request that waits (its
+state, its level, whether it was delayed) it reads off it; the rest it sees from outside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+import shoal
+from batching import policy_programs as ops
+from batching.program_model import EPSILON, InSlot, Item, Raised, Run, World
+from shoal.core.queue_policy import SAME
+from shoal.core.request import Request, State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from anyio.abc import TaskGroup
+
+    from batching.programs import Program
+    from shoal.core.options import BatchOptions
+
+
+@dataclass(eq=False, kw_only=True, repr=False)
+class Call(Item):
+    """One call, or one part of it; it is the item that the handler is given."""
+
+    shape: ops.Shape
+    asks: ops.Asks
+    world: Promises
+    low: float = 0.0
+    high: float = 0.0
+    whole: Call | None = None
+    parts: list[Call] = field(default_factory=list)
+    place: int = -1  # in the order in which calls entered the line
+    made_at: int = 0  # which options were in force when it was made
+
+    def __repr__(self) -> str:
+        return f"<{self.number}: {self.low}-{self.high} {self.shape}>"
+
+    @property
+    def cost(self) -> float | None:
+        return None if self.shape.cost is None else self.high - self.low
+
+    @property
+    def key(self) -> str | None:
+        return self.shape.key
+
+    @property
+    def result(self) -> tuple[Any, ...]:
+        what = "join" if self.shape.kind == "join" else "result"
+        return what, self.number, self.low, self.high
+
+    @property
+    def order(self) -> tuple[int, float]:
+        return (self.whole or self).place, self.low
+
+    @property
+    def lives_under(self) -> list[BatchOptions]:
+        """The options that were in force since it was made."""
+        return self.world.history[self.made_at :]
+
+    def divided(self, room: float) -> list[Call]:
+        if self.shape.split == "raise":
+            raise ops.Broken("split", self.number)
+        if self.shape.split == "empty":
+            return []
+        if self.shape.split == "large":
+            room = math.inf
+        most = self.world.batcher.options.max_batch_size
+        assert 0 < room <= most or self.shape.split == "large"
+        self.parts, low = [], self.low
+        while low < self.high:
+            high = min(self.high, low + (most if low > self.low else room))
+            self.parts.append(self._part(low, high))
+            low = high
+        return self.parts
+
+    def _part(self, low: float, high: float) -> Call:
+        return Call(
+            self.number, self.script, self.run_s, self.arrived_at, self.due, self.options,
+            shape=self.shape, asks=self.asks, world=self.world, low=low, high=high, whole=self,
+        )  # fmt: skip
+
+    def line_ends(self) -> list[tuple[float, str]]:
+        """Until when it may wait in line, and what then; of two it may be either."""
+        ends: list[tuple[float, str]] = []
+        for options in (self.world.history[self.made_at], self.options):
+            level = min(self.asks.level or options.usual_priority, self.options.priority_levels)
+            policy = self.options.queue_policy(level)
+            limits = [self.asks.queue_timeout_s, None if policy is None else policy.timeout_s]
+            limit_s = min((limit for limit in limits if limit is not None), default=math.inf)
+            action = "reject" if policy is None else policy.timeout_action
+            ends.append((self.arrived_at + limit_s, action))
+        return ends
+
+
+class Promises(World):
+    """One program's batcher, and what must hold of it."""
+
+    items: list[Call]  # type: ignore[assignment]
+
+    def __init__(self, program: Program, tasks: TaskGroup, requests: list[Request]) -> None:
+        super().__init__(program, tasks)
+        self.requests = requests
+        self.history = [self.batcher.options]
+        self.refused: list[Call] = []
+        self.late: list[Call] = []
+        self.runs_of: Counter[int] = Counter()
+        self.was_parked: set[Request] = set()
+        self.flushed: set[Request] = set()
+        self.drained = False
+        self.shed_seen = 0
+        self.failure: AssertionError | None = None  # which a handler raised, of ours or the model's
+        self.given: Sequence[Any] = ()
+
+    def note_parked(self) -> None:
+        self.was_parked.update(self.in_line(State.PARKED))
+
+    def in_line(self, *states: State) -> list[Request]:
+        return [request for request in self.requests if request.state in states]
+
+    # What must hold of a batch
+
+    def _check_batch(self, run: Run, batch: shoal.Batch) -> None:
+        calls: list[Any] = run.items
+        for call in calls:
+            if call.whole is not None:
+                call.whole.runs.append(run)
+        self.runs_of[batch.id] += 1
+        assert len(set(calls)) == len(calls) >= 1
+        if batch.id in self.batches:
+            first = self.batches[batch.id]
+            run.options = first.options
+            assert first.options.isolate_errors, "a handler was given a batch twice"
+            assert [item for item in first.items if item in calls] == calls
+            assert len(calls) < len(first.items)
+        else:
+            self.batches[batch.id] = run
+            assert len(self.running) < run.options.max_concurrent_batches
+            self._check_calls(calls, run)
+            self._check_order(batch.requests, run.options)
+        self._check_size(calls, run.options)
+
+    def _check_calls(self, calls: list[Any], run: Run) -> None:
+        now, options = run.started_at, run.options
+        for call in calls:
+            whole = call.whole or call
+            assert not whole.gone, "the handler was given a request whose caller had left"
+            assert not whole.ends, "the handler was given a request that had ended"
+            assert now <= whole.due + EPSILON, "the handler was given an expired request"
+            ends = whole.line_ends()
+            if all(action == "reject" for _until, action in ends):
+                assert now <= max(ends)[0] + EPSILON, "it has been in line for too long"
+        if options.bucket_by is not None:
+            assert len({call.key for call in calls}) == 1, "two keys share a batch"
+
+    def _check_size(self, calls: list[Any], options: BatchOptions) -> None:
+        by_cost = options.batch_size_fn is not None
+        size = sum(call.cost for call in calls) if by_cost else len(calls)
+        assert size <= options.max_batch_size
+        preferred = options.preferred_batch_sizes
+        assert preferred is None or size <= preferred[-1] or len(calls) == 1
+        assert list(self.given[: len(calls)]) == calls
+        padding = self.given[len(calls) :]
+        if options.allowed_batch_sizes is None:
+            assert not padding
+            return
+        wanted = min(allowed for allowed in options.allowed_batch_sizes if allowed >= size)
+        assert wanted == size + (sum(one.cost for one in padding) if by_cost else len(padding))
+
+    def _check_order(self, requests: Sequence[Request], options: BatchOptions) -> None:
+        isolates = options.priority_mixing == "isolate"
+        if isolates:
+            assert len({request.priority for request in requests}) == 1, "two levels share a batch"
+        now = anyio.current_time()
+        for request in requests:
+            self.flushed.discard(request)
+            self._check_level(request, options)
+            latest = self._latest(request, options)
+            assert request in self.was_parked or now <= latest + EPSILON, "it waited for too long"
+        waiting = [
+            other
+            for other in self.in_line(State.QUEUED)
+            if options.bucket_by is None or other.item.key == requests[0].item.key
+            if not isolates or other.priority == requests[0].priority
+            if not (other.item.whole or other.item).gone
+        ]
+        inner = pairwise(requests)
+        outer = [(request, other) for request in requests for other in waiting]
+        for before, after in [*inner, *outer]:
+            self._check_pair(before, after, options)
+
+    def _check_pair(self, before: Request, after: Request, options: BatchOptions) -> None:
+        """Checks that one request may be ahead of another."""
+        if any(r.options is not None and r.options.delayed_at is not None for r in (before, after)):
+            return  # `line_machine` says where those belong
+        ranks = self._rank(before, options), self._rank(after, options)
+        assert ranks[0] <= ranks[1], "it is not its turn"
+        if ranks[0] == ranks[1] and before.priority == after.priority:
+            assert before.item.order < after.item.order, "order of arrival"
+
+    def _rank(self, request: Request, options: BatchOptions) -> tuple[float, ...]:
+        level, aging_s = request.priority, options.priority_aging_s
+        if options.order == "deadline":
+            due = None if request.options is None else request.options.due
+            if aging_s is None:
+                return level, math.inf if due is None else due
+            due = request.arrived_at + aging_s if due is None else due
+            return (round(due + (level - 1) * aging_s, 6),)
+        if options.priority_levels == 1:
+            return ()
+        return (level,) if aging_s is None else (round(request.arrived_at + level * aging_s, 6),)
+
+    def _check_level(self, request: Request, options: BatchOptions) -> None:
+        wish = (request.item.whole or request.item).asks.level
+        usual = options.usual_priority
+        assert request.priority == (min(wish, options.priority_levels) if wish else usual)
+
+    def _window_s(self, request: Request, options: BatchOptions) -> float:
+        policy = options.queue_policy(request.priority)
+        wait_s = options.batch_wait_timeout_s
+        if wait_s == 0 and options.idle_timeout_s is not None:
+            wait_s = None
+        if policy is not None and policy.batch_wait_timeout_s is not SAME:
+            wait_s = policy.batch_wait_timeout_s  # type: ignore[assignment]
+        return math.inf if wait_s is None or options.adaptive is not None else wait_s
+
+    def _latest(self, request: Request, options: BatchOptions) -> float:
+        """When a request must be on its way that was never parked, at the latest."""
+        due = request.arrived_at + self._window_s(request, options)
+        return max(due, self.free_since, self.changed_at)
+
+    # What must hold of an end
+
+    def _judge(self, item: Any, error: Exception | None, *, shared: bool = False) -> None:
+        item.ends += 1
+        if isinstance(error, AssertionError):
+            self.failure = error
+        if error is not None and not shared:
+            self.errors.append(error)
+        if isinstance(error, shoal.Overloaded):
+            if "shed" in str(error):
+                self.shed_seen += 1
+            elif not shared:
+                self.refused.append(item)
+        accepted = any((r.item.whole or r.item) is item for r in self.requests)
+        if isinstance(error, shoal.DeadlineExceeded) and not accepted:
+            self.late.append(item)
+        if error is None and item.parts:
+            assert item.shape.kind != "join" or len(item.parts) == 1
+            assert all(self.has_cause(part, None) for part in item.parts)
+        else:
+            pieces = [item, *item.parts]
+            assert any(self.has_cause(piece, error) for piece in pieces), f"no cause: {error!r}"
+
+    def has_cause(self, call: Call, error: Exception | None) -> bool:
+        """Says whether a call, or a part of one, may have come to this end."""
+        now, streams = anyio.current_time(), self.program.streams
+        run = call.runs[-1] if call.runs else None
+        broke_at = math.inf if run is None else run.broke_at
+        slots = call.steps_of("slot")
+        slot_at = min(slots, default=math.inf)
+        length = len(call.script) if streams else 0
+        match error:
+            case None:
+                self._check_got(call, complete=True)
+                return run is not None and slot_at == math.inf and broke_at > length
+            case InSlot():
+                self._check_got(call, complete=True)
+                return error.args == (call.number,) and slot_at < broke_at
+            case Raised() | shoal.WrongBatchSize():
+                self._check_got(call, complete=True)
+                sent = any(step < broke_at for step in call.steps_of("item"))
+                isolates = run is not None and run.options.isolate_errors
+                return broke_at <= min(length, slot_at) and (call.breaks or sent or not isolates)
+            case shoal.HandlerTimeout():
+                limit_s = None if run is None else run.options.handler_timeout_s
+                return (
+                    run is not None
+                    and limit_s is not None
+                    and (now >= run.started_at + limit_s - EPSILON)
+                )
+            case shoal.SlowReader():
+                return run is not None and run.options.slow_reader_timeout_s is not None
+            case shoal.BatcherClosed():
+                return self.closing
+            case AssertionError():
+                return True  # it is raised at the end
+            case shoal.DeadlineExceeded():
+                return self._is_out_of_time(call, now)
+            case shoal.Overloaded():
+                return self._is_overload(call, error, now)
+            case ops.Broken(args=("join", call.number)):
+                return call.shape.kind == "join" and len(call.parts) > 1
+            case _:
+                return run is None and self._is_misfit(call, error)
+
+    def _is_out_of_time(self, call: Call, now: float) -> bool:
+        self._check_got(call, complete=False)
+        if abs(now - call.due) < EPSILON or (self.program.streams and now > call.due):
+            if not call.runs and not call.is_late and not self.program.streams:
+                self._check_that_it_could_not_leave(call)
+            return True
+        ends = (call.whole or call).line_ends()
+        return not call.runs and any(
+            action == "reject" and now >= until - EPSILON for until, action in ends
+        )
+
+    def _check_that_it_could_not_leave(self, call: Call) -> None:
+        """Who has waited for company until its deadline had no slot to leave by."""
+        mine = [r for r in self.requests if (r.item.whole or r.item) is (call.whole or call)]
+        if not mine or self.was_parked.intersection(mine):
+            return
+        free = len(self.running) < self.batcher.options.max_concurrent_batches
+        assert not free or max(self.free_since, self.changed_at) > call.arrived_at - EPSILON, (
+            "it has not left in time"
+        )
+
+    def _is_overload(self, call: Call, error: Exception, now: float) -> bool:
+        options = self.batcher.options
+        if call.runs:
+            return False
+        if "shed" in str(error):
+            return options.overload.startswith("shed") or any(
+                o.overload.startswith("shed") for o in call.lives_under
+            )
+        options = call.options
+        policies = [*options.queue_policies.values(), options.default_queue_policy]
+        bounded = options.max_queued_requests is not None and options.overload != "wait"
+        return now == call.arrived_at and (
+            bounded
+            or options.refuse_late
+            or any(policy is not None and policy.max_queued_requests for policy in policies)
+        )
+
+    def _is_misfit(self, call: Call, error: Exception) -> bool:
+        """Says whether an item was not one that could be served, when it came or after a change."""
+        under = call.lives_under
+        split = [o for o in under if o.split is not None]
+        match error:
+            case ops.Broken(args=("cost", call.number)):
+                return call.cost is None and any(o.batch_size_fn is not None for o in under)
+            case ops.Broken(args=("key", call.number)):
+                return call.key is None and any(o.bucket_by is not None for o in under)
+            case ops.Broken(args=("split", call.number)):
+                return call.shape.split == "raise" and bool(split)
+            case shoal.ItemTooLarge():
+                mosts = [o.max_batch_size for o in under if o.batch_size_fn is not None]
+                return bool(mosts) and call.cost is not None and call.cost > min(mosts)
+            case TypeError():
+                return call.shape.split == "empty" and bool(split)
+            case ValueError():
+                return (call.asks.level or 1) > min(o.priority_levels for o in under)
+        return False
+
+    def check_at_rest(self) -> None:
+        now, options = anyio.current_time(), self.batcher.options
+        self.note_parked()
+        statistics = self.batcher.statistics()
+        assert statistics.batches_running == len(self.running)
+        former = self.batcher._session._intake.former  # type: ignore[union-attr]
+        former._check()
+        queued = self.in_line(State.QUEUED)
+        assert len(queued) == statistics.queued
+        assert len(self.in_line(State.PARKED)) == statistics.parked
+        if not self.in_line(State.QUEUED, State.PARKED):
+            self.unbound = False
+        bound = options.max_queued_requests
+        slots = options.max_concurrent_batches
+        if bound is not None and options.batch_size_fn is None and not self.unbound:
+            assert statistics.queued <= bound + slots * options.max_batch_size
+        assert bound is not None or statistics.parked == 0
+        self.flushed = {request for request in self.flushed if request.state is State.QUEUED}
+        if statistics.batches_running >= slots:
+            return
+        assert not self.flushed, "a flush has not sent all that it covers"
+        assert not (self.drained or self.closing) or not queued, "who drains does not wait"
+        for request in queued:
+            if request not in self.was_parked:
+                due = request.arrived_at + self._window_s(request, options)
+                assert due > now - EPSILON, "its window is over"
+        if options.batch_size_fn is None and options.adaptive is None:
+            enough = (options.preferred_batch_sizes or [options.max_batch_size])[0]
+            isolates = options.priority_mixing == "isolate"
+            buckets = Counter(
+                (
+                    request.item.key if options.bucket_by is not None else None,
+                    request.priority if isolates else None,
+                )
+                for request in queued
+            )
+            assert all(count < enough for count in buckets.values()), "a full batch waits"
+
+    def check_at_end(self, requests: list[Request]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        assert all(item.ends == 1 for item in self.items), "a caller has no end, or two"
+        assert len(set(map(id, self.errors))) == len(self.errors), "callers share an error"
+        assert self.batcher.stacks() == [], "a task of the batcher is left"
+        assert self.running == {}
+        former = self.batcher._session._intake.former  # type: ignore[union-attr]
+        assert len(former.overdue.timers) == 0, "a timer is left"
+        assert list(former._policy.waiting()) == []
+        statistics = self.batcher.statistics()
+        assert (statistics.state, statistics.queued, statistics.parked) == ("closed", 0, 0)
+        assert (statistics.running, statistics.batches_running) == (0, 0)
+        states = Counter(request.state for request in requests)
+        assert sum(states.values()) == (
+            states[State.FINISHED] + states[State.FAILED] + states[State.CANCELLED]
+        ), "an accepted request has not ended"
+        refused = set(self.refused)
+        undone = sum((r.item.whole or r.item) in refused for r in requests)
+        rejected = sum(max(1, len(call.parts)) for call in refused)
+        late = sum(max(1, len(call.parts)) for call in self.late)
+        assert statistics.finished == states[State.FINISHED]
+        assert statistics.failed + statistics.shed == states[State.FAILED] - undone
+        assert statistics.cancelled + statistics.expired == states[State.CANCELLED] + late
+        assert statistics.rejected == rejected
+        assert statistics.shed >= self.shed_seen
+        assert min(statistics.cancelled, statistics.expired - late) >= 0
+        assert sum(statistics.batches.values()) == statistics.batch_size.total == len(self.batches)
+        assert statistics.batch_size.sum == sum(len(run.items) for run in self.batches.values())
+        for number, first in self.batches.items():
+            breaking = sum(item.breaks for item in first.items)
+            halvings = math.ceil(math.log2(len(first.items)))
+            assert self.runs_of[number] - 1 <= 2 * breaking * halvings, "too many runs"
