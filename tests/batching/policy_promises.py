@@ -168,7 +168,8 @@ class Promises(World):
         size = sum(call.cost for call in calls) if by_cost else len(calls)
         assert size <= options.max_batch_size
         preferred = options.preferred_batch_sizes
-        assert preferred is None or size <= preferred[-1] or len(calls) == 1
+        costly = sum(call.cost > 0 for call in calls) if by_cost else len(calls)
+        assert preferred is None or size <= preferred[-1] or costly == 1
         assert list(self.given[: len(calls)]) == calls
         padding = self.given[len(calls) :]
         if options.allowed_batch_sizes is None:
