@@ -28,8 +28,8 @@ from batching.scenes import (
     settle,
 )
 from shoal.batching.buffer import StreamBuffer
-from shoal.core.overdue import Overdue
 from shoal.core.counters import Histogram
+from shoal.core.overdue import Overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
