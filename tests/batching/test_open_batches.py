@@ -1104,7 +1104,6 @@ async def calls_in_vain(call: Any) -> None:
         (calls, fails_each, {}),
         (calls, crashes, {}),
         (calls_in_vain, returns, {}),
-        (calls, never_ends, {"handler_timeout_s": 5}),
         (leaves, never_ends, {}),
         (reads, sends, {}),
         (reads, sends, {"stream_buffer": 1}),
@@ -1115,8 +1114,9 @@ async def calls_in_vain(call: Any) -> None:
 async def test_nothing_is_left_for_the_collector(
     fill: Any, use: Any, handler: Any, options: dict[str, Any]
 ) -> None:
-    if fill == "continuous" and "handler_timeout_s" in options:
-        pytest.skip("its handler has no time-out")
-    options = {"graceful_shutdown_timeout_s": 0, **options}
-    options |= {"fill": fill, "streams": use is reads}
+    options = {"graceful_shutdown_timeout_s": 0, "fill": fill, "streams": use is reads, **options}
     assert await found_after(use, handler, **options) == []
+
+
+async def test_a_time_out_leaves_nothing_for_the_collector() -> None:
+    assert await found_after(calls, never_ends, fill="open", handler_timeout_s=5) == []
