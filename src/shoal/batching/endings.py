@@ -49,7 +49,7 @@ class Endings:
             self._counters.cancelled += 1
             batch.active -= 1
             if batch.on_left is not None:
-                batch.on_left()
+                batch.on_left(request)
         elif state is QUEUED or state is PARKED:
             self._counters.cancelled += 1
             if self.former.leave(request):

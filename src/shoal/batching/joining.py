@@ -76,6 +76,8 @@ class Joining(ABC):
         self.has_ended = False
         self._gateway = gateway
         self._has_turn = True
+        # What those sum up to that take up room.
+        self._size = sum([request.cost for request in batch.requests])
 
     @property
     @abstractmethod
@@ -95,6 +97,10 @@ class Joining(ABC):
     async def wait(self) -> bool:
         """Waits until a request may have joined; returns False when none will any more."""
 
+    @abstractmethod
+    def ended(self, request: Request) -> None:
+        """Notes that one of the batch's requests has ended."""
+
     def changed(self) -> None:
         """Notes that a place is free, or that the handler may find something new."""
         self._gateway.tell_room()
@@ -105,15 +111,15 @@ class Joining(ABC):
             self._has_turn = False
             self._gateway.pass_turn()
 
-    def _room_beside(self, requests: list[Request]) -> float:
-        most = self._gateway.former.options.max_batch_size
-        return most - sum([request.cost for request in requests])
+    def _room_left(self) -> float:
+        return self._gateway.former.options.max_batch_size - self._size
 
     def _take(self) -> list[Request]:
         taken = self._gateway.taken_within(self.room)
         if taken:
             self.batch.admit(taken)
             self.joined += taken
+            self._size += sum([request.cost for request in taken])
             self.changed()
         return taken
 
@@ -128,7 +134,7 @@ class OpenJoining(Joining):
 
     @property
     def room(self) -> float:
-        return 0 if self.is_closed else self._room_beside(self.batch.requests)
+        return 0 if self.is_closed else self._room_left()
 
     @property
     def is_closed(self) -> bool:
@@ -138,6 +144,9 @@ class OpenJoining(Joining):
     @property
     def is_abandoned(self) -> bool:
         return self.is_closed and self.batch.active == 0
+
+    def ended(self, request: Request) -> None:
+        self.changed()
 
     async def feed(self) -> None:
         """Puts requests into the batch until it is closed; with the turn at the line."""
@@ -153,11 +162,13 @@ class OpenJoining(Joining):
                     break
                 await gateway.listen(until)
         finally:
+            if self.batch.reason is CutReason.OPEN:  # the handler has ended, or its time is up
+                self.has_ended = True
             self.leave_line()
         self.changed()
         left = any(request.state is State.CANCELLED for request in self.batch.requests)
         if left and self.batch.on_left is not None:
-            self.batch.on_left()  # they left when others could still have come
+            self.batch.on_left(self.batch.requests[0])  # they left when others could have come
 
     def flush(self) -> None:
         """Closes the batch as soon as it has taken what is in line."""
@@ -198,11 +209,15 @@ class ContinuousJoining(Joining):
     def room(self) -> float:
         if self.has_ended or self._gateway.takes_no_more(self.batch):
             return 0
-        return self._room_beside(self._running())
+        return self._room_left()
 
     @property
     def is_abandoned(self) -> bool:
         return False  # others will come, and starting the handler again has its price
+
+    def ended(self, request: Request) -> None:
+        self._size = self._size - request.cost if self.batch.active else 0
+        self.changed()
 
     def pull(self) -> None:
         # What has ended is dropped, or a batch that never closes would keep it all.

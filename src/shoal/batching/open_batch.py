@@ -184,6 +184,7 @@ class OpenBatch(Generic[T, R]):
         """Returns the requests that join now, in order; maybe none."""
         self._look()
         joined, self._ahead = self._ahead, []
+        self._active = [*self.active, *joined]
         return joined
 
     def _look(self) -> None:
@@ -196,7 +197,7 @@ class OpenBatch(Generic[T, R]):
         ]
         self._joining.joined.clear()
         self._ahead = [request for request in self._ahead if not request.ended] + joined
-        self._active = [*self.active, *joined]
+        self._active = self.active  # what has ended is not kept
 
     async def join(self) -> list[OpenRequest[T, R]]:
         """Waits until requests join, and returns them; an empty list when none will any more.
@@ -228,7 +229,9 @@ class OpenBatch(Generic[T, R]):
         while True:
             self._look()
             if self._ahead:
-                return self._ahead.pop(0)
+                request = self._ahead.pop(0)
+                self._active = [*self.active, request]
+                return request
             if not await self._joining.wait():
                 raise StopAsyncIteration
 

@@ -11,6 +11,7 @@ from shoal.batching.failures import own_copy
 from shoal.batching.open_batch import OpenBatch
 from shoal.batching.readers import is_full, too_slow, wait_for_readers
 from shoal.batching.run import RUNNING, Run
+from shoal.batching.stream import Mark
 from shoal.core.request import State
 from shoal.errors import Unfinished
 
@@ -35,6 +36,11 @@ class OpenRun(Run):
 
     async def send(self, request: Request, chunk: Any) -> None:
         """Puts an item into a request's stream, once there is room."""
+        if isinstance(chunk, (Mark, BaseException)):
+            raise TypeError(
+                f"an item of a stream can't be {chunk!r}: finish() ends the stream, fail(error) "
+                "fails it, and where there is nothing to send, send nothing"
+            )
         if not self.handler.streams:
             raise TypeError(
                 f"a call to {self.name} is answered once, by finish(result); "
@@ -56,6 +62,8 @@ class OpenRun(Run):
             raise TypeError(
                 f"a stream of {self.name} has no result but its items; send(item), then finish()"
             )
+        if isinstance(value, BaseException):
+            raise TypeError(f"a result can't be {value!r}: fail(error) fails the request")
         if request.state is not RUNNING:
             return
         if self.handler.streams:
@@ -68,6 +76,10 @@ class OpenRun(Run):
 
     def fail(self, request: Request, error: BaseException) -> None:
         """Ends a request with an error."""
+        if not isinstance(error, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"fail() takes an exception, not {error!r}; write request.fail(ValueError(...))"
+            )
         if request.state is RUNNING:
             self._fail(request, own_copy(error))
 
@@ -75,16 +87,16 @@ class OpenRun(Run):
     def _wants_to_know(self) -> bool:
         return True
 
-    def _left(self, batch: Batch, scope: Scope) -> None:
+    def _left(self, batch: Batch, scope: Scope, request: Request) -> None:
         joining = self.opened[batch]
-        joining.changed()
+        joining.ended(request)
         if joining.is_abandoned and self.options.cancel_abandoned:
             scope.cancel()
 
     def _end(self, request: Request, state: State) -> None:
         batch = request.batch
         Run._end(self, request, state)
-        self.opened[cast("Batch", batch)].changed()
+        self.opened[cast("Batch", batch)].ended(request)
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
         joining = self.opened[batch]

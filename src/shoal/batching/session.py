@@ -129,7 +129,10 @@ class Session:
         for request, error in self._intake.former.change(options, terms.renew):
             self._intake.fail_one(request, error)
         self._options = options
-        self.slots.run = self._new_run()
+        if self._handler.fill == "closed":
+            self.slots.run = self._new_run()
+        else:
+            self.slots.run.options = options  # of the batches that run as well
         self.entry.configure(options)
         self.slots.resize()
 

@@ -70,13 +70,13 @@ class Company:
 
     Attributes:
         active: How many of them are in the state RUNNING.
-        on_left: Called when one of them has been left by its caller; None for nothing.
+        on_left: Called with one that has been left by its caller; None for nothing.
     """
 
     __slots__ = ("active", "on_left")
 
     active: int
-    on_left: Callable[[], object] | None
+    on_left: Callable[[Request], object] | None
 
 
 class CallOptions:
