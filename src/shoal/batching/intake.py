@@ -105,7 +105,9 @@ class Intake(Endings):
                 if asked.queue_timer is not None:
                     self.forget(request)
                 elif asked.timer is not None:  # Overdue.forget, for the usual case
-                    self._timers.forget(asked.timer)
+                    if asked.timer[2] is not None:
+                        asked.timer[2] = None
+                        self._timers.forgotten += 1
                     asked.timer = None
         if request.error is not None:
             try:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from shoal.core.counters import Counters
 
 RUNNING = State.RUNNING
-# By how much a run that was interrupted is taken to have been too short.
-_AT_LEAST = 1.1
 
 
 class Slots:
@@ -166,13 +164,7 @@ class Slots:
     def _measured(self, load: float, run_s: float, *, interrupted: bool) -> None:
         """Takes note of how long a run took."""
         model = self._former.model
-        if interrupted:
-            # It would have taken longer, and that is all that is known.
-            expected_s = model.run_s(load)
-            if expected_s is not None and expected_s > run_s:
-                return
-            run_s *= _AT_LEAST
-        model.observe(load, run_s)
+        (model.interrupted if interrupted else model.observe)(load, run_s)
 
     async def take_turn(self) -> None:
         """Waits until no other slot is at the line."""

@@ -61,6 +61,8 @@ _NORMAL_TAIL: Final = 2.2
 _OTHER_PACE: Final = 1.2
 # The least that a batch is taken to last, so that there are ratios.
 _GRAIN_S: Final = 1e-9
+# By how much a run that was interrupted is taken to have been too short.
+_AT_LEAST: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,16 @@ class LatencyModel:
             seconds: How long the handler had it.
         """
         self._unread.append((size, seconds))
+
+    def interrupted(self, size: float, seconds: float) -> None:
+        """Takes note of a run that would have taken longer, had it not been cancelled.
+
+        That it takes at least so long is news only where less was expected. The arguments are those
+        of `observe`.
+        """
+        expected_s = self.run_s(size)
+        if expected_s is None or expected_s <= seconds:
+            self.observe(size, seconds * _AT_LEAST)
 
     def run_s(self, size: float) -> float | None:
         """Returns how long a batch of a size usually runs, in seconds; None before the first."""

@@ -32,15 +32,15 @@ class LevelLine(Line):
 
     def __init__(self, rank: Callable[[Request], Any]) -> None:
         self._rank = rank
-        # By level, and whether the requests have been delayed: those make a lane of their own.
-        self._lanes: dict[tuple[int, bool], deque[Request]] = {}
-        self._heads: list[tuple[Any, int, tuple[int, bool]]] = []
+        # By level; those who have been delayed make a lane of their own, by the level negated.
+        self._lanes: dict[int, deque[Request]] = {}
+        self._heads: list[tuple[Any, int, int]] = []
         self._places = 0
 
     def push(self, request: Request) -> None:
         asked = request.options
         assert asked is not None
-        key = asked.priority, asked.delayed_at is not None
+        key = asked.priority if asked.delayed_at is None else -asked.priority
         lane = self._lanes.get(key)
         if lane is None:
             self._lanes[key] = deque((request,))
@@ -66,7 +66,7 @@ class LevelLine(Line):
                 request = lane[0]
                 asked = request.options
                 assert asked is not None
-                if request.state is QUEUED and (asked.delayed_at is not None) == key[1]:
+                if request.state is QUEUED and (asked.delayed_at is not None) == (key < 0):
                     if bound is not None and (self._rank(request), asked.number) > bound[:2]:
                         break
                     total += asked.cost
@@ -157,14 +157,14 @@ def _delay(request: Request) -> float:
     return asked.delayed_at
 
 
-def _lane_of(request: Request) -> tuple[int, bool]:
+def _lane_of(request: Request) -> int:
     asked = request.options
     assert asked is not None
-    return asked.priority, asked.delayed_at is not None
+    return asked.priority if asked.delayed_at is None else -asked.priority
 
 
-def _is_in_lane(request: Request, key: tuple[int, bool]) -> bool:
+def _is_in_lane(request: Request, key: int) -> bool:
     """Says whether a request waits, and does so in this lane and not among the delayed ones."""
     asked = request.options
     assert asked is not None
-    return request.state is QUEUED and (asked.delayed_at is not None) == key[1]
+    return request.state is QUEUED and (asked.delayed_at is not None) == (key < 0)

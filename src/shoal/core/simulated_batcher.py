@@ -33,8 +33,6 @@ RUNNING = State.RUNNING
 FINISHED = State.FINISHED
 _NEVER = math.inf
 _UNTIL_SOMEONE_COMES = Wait(None, 1)
-# The slots' own: by how much a run that was interrupted is taken to have been too short.
-_AT_LEAST = 1.1
 
 
 class SimulatedBatcher:
@@ -230,9 +228,7 @@ class SimulatedBatcher:
             if request.options is not None:
                 self._former.overdue.forget(request)
         model = self._former.model
-        usual_s = model.run_s(batch.load) if interrupted else None
-        if usual_s is None or usual_s <= run_s:
-            model.observe(batch.load, run_s * _AT_LEAST if interrupted else run_s)
+        (model.interrupted if interrupted else model.observe)(batch.load, run_s)
         self.ended_at = now
         self._tell_idle(now)
 

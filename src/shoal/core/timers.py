@@ -24,19 +24,21 @@ _FORGOTTEN_WORTH_A_SWEEP: Final = 64
 class Timers:
     """What is to happen, and when.
 
+    Attributes:
+        forgotten: How many entries are about nothing. Who empties an entry counts it here.
+
     Invariants:
-        ``_forgotten`` == number of entries that are about nothing.
         The entries of ``_queue`` are in the order of their times; ``_latest`` is that of the last.
     """
 
-    __slots__ = ("_count", "_forgotten", "_heap", "_latest", "_queue", "_sweep_at")
+    __slots__ = ("_count", "_heap", "_latest", "_queue", "_sweep_at", "forgotten")
 
     def __init__(self) -> None:
         self._queue: deque[Timer] = deque()
         self._heap: list[Timer] = []
         self._latest = -math.inf
         self._count = 0
-        self._forgotten = 0
+        self.forgotten = 0
         # At how many forgotten entries they are dropped: as many as were left the last time.
         self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
@@ -47,6 +49,8 @@ class Timers:
             at: The time, in seconds on the clock that the caller goes by.
             what: What it is about; not None.
         """
+        if self.forgotten > self._sweep_at:
+            self.keep(lambda _: True)
         self._count = number = self._count + 1
         timer = [at, number, what]
         if at >= self._latest:
@@ -58,12 +62,9 @@ class Timers:
 
     def forget(self, timer: Timer) -> None:
         """Drops a timer; does nothing if it has gone off or was dropped."""
-        if timer[2] is None:
-            return
-        timer[2] = None
-        self._forgotten = forgotten = self._forgotten + 1
-        if forgotten > self._sweep_at:
-            self.keep(lambda _: True)
+        if timer[2] is not None:
+            timer[2] = None
+            self.forgotten += 1
 
     def keep(self, is_wanted: Callable[[Any], bool]) -> None:
         """Drops every timer but those about something that is wanted."""
@@ -74,7 +75,7 @@ class Timers:
         self._queue = deque(kept(self._queue))
         self._heap = kept(self._heap)
         heapq.heapify(self._heap)
-        self._forgotten = 0
+        self.forgotten = 0
         self._sweep_at = max(_FORGOTTEN_WORTH_A_SWEEP, len(self))
 
     def next_at(self) -> float:
@@ -102,14 +103,14 @@ class Timers:
         queue, heap = self._queue, self._heap
         while queue and queue[0][2] is None:
             queue.popleft()
-            self._forgotten -= 1
+            self.forgotten -= 1
         while heap and heap[0][2] is None:
             heapq.heappop(heap)
-            self._forgotten -= 1
+            self.forgotten -= 1
         if not queue:
             self._latest = -math.inf
             return heap[0] if heap else None
         return min(queue[0], heap[0]) if heap else queue[0]
 
     def __len__(self) -> int:
-        return len(self._queue) + len(self._heap) - self._forgotten
+        return len(self._queue) + len(self._heap) - self.forgotten

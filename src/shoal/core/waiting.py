@@ -145,10 +145,12 @@ class Waiting:
             # They may change the decision, for it matters now when they must leave.
             self._urgency.see(self.model, min(self.live, self.options.max_batch_size), self.live)
             return self.decide(now)
-        until = min(
-            math.inf if decision.until is None else decision.until,
-            self._urgency.until() if self.live else math.inf,
-        )
+        until = math.inf if decision.until is None else decision.until
+        if self.live:
+            until = min(until, self._urgency.until())
+        elif decision.until is None:
+            self._asleep_until = math.inf
+            return decision
         self._asleep_until = until
         return Wait(None if until == math.inf else until, decision.wake_at)
 

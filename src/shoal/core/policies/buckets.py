@@ -96,7 +96,7 @@ class Buckets(BatchPolicy):
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(key, self._make())
-        bucket.rule.add(request)
+        bucket.rule.put(request)
         self.size += asked.cost
         if bucket.head is not None:
             if self._rank is not None and bucket.rule.line.is_led_by(request):

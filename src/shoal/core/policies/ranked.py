@@ -100,6 +100,13 @@ class Ranked(BatchPolicy):
         self.asleep_until = NOBODY_WAITS
 
     def add(self, request: Request) -> bool:
+        self.put(request)
+        if self.asleep_until == NOBODY_WAITS:
+            return False
+        return self.due_at(request.arrived_at) < self.asleep_until
+
+    def put(self, request: Request) -> None:
+        """Takes in a request, where somebody else knows who waits for it."""
         asked = request.options
         assert asked is not None
         asked.number = next(self._numbers)
@@ -111,9 +118,6 @@ class Ranked(BatchPolicy):
         self.size += asked.cost
         if self._adaptive is not None:
             self._adaptive.arrived(request.arrived_at)
-        if self.asleep_until == NOBODY_WAITS:
-            return False
-        return self.due_at(request.arrived_at) < self.asleep_until
 
     def remove(self, request: Request) -> None:
         self.count -= 1
