@@ -120,8 +120,9 @@ def test_a_handler_that_fails_is_shown(in_slot, capsys):
     assert "LookupError: no weights" in capsys.readouterr().err
 
 
-def test_a_handler_without_an_end_is_refused():
-    @shoal.batch(fill="continuous")
+@pytest.mark.parametrize("fill", ["open", "continuous"])
+def test_a_handler_whose_batches_grow_is_refused(fill):
+    @shoal.batch(fill=fill)
     async def handler(batch: shoal.OpenBatch[int, int]) -> None:
         async for joined in batch.steps():
             for request in joined:

@@ -43,6 +43,11 @@ class Watchable:
         return self._handler.binding.signature
 
     @property
+    def fill(self) -> str:
+        """When its batches are complete: ``"closed"``, ``"open"`` or ``"continuous"``."""
+        return self._handler.fill
+
+    @property
     def streams(self) -> bool:
         """Whether the handler is a generator function, so that calls are answered by streams."""
         return self._handler.streams

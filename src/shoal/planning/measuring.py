@@ -139,6 +139,12 @@ async def measure(
 
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
     """Makes one batch of items, and returns how long the handler had it."""
+    if batcher.fill != "closed":
+        raise Mistake(
+            f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "
+            "no run time of a batch; tune is for handlers that answer a whole batch in one run",
+            1,
+        )
     plain: dict[str, Any] = {**_PLAIN, "max_batch_size": len(items)}
     batcher.configure(**plain)
     before = batcher.statistics().run_s

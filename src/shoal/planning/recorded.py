@@ -58,7 +58,7 @@ def read_trace(path: Path) -> Recording:
             ``cost`` and ``bucket``.
 
     Raises:
-        Mistake: The file can't be read; the message names the line.
+        ValueError: The file can't be read; the message names the line.
     """
     is_ndjson = path.suffix in (".ndjson", ".jsonl")
     try:
