@@ -27,14 +27,15 @@ if TYPE_CHECKING:
 class PolicyWorld(Promises):
     """One program's batcher, its callers, its handler, and what is known of them."""
 
-    def __init__(self, program: Program, tasks: TaskGroup, requests: list[Request]) -> None:
-        super().__init__(program, tasks, requests)
+    def __init__(
+        self, program: Program, tasks: TaskGroup, requests: list[Request], parked: set[Request]
+    ) -> None:
+        super().__init__(program, tasks, requests, parked)
         self._places = 0
 
     # What the program does
 
     async def do(self, op: Any) -> None:
-        self.note_parked()
         match op:
             case ops.Calls():
                 for shape in op.shapes:
@@ -62,7 +63,6 @@ class PolicyWorld(Promises):
                     self.history.append(self.batcher.options)
             case _:
                 await super().do(op)
-        self.note_parked()
 
     def _new(self, shape: ops.Shape, asks: ops.Asks) -> Call:
         call = Call(
@@ -244,9 +244,10 @@ class PolicyWorld(Promises):
 
 async def run_policy_program(program: Program) -> None:
     """Runs a program, and raises AssertionError where a promise is not kept."""
-    with watched_requests() as requests, anyio.fail_after(1000):
+    parked: set[Request] = set()
+    with watched_requests(parked) as requests, anyio.fail_after(1000):
         async with anyio.create_task_group() as tasks:
-            world = PolicyWorld(program, tasks, requests)
+            world = PolicyWorld(program, tasks, requests, parked)
             async with world.batcher:
                 try:
                     for op in program.ops:

@@ -108,22 +108,21 @@ class Promises(World):
 
     items: list[Call]  # type: ignore[assignment]
 
-    def __init__(self, program: Program, tasks: TaskGroup, requests: list[Request]) -> None:
+    def __init__(
+        self, program: Program, tasks: TaskGroup, requests: list[Request], parked: set[Request]
+    ) -> None:
         super().__init__(program, tasks)
         self.requests = requests
+        self.was_parked = parked
         self.history = [self.batcher.options]
         self.refused: list[Call] = []
         self.late: list[Call] = []
         self.runs_of: Counter[int] = Counter()
-        self.was_parked: set[Request] = set()
         self.flushed: set[Request] = set()
         self.drained = False
         self.shed_seen = 0
         self.failure: AssertionError | None = None  # which a handler raised, of ours or the model's
         self.given: Sequence[Any] = ()
-
-    def note_parked(self) -> None:
-        self.was_parked.update(self.in_line(State.PARKED))
 
     def in_line(self, *states: State) -> list[Request]:
         return [request for request in self.requests if request.state in states]
@@ -175,6 +174,8 @@ class Promises(World):
         if options.allowed_batch_sizes is None:
             assert not padding
             return
+        if by_cost != (options.pad is ops.pad_by_cost):
+            return  # a change of some options has left a function that makes up something else
         wanted = min(allowed for allowed in options.allowed_batch_sizes if allowed >= size)
         assert wanted == size + (sum(one.cost for one in padding) if by_cost else len(padding))
 
@@ -194,11 +195,16 @@ class Promises(World):
             if options.bucket_by is None or other.item.key == requests[0].item.key
             if not isolates or other.priority == requests[0].priority
             if not (other.item.whole or other.item).gone
+            if other not in self.was_parked  # it may have been let in when this batch had left
         ]
         inner = pairwise(requests)
         outer = [(request, other) for request in requests for other in waiting]
         for before, after in [*inner, *outer]:
             self._check_pair(before, after, options)
+
+        for request in requests:
+            for other in self.in_line(State.PARKED):
+                assert request.item.order < other.item.order, "it has overtaken who had no room"
 
     def _check_pair(self, before: Request, after: Request, options: BatchOptions) -> None:
         """Checks that one request may be ahead of another."""
@@ -365,7 +371,6 @@ class Promises(World):
 
     def check_at_rest(self) -> None:
         now, options = anyio.current_time(), self.batcher.options
-        self.note_parked()
         statistics = self.batcher.statistics()
         assert statistics.batches_running == len(self.running)
         former = self.batcher._session._intake.former  # type: ignore[union-attr]

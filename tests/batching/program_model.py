@@ -450,8 +450,12 @@ class World:
 
 
 @contextmanager
-def watched_requests() -> Iterator[list[Request]]:
-    """Gives the requests that are accepted, and fails on a step that is not in the table."""
+def watched_requests(parked: set[Request] | None = None) -> Iterator[list[Request]]:
+    """Gives the requests that are accepted, and fails on a step that is not in the table.
+
+    Args:
+        parked: Where to put those that had to wait to be let in.
+    """
     requests: list[Request] = []
     wrong: list[tuple[State | None, State]] = []
 
@@ -460,6 +464,8 @@ def watched_requests() -> Iterator[list[Request]]:
             before = getattr(request, "state", None)
             if before is None:
                 requests.append(request)
+            if value is State.PARKED and parked is not None:
+                parked.add(request)
             if value not in TRANSITIONS[before]:
                 wrong.append((before, value))
         object.__setattr__(request, name, value)

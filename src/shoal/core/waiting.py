@@ -96,13 +96,12 @@ class Waiting:
         return live == self.wake_at
 
     def arrive_all(self, requests: list[Request]) -> bool:
-        """Puts many requests in line that have nothing but an item, as `arrive` does.
+        """Puts many requests in line, as `arrive` does, where all requests are alike.
 
         Returns:
             Whether the slot that waits for requests must be woken.
         """
-        if not isinstance(self._policy, SizeOrWait):
-            return max(list(map(self.arrive, requests)))
+        assert isinstance(self._policy, SizeOrWait)
         before = self.live
         self._policy.queue.extend(requests)
         self.live += len(requests)
