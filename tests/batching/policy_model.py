@@ -97,9 +97,13 @@ class PolicyWorld(Promises):
             call.made_at = len(self.history) - 1
         call.arrived_at = anyio.current_time()
         call.options = self.batcher.options
-        made_under = self.history[call.made_at]
-        limits = (call.asks.deadline_s, made_under.request_timeout_s)
-        call.due = call.arrived_at + min((s for s in limits if s is not None), default=math.inf)
+        under = (self.history[call.made_at], call.options)
+        limits = [(call.asks.deadline_s, options.request_timeout_s) for options in under]
+        call.dues = [
+            call.arrived_at + min((s for s in two if s is not None), default=math.inf)
+            for two in limits
+        ]
+        call.due = min(call.dues)
         call.place = self._places
         self._places += 1
         call.called = True

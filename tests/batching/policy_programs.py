@@ -301,11 +301,14 @@ def operation(kind: str, random: Random, *, streams: bool) -> Any:
             return Configure(options_of(random, streams=streams))
         case "configure some":
             options = options_of(random, streams=streams)
-            names = random.sample(sorted(options), random.randint(1, 4))
-            return Configure({name: options[name] for name in names})
+            names = set(random.sample(sorted(options), random.randint(1, 4)))
+            if names & _PADDED:
+                names |= _PADDED
+            return Configure({name: options[name] for name in sorted(names)})
     return OTHERS[kind]
 
 
+_PADDED = {"allowed_batch_sizes", "batch_size_fn", "pad"}  # `pad` fills up by what they say
 OTHERS = {
     "settle": Settle(),
     "hold": Hold(),

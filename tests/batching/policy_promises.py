@@ -40,6 +40,7 @@ class Call(Item):
     high: float = 0.0
     whole: Call | None = None
     parts: list[Call] = field(default_factory=list)
+    dues: list[float] = field(default_factory=list)  # by when it was made and by when it entered
     place: int = -1  # in the order in which calls entered the line
     made_at: int = 0  # which options were in force when it was made
 
@@ -155,7 +156,7 @@ class Promises(World):
             whole = call.whole or call
             assert not whole.gone, "the handler was given a request whose caller had left"
             assert not whole.ends, "the handler was given a request that had ended"
-            assert now <= whole.due + EPSILON, "the handler was given an expired request"
+            assert now <= max(whole.dues) + EPSILON, "the handler was given an expired request"
             ends = whole.line_ends()
             if all(action == "reject" for _until, action in ends):
                 assert now <= max(ends)[0] + EPSILON, "it has been in line for too long"
@@ -174,8 +175,6 @@ class Promises(World):
         if options.allowed_batch_sizes is None:
             assert not padding
             return
-        if by_cost != (options.pad is ops.pad_by_cost):
-            return  # a change of some options has left a function that makes up something else
         wanted = min(allowed for allowed in options.allowed_batch_sizes if allowed >= size)
         assert wanted == size + (sum(one.cost for one in padding) if by_cost else len(padding))
 
@@ -254,10 +253,10 @@ class Promises(World):
             self.failure = error
         if error is not None and not shared:
             self.errors.append(error)
-        if isinstance(error, shoal.Overloaded):
+        if isinstance(error, shoal.Overloaded) and not shared:
             if "shed" in str(error):
                 self.shed_seen += 1
-            elif not shared:
+            else:
                 self.refused.append(item)
         accepted = any((r.item.whole or r.item) is item for r in self.requests)
         if isinstance(error, shoal.DeadlineExceeded) and not accepted:
@@ -313,8 +312,10 @@ class Promises(World):
 
     def _is_out_of_time(self, call: Call, now: float) -> bool:
         self._check_got(call, complete=False)
-        if abs(now - call.due) < EPSILON or (self.program.streams and now > call.due):
-            if not call.runs and not call.is_late and not self.program.streams:
+        streams = self.program.streams
+        is_due = any(abs(now - due) < EPSILON for due in (call.whole or call).dues)
+        if is_due or (streams and now > call.due):
+            if not call.runs and not call.is_late and not streams:
                 self._check_that_it_could_not_leave(call)
             return True
         ends = (call.whole or call).line_ends()

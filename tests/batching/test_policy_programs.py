@@ -16,7 +16,7 @@ from shoal.testing import run_virtually
 if TYPE_CHECKING:
     from batching.programs import Program
 
-PROGRAMS = 500
+PROGRAMS = 1500
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
 
 quick = settings(

@@ -262,7 +262,8 @@ class Entry:
             raise
         finally:
             for request in requests:
-                self.intake.forget(request)
+                if request.options is not None:
+                    self.intake.forget(request)
 
 
 def _any_failed(requests: Sequence[Request]) -> bool:

@@ -160,36 +160,40 @@ class Intake(Endings):
             BatcherClosed: The batcher has stopped.
         """
         cell = new_cell(self._parking, len(items))
+        former = self.former
+        if options is None and former.live + len(items) <= former.free_room:
+            return self._enter_alike(items, cell)
+        requests = [
+            self._new_request(item, asked, cell)
+            for item, asked in zip(items, options or repeat(None), strict=False)
+        ]
+        first = requests[0]
+        if first.deadline is not None and first.deadline <= first.arrived_at:
+            raise self._late(len(requests))
+        for request in requests:
+            if request.options is None or request.options.terms is not self.terms:
+                self._renew(request)
+        self._let_all_in(requests)
+        for request in requests:
+            self._watch(request)
+        return requests
+
+    def _enter_alike(self, items: list[Any], cell: Any) -> list[Request]:
+        """Puts requests in line that have nothing but an item, and for which there is room."""
         now = self._now()
         context = copy_context()
         requests: list[Request] = []
-        for item, asked in zip(items, options or repeat(None), strict=False):
-            # _new_request, without the calls
+        for item in items:  # _new_request, without the calls
             request = Request()
             request.item = item
             request.cell = cell
             request.arrived_at = now
             request.context = context
-            request.options = asked
-            request.error = request.batch = None
+            request.options = request.error = request.batch = None
+            request.state = QUEUED
             requests.append(request)
-        if (deadline := requests[0].deadline) is not None and deadline <= now:
-            raise self._late(len(requests))
-        for request in requests if options is not None or not self.former.takes_anyone else ():
-            if request.options is None or request.options.terms is not self.terms:
-                error = self.terms.renew(request)
-                if error is not None:
-                    raise error
-        former = self.former
-        if options is None and former.live + len(requests) <= former.free_room:
-            for request in requests:
-                request.state = QUEUED
-            if former.arrive_all(requests):
-                self.ring()
-            return requests
-        self._let_all_in(requests)
-        for request in requests:
-            self._watch(request)
+        if self.former.arrive_all(requests):
+            self.ring()
         return requests
 
     def _new_request(self, item: Any, options: CallOptions | None, cell: Any) -> Request:
@@ -212,10 +216,7 @@ class Intake(Endings):
         """
         options = request.options
         if options is None or options.terms is not self.terms:
-            # The batcher was configured after the call was made.
-            error = self.terms.renew(request)
-            if error is not None:
-                raise error
+            self._renew(request)
             options = request.options
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
@@ -235,6 +236,12 @@ class Intake(Endings):
             options.timer = self._timers.add(deadline, request)
             if deadline < self.deadlines.asleep_until:
                 self.deadlines.look()
+
+    def _renew(self, request: Request) -> None:
+        """Makes a record anew; the batcher was configured since the call was made."""
+        error = self.terms.renew(request)
+        if error is not None:
+            raise error
 
     def _let_in(self, request: Request) -> None:
         """Puts a request in line, or parks it.

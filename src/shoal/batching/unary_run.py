@@ -26,7 +26,9 @@ class UnaryRun(Run):
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
         items = self._items(requests)
         results = await self.handler.results(items)
-        values = self._one_each(len(items), results)[: len(requests)]
+        values = self._one_each(len(items), results)
+        if len(items) > len(requests):
+            values = values[: len(requests)]  # what padding gave is dropped
         for kind in set(map(type, values)):
             if issubclass(kind, BaseException):
                 self._fail_slots(requests, values)
