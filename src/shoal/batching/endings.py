@@ -81,9 +81,10 @@ class Endings:
     def expire_overdue(self) -> None:
         """Drops all requests whose time is up."""
         overdue = self.former.overdue
-        if len(overdue.timers):
-            for request, what_it_did in overdue.pop(self._parking.now()):
-                self.expire(request, what_it_did)
+        if overdue.timers.is_empty:
+            return
+        for request, what_it_did in overdue.pop(self._parking.now()):
+            self.expire(request, what_it_did)
 
     def close(self) -> None:
         """Lets no further call in; what is in line stays."""

@@ -261,8 +261,8 @@ class Entry:
                 self.intake.abandon(request)
             raise
         finally:
-            for request in requests:
-                if request.options is not None:
+            if requests[0].options is not None:  # all have a record, or none has
+                for request in requests:
                     self.intake.forget(request)
 
 

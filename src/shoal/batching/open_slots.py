@@ -152,8 +152,5 @@ class OpenSlots(Slots):
             self._tell_idle()
             self.ring()
 
-    def _measured(self, load: float, run_s: float, *, interrupted: bool) -> None:
-        """Nothing: how long a batch was open says nothing of how long a request takes."""
-
     def _open_room(self) -> float:
         return sum(joining.room for joining in self._open.values())

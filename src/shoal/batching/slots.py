@@ -158,13 +158,11 @@ class Slots:
             del self.batches[batch]
             run_s = self._parking.now() - started
             self._counters.run_s.observe(run_s)
-            self._measured(batch.load, run_s, interrupted=scope.cancel_called)
+            if scope.cancel_called:
+                self._former.model.interrupted(batch.load, run_s)
+            else:
+                self._former.model.observe(batch.load, run_s)
             self._tell_idle()
-
-    def _measured(self, load: float, run_s: float, *, interrupted: bool) -> None:
-        """Takes note of how long a run took."""
-        model = self._former.model
-        (model.interrupted if interrupted else model.observe)(load, run_s)
 
     async def take_turn(self) -> None:
         """Waits until no other slot is at the line."""

@@ -225,7 +225,7 @@ class Former(Waiting):
         if self._gate is not None:
             for request in taken:
                 self._gate.went(request, QUEUED)
-        return super()._handed_out(taken)
+        return Waiting._handed_out(self, taken)
 
     def _fullness(self) -> str:
         return (

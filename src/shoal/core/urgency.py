@@ -37,7 +37,7 @@ class Urgency:
             it does not matter when they must leave, and most will have left before it does.
     """
 
-    __slots__ = ("_covered", "_handed_out", "_leave_by", "draining", "unseen")
+    __slots__ = ("_covered", "_handed_out", "_has_times", "_leave_by", "draining", "unseen")
 
     def __init__(self) -> None:
         self.draining = False
@@ -45,6 +45,7 @@ class Urgency:
         self._covered: set[Request] = set()
         self._handed_out: set[Request] = set()
         self._leave_by = Timers()
+        self._has_times = False
         self.unseen: list[Request] = []
 
     def flush(self, waiting: Iterable[Request]) -> None:
@@ -69,6 +70,7 @@ class Urgency:
         else:
             leave_by = due - run_s * _MARGIN - _MARGIN_S
         if leave_by < math.inf:
+            self._has_times = True
             self._leave_by.add(leave_by, request)
             if len(self._leave_by) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
                 self._leave_by.keep(_is_in_line)
@@ -92,7 +94,8 @@ class Urgency:
         """Forgets who must leave when, and who was handed out."""
         if self.unseen:
             self.unseen = []
-        if len(self._leave_by):
+        if self._has_times:
+            self._has_times = False
             self._leave_by = Timers()
         if self._handed_out:
             self._handed_out = set()
@@ -103,9 +106,10 @@ class Urgency:
             return _FLUSH
         if self.draining:
             return _DRAIN
-        first = self._first()
-        if first is not None and self._leave_by.next_at() <= now:
-            return Hurry(CutReason.DEADLINE, first)
+        if self._has_times:
+            first = self._first()
+            if first is not None and self._leave_by.next_at() <= now:
+                return Hurry(CutReason.DEADLINE, first)
         return None
 
     def until(self) -> float:
@@ -136,7 +140,7 @@ class Urgency:
 
     def _first(self) -> Request | None:
         """Returns the request in line that must leave first; None for none."""
-        if not len(self._leave_by):
+        if not self._has_times:
             return None
         first: Request | None = self._leave_by.first()
         while first is not None and not _is_in_line(first):
