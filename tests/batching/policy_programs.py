@@ -207,7 +207,8 @@ def options_of(random: Random, *, streams: bool) -> dict[str, Any]:
         options["default_priority"] = one([None, 1, 2])
         options["priority_mixing"] = "isolate" if "isolated levels" in features else "merge"
     if "bound" in features:
-        bound = one([0, 1, 2, 4])
+        apart = features & {"buckets", "isolated levels"}
+        bound = one([1, 2, 4] if apart else [0, 1, 2, 4])
         options["max_queued_requests"] = bound
         options["overload"] = one(["wait", "reject"] + ["shed_oldest", "shed_lowest"] * (bound > 0))
     if features & {"queue policies", "windows"}:

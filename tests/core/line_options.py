@@ -21,6 +21,9 @@ def some(*parts: Some, **fixed: Any) -> Some:
         merged = dict(fixed)
         for part in drawn:
             merged |= part
+        apart = "bucket_by" in merged or merged.get("priority_mixing") == "isolate"
+        if apart and merged.get("max_queued_requests") == 0:
+            merged["max_queued_requests"] = 1
         return merged
 
     return st.tuples(*parts).map(joined)

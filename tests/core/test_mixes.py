@@ -41,6 +41,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"overload": "shed_lowest"}, "pass max_queued_requests=1000, say"),
     ({"overload": "shed_oldest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
     ({"overload": "shed_lowest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
+    ({"max_queued_requests": 0, "bucket_by": len}, "depends on their keys"),
+    (
+        {"max_queued_requests": 0, "priority_levels": 2, "priority_mixing": "isolate"},
+        "depends on their levels",
+    ),
     ({"policy": print, "idle_timeout_s": 0}, "the policy decides alone"),
     ({"policy": print, "batch_size_fn": len}, "the policy decides alone"),
     ({"policy": print, "bucket_by": len}, "the policy decides alone"),

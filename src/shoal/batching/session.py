@@ -139,7 +139,7 @@ class Session:
     def statistics(self) -> BatcherStatistics:
         """Returns the counts together with what is known of the line and the slots now."""
         former = self._intake.former
-        limit = None if former.adaptive is None else former.adaptive.limit(former.live)
+        limit = None if former.adaptive is None else former.adaptive.limit(former.size)
         return self._counters.statistics(
             self._name,
             self.state,

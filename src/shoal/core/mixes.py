@@ -106,6 +106,20 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "a line of no places has nobody to shed; pass max_queued_requests=1 or more",
         lambda o: o.overload in ("shed_oldest", "shed_lowest") and o.max_queued_requests == 0,
     ),
+    (
+        "max_queued_requests",
+        "bucket_by",
+        "an idle slot takes one key's requests, so how many can start now depends on their keys; "
+        "pass max_queued_requests=1 or more",
+        lambda o: o.max_queued_requests == 0 and o.bucket_by is not None,
+    ),
+    (
+        "max_queued_requests",
+        "priority_mixing",
+        "an idle slot takes one level's requests, so how many can start now depends on their "
+        "levels; pass max_queued_requests=1 or more",
+        lambda o: o.max_queued_requests == 0 and o.priority_mixing == "isolate",
+    ),
     *(
         _with("policy", other, _OWN_RULE)
         for other in (

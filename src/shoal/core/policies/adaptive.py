@@ -124,7 +124,8 @@ class AdaptiveRule:
         if self._ended_at > since:
             since = self._ended_at
         if since != _NEVER:
-            self._gaps.append(now - since)
+            # One that was parked came before it was let in.
+            self._gaps.append(max(0.0, now - since))
             self._fresh += 1
         self._last_arrival = now
 
