@@ -109,15 +109,13 @@ _REFUSED: Final[tuple[Mix, ...]] = (
     (
         "max_queued_requests",
         "bucket_by",
-        "an idle slot takes one key's requests, so how many can start now depends on their keys; "
-        "pass max_queued_requests=1 or more",
+        "an idle slot takes one key's requests, so how many can start now depends on their keys",
         lambda o: o.max_queued_requests == 0 and o.bucket_by is not None,
     ),
     (
         "max_queued_requests",
         "priority_mixing",
-        "an idle slot takes one level's requests, so how many can start now depends on their "
-        "levels; pass max_queued_requests=1 or more",
+        "an idle slot takes one level's requests, so what can start now depends on their levels",
         lambda o: o.max_queued_requests == 0 and o.priority_mixing == "isolate",
     ),
     *(
