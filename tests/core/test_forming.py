@@ -24,7 +24,7 @@ def machine(name: str) -> Any:
 
         def runTest(self) -> None:
             super().runTest()
-            assert made.taken > 100
+            assert made.taken > 30  # or it has tried next to nothing
 
     return Test
 
