@@ -148,7 +148,7 @@ class PolicyWorld(Promises):
                     self.errors.append(error)
                 else:
                     assert not op.return_exceptions
-                    self._judge_first(calls, error)  # type: ignore[arg-type]
+                    self._judge_first(calls, error)
                 return
             assert len(results) == len(calls)
             for call, result in zip(calls, results, strict=True):

@@ -107,7 +107,7 @@ class Call(Item):
 class Promises(World):
     """One program's batcher, and what must hold of it."""
 
-    items: list[Call]  # type: ignore[assignment]
+    items: list[Call]
 
     def __init__(
         self, program: Program, tasks: TaskGroup, requests: list[Request], parked: set[Request]
@@ -237,7 +237,7 @@ class Promises(World):
         if wait_s == 0 and options.idle_timeout_s is not None:
             wait_s = None
         if policy is not None and policy.batch_wait_timeout_s is not SAME:
-            wait_s = policy.batch_wait_timeout_s  # type: ignore[assignment]
+            wait_s = policy.batch_wait_timeout_s
         return math.inf if wait_s is None or options.adaptive is not None else wait_s
 
     def _latest(self, request: Request, options: BatchOptions) -> float:
@@ -374,7 +374,7 @@ class Promises(World):
         now, options = anyio.current_time(), self.batcher.options
         statistics = self.batcher.statistics()
         assert statistics.batches_running == len(self.running)
-        former = self.batcher._session._intake.former  # type: ignore[union-attr]
+        former = self.batcher._session._intake.former
         former._check()
         queued = self.in_line(State.QUEUED)
         assert len(queued) == statistics.queued
@@ -414,7 +414,7 @@ class Promises(World):
         assert len(set(map(id, self.errors))) == len(self.errors), "callers share an error"
         assert self.batcher.stacks() == [], "a task of the batcher is left"
         assert self.running == {}
-        former = self.batcher._session._intake.former  # type: ignore[union-attr]
+        former = self.batcher._session._intake.former
         assert len(former.overdue.timers) == 0, "a timer is left"
         assert list(former._policy.waiting()) == []
         statistics = self.batcher.statistics()
