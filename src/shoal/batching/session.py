@@ -184,9 +184,11 @@ class Session:
         if self.state == "closed":
             return
         self._begin_counting()
-        self._intake.close()
-        left = [*self.slots.running(), *self._intake.former.clear()]
-        self._intake.fail(left, self.failure)
+        try:
+            self._intake.close()
+        finally:  # a user's rule may raise even here
+            left = [*self.slots.running(), *self._intake.former.clear()]
+            self._intake.fail(left, self.failure)
         assert self._ended_before is not None
         ended = zip(self._ended_so_far(), self._ended_before, strict=True)
         self._counts = ClosingCounts(*(now - before for now, before in ended))

@@ -71,7 +71,7 @@ class Former(Waiting):
         self._gate: Gate | None = None
         self._parked = Parked()
         self.parked = 0
-        self.overdue = Overdue(self._demote, options)
+        self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.batches: Mapping[Batch, float] = {}
         self.closed = False
         self.idle_slots = 0
@@ -95,7 +95,7 @@ class Former(Waiting):
                 return Admission(refusal)
         victim = None
         # Who comes does not overtake who waits to be let in.
-        if self.parked or not self._has_room(request):
+        if self.parked or not self._fits(1, request.cost):
             if self.closed:
                 return Admission("it is closed")
             if self.options.overload == "wait":
@@ -104,11 +104,13 @@ class Former(Waiting):
             victim = None if gate is None or self.parked else gate.victim(request)
             if victim is None:
                 return Admission(self._fullness())
-            self._drop(victim, State.FAILED)
         request.state = QUEUED
+        ring = self.arrive(request)  # first, since a user's rule may raise
         if gate is not None:
             gate.came(request, self.live)
-        return Admission(victim=victim, ring=self.arrive(request))
+        if victim is not None:
+            self._drop(victim, State.FAILED)
+        return Admission(victim=victim, ring=ring)
 
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
         """Says why requests can't be let in together; None if that is not certain.
@@ -168,25 +170,21 @@ class Former(Waiting):
         """
         queued = list(self._policy.waiting())
         if not isinstance(self._policy, SizeOrWait):
-            queued.sort(key=_arrival)
+            queued.sort(key=lambda one: (one.arrived_at, one.options.number if one.options else 0))
         parked = list(self._parked)
         self._take_in(options)
         self._urgency.forget_times()
         failed: list[tuple[Request, Exception]] = []
         for request in (*queued, *parked):
-            error = describe(request)
+            self.live -= request.state is QUEUED  # it is counted anew where it stays
+            error = describe(request) or self._refiled(request)
             if error is not None:
                 failed.append((request, error))
-                self.live -= request.state is QUEUED
                 self.parked -= request.state is PARKED
                 request.state = State.FAILED
                 self._urgency.left(request)
-                continue
-            if self._gate is not None:
+            elif self._gate is not None:
                 self._gate.came(request, self.live)
-            if request.state is QUEUED:
-                self.live -= 1  # it has been counted already
-                self.arrive(request)
         self.reform()
         return failed
 
@@ -233,9 +231,6 @@ class Former(Waiting):
             f"and max_queued_requests={self.options.max_queued_requests}"
         )
 
-    def _has_room(self, request: Request) -> bool:
-        return self._fits(1, request.cost)
-
     def _fits(self, requests: int, size: float) -> bool:
         if self.live + requests <= self.room:
             return True
@@ -258,14 +253,27 @@ class Former(Waiting):
     def _let_in(self) -> bool:
         """Moves parked requests to the line while it has room."""
         woken = False
-        while (request := self._parked.first()) is not None and self._has_room(request):
+        while (request := self._parked.first()) is not None and self._fits(1, request.cost):
+            request.state = QUEUED
+            try:
+                woken = self.arrive(request) or woken
+            except BaseException:
+                request.state = PARKED  # or nobody would find it to tell it
+                raise
             self._parked.pop()
             self.parked -= 1
-            request.state = QUEUED
             if self._gate is not None:
                 self._gate.let_in(request, self.live)
-            woken = self.arrive(request) or woken
         return woken
+
+    def _refiled(self, request: Request) -> Exception | None:
+        """Puts a request in line under new options; returns what a user's rule raised, if so."""
+        if request.state is QUEUED:
+            try:
+                self.arrive(request)
+            except Exception as error:
+                return error
+        return None
 
     def _drop(self, request: Request, state: State) -> None:
         was, request.state = request.state, state
@@ -282,9 +290,6 @@ class Former(Waiting):
         if self._gate is not None and not self.parked:
             self._gate.tidy()
 
-    def _demote(self, request: Request) -> None:
-        self._policy.demote(request)
-
     def _check(self) -> None:
         """Asserts the invariants; the tests call it after each step."""
         waiting = list(self._policy.waiting())
@@ -292,8 +297,4 @@ class Former(Waiting):
         assert all(request.state is QUEUED for request in waiting)
         parked = list(self._parked)
         assert self.parked == len(parked)
-        assert not parked or not self._has_room(parked[0])
-
-
-def _arrival(request: Request) -> tuple[float, int]:
-    return request.arrived_at, 0 if request.options is None else request.options.number
+        assert not parked or not self._fits(1, parked[0].cost)

@@ -31,7 +31,7 @@ class Overdue:
 
     __slots__ = ("_demote", "_options", "limits_line", "timers")
 
-    def __init__(self, demote: Callable[[Request], None], options: BatchOptions) -> None:
+    def __init__(self, demote: Callable[[Request], object], options: BatchOptions) -> None:
         self._demote = demote
         self._options = options
         self.limits_line = False

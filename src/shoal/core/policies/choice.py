@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.policies.base import BatchPolicy
 from shoal.core.policies.buckets import Buckets
+from shoal.core.policies.guarded import Guarded
 from shoal.core.policies.ranked import Ranked
 from shoal.core.policies.ranks import rank_of
 from shoal.core.policies.size_or_wait import SizeOrWait
@@ -48,7 +49,7 @@ def policy_of(
         TypeError: The user's own is no `BatchPolicy`.
     """
     if options.policy is not None:
-        return users_own(options.policy, options)
+        return Guarded(users_own(options.policy, options))
     if _is_plain(options):
         return SizeOrWait(options)
     rank = rank_of(options)

@@ -1,0 +1,65 @@
+"""A user's own rule, and a list of who waits in it that does not depend on it.
+
+A rule may raise, lose a request or hand one out twice. Whatever it does, the batcher has to know
+whom to tell: those on the list.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.core.policies.base import BatchPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shoal.core.policies.base import Cut, Hurry, Wait
+    from shoal.core.request import Request
+
+
+class Guarded(BatchPolicy):
+    """Asks a user's rule, and keeps the list.
+
+    Args:
+        policy: The rule.
+
+    Invariant: ``_waiting`` has the requests that were added and have been neither taken nor
+    removed, in order of arrival, whether the rule knows of them or not.
+    """
+
+    __slots__ = ("_policy", "_waiting")
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        self._waiting: dict[Request, None] = {}
+
+    def add(self, request: Request) -> bool:
+        rings = self._policy.add(request)
+        self._waiting[request] = None
+        return rings
+
+    def remove(self, request: Request) -> None:
+        del self._waiting[request]
+        self._policy.remove(request)
+
+    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        return self._policy.decide(now, hurry)
+
+    def take(self, cut: Cut) -> list[Request]:
+        taken = list(self._policy.take(cut))
+        if not taken or len(set(taken)) < len(taken) or not self._waiting.keys() >= set(taken):
+            raise RuntimeError(
+                f"the policy {self._policy!r} handed out {taken!r:.200}, but take() must hand out "
+                "at least one request, and each that waits once; shoal.testing.check_policy "
+                "finds out why it does not"
+            )
+        for request in taken:
+            del self._waiting[request]
+        return taken
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        self._waiting = dict.fromkeys((*requests, *self._waiting))
+        self._policy.put_back(requests)
+
+    def waiting(self) -> Iterable[Request]:
+        return list(self._waiting)

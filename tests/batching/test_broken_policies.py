@@ -1,0 +1,151 @@
+"""A user's own rule may be broken in any way, and no caller hangs for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, Recorder, line_up, outcome, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.anyio
+
+
+class InOrder(shoal.LinePolicy):
+    """One at a time; each test breaks another of its methods."""
+
+    def __init__(self, _options: Any) -> None:
+        super().__init__()
+
+    def choose(
+        self, line: Sequence[shoal.Request], now: float, hurry: shoal.Hurry | None
+    ) -> tuple[Sequence[shoal.Request], shoal.CutReason]:
+        return line[:1], shoal.CutReason.FULL
+
+
+class RefusesBad(InOrder):
+    def add(self, request: shoal.Request) -> bool:
+        if request.item == "bad":
+            raise KeyError("add")
+        return super().add(request)
+
+
+class BreaksWhenAsked(InOrder):
+    def decide(self, now: float, hurry: shoal.Hurry | None) -> shoal.Cut | shoal.Wait:
+        if self._line:
+            raise KeyError("decide")
+        return super().decide(now, hurry)
+
+    def waiting(self) -> Any:
+        raise KeyError("waiting")
+
+
+class Loses(InOrder):
+    def add(self, request: shoal.Request) -> bool:
+        return request.item == "lost" or super().add(request)
+
+
+class HandsOutTwice(InOrder):
+    def take(self, cut: shoal.Cut) -> list[shoal.Request]:
+        return super().take(cut) * 2
+
+
+async def test_a_request_that_add_refuses_fails_alone() -> None:
+    async with shoal.Batcher(Recorder(), policy=RefusesBad) as call:
+        assert isinstance(await outcome(call("bad")), KeyError)
+        assert await call("good") == "good"
+
+
+async def test_who_can_not_be_filed_by_new_options_fails_alone() -> None:
+    handler = Held()
+    batcher = shoal.Batcher(handler, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("runs"))
+        await settle()
+        callers = await line_up(tasks, call("a"), call("bad"), call("b"))
+        batcher.configure(policy=RefusesBad)
+        await settle()
+        assert isinstance(callers[1].outcome, KeyError)
+        handler.gate.set()
+    assert [callers[0].outcome, callers[2].outcome] == ["a", "b"]
+    assert batcher.statistics().queued == 0
+
+
+async def test_nobody_is_shed_for_who_can_not_be_filed() -> None:
+    handler = Held()
+    batcher = shoal.Batcher(
+        handler,
+        max_batch_size=1,
+        max_queued_requests=1,
+        overload="shed_oldest",
+        policy=RefusesBad,
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("runs"))
+        await settle()
+        (waits,) = await line_up(tasks, call("waits"))
+        assert isinstance(await outcome(call("bad")), KeyError)
+        handler.gate.set()
+    assert waits.outcome == "waits"
+
+
+async def ends(policy: Any, *items: str, **options: Any) -> list[Any]:
+    """How calls end under a policy, when the batcher has been closed."""
+    batcher = shoal.Batcher(Recorder(), policy=policy, graceful_shutdown_timeout_s=1, **options)
+    callers: list[Any] = []
+    with anyio.move_on_after(100) as scope:
+        try:
+            async with anyio.create_task_group() as tasks, batcher as call:
+                callers = await line_up(tasks, *map(call, items))
+                await settle()
+        except BaseExceptionGroup:
+            pass
+    assert not scope.cancelled_caught
+    return [caller.outcome for caller in callers]
+
+
+@pytest.mark.parametrize("policy", [BreaksWhenAsked, Loses, HandsOutTwice])
+async def test_whoever_waits_hears_of_it(policy: Any) -> None:
+    for error in await ends(policy, "lost"):
+        assert isinstance(error, shoal.BatcherClosed)
+
+
+async def test_what_is_handed_out_twice_is_never_run() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, policy=HandsOutTwice)
+    error: Any = None
+
+    async def use() -> None:
+        nonlocal error
+        async with batcher as call:
+            error = await outcome(call(1))
+
+    with pytest.raises(BaseExceptionGroup):
+        await use()
+    assert isinstance(error, shoal.BatcherClosed)
+    assert "handed out" in str(error.__cause__)
+    assert handler.batches == []
+
+
+async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
+    handler = Held()
+    batcher = shoal.Batcher(
+        handler, max_batch_size=1, max_queued_requests=1, overload="wait", policy=RefusesBad
+    )
+    callers: list[Any] = []
+    with anyio.move_on_after(100) as scope:
+        try:
+            async with anyio.create_task_group() as tasks, batcher as call:
+                callers = await line_up(tasks, call("runs"), call("waits"), call("bad"))
+                await settle()
+                handler.gate.set()
+                await settle()
+        except BaseExceptionGroup:
+            pass
+    assert not scope.cancelled_caught
+    assert isinstance(callers[2].outcome, shoal.BatcherClosed | KeyError)
