@@ -7,8 +7,9 @@ batcher does all the rest: it lets requests in and refuses them, ends those whos
 the slot, runs the handler.
 
 A policy is called from one task, never waits, and knows no clock but the `now` that it is given.
-What it raises breaks the batcher: every waiting caller fails with it as the cause. Ours pass
-`shoal.testing.check_policy`, and so should yours.
+What `add` raises fails the call that was made; what the others raise breaks the batcher, and every
+waiting caller fails with it as the cause. Ours pass `shoal.testing.check_policy`, and so should
+yours.
 
 The rival, one function from the whole line to a batch, is the short way (`LinePolicy`); as the only
 way it would make every rule look at every request for every batch.
