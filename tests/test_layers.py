@@ -25,7 +25,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "core": frozenset({"errors"}),
     "batching": frozenset({"errors", "core"}),
-    "replicas": frozenset({"errors", "core"}),
+    # of batching: what adapts the user's functions, and the batch that is running
+    "replicas": frozenset({"errors", "core", "batching"}),
     "serving": frozenset({"errors", "core", "batching", "replicas"}),
     "observe": frozenset({"errors", "core"}),
     "planning": frozenset({"errors", "core", "batching"}),
@@ -35,7 +36,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         {"errors", "core", "batching", "replicas", "serving", "observe", "http", "planning"}
     ),
     "__main__": frozenset({"cli"}),
-    "top": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
+    "starting": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
+    "top": frozenset(
+        {"errors", "core", "batching", "replicas", "serving", "observe", "http", "starting"}
+    ),
 }
 # Metrics read the frozen snapshots that a batcher hands out, and nothing else of the engine.
 ALSO_ALLOWED = {("observe", "shoal.batching.statistics")}
@@ -107,7 +111,7 @@ def optional_roots() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         requirement.split(">=")[0].split("[")[0].replace("-", "_")
-        for extra in ("serve", "plot")
+        for extra in ("serve", "plot", "client", "ray")
         for requirement in project["optional-dependencies"][extra]
     }
 
@@ -155,7 +159,7 @@ def late_imports(modules: Mapping[str, str]) -> list[str]:
         for found in all_imports(modules)
         if found.late
         and found.target.split(".")[0] not in optional
-        and not (layer_of(found.importer) in {"top", "cli"} and layer_of(found.target) == "http")
+        and not (layer_of(found.importer) in {"top", "cli", "starting"} and layer_of(found.target) == "http")
     ]
 
 
@@ -202,7 +206,7 @@ def test_the_package_keeps_the_rule(rule, shoal_modules):
         (upward_imports, {"shoal.core": "from ..batching import x", "shoal.core.line": ""}),
         (upward_imports, {"shoal.core.line": "def f():\n    from shoal.http import asgi"}),
         (upward_imports, {"shoal.batching.run": "from shoal.replicas.task import TaskReplica"}),
-        (upward_imports, {"shoal.replicas.task": "from shoal.batching.run import run"}),
+        (upward_imports, {"shoal.replicas.task": "from shoal.serving.router import Router"}),
         (upward_imports, {"shoal.observe.metrics": "from shoal.batching.batcher import Batcher"}),
         (upward_imports, {"shoal.http.asgi": "import shoal.cli"}),
         (upward_imports, {"shoal.http.asgi": "if TYPE_CHECKING:\n    from shoal import App"}),

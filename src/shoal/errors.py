@@ -40,6 +40,72 @@ class BatcherClosed(ShoalError, ConnectionError):
     """The batcher stopped before it could answer; when it broke, ``__cause__`` says why."""
 
 
+class BackendUnavailable(ShoalError, ConnectionError):
+    """No replica of the backend runs, and none can be started; ``__cause__`` says why."""
+
+
+class ReplicaDied(ShoalError, ConnectionError):
+    """A replica ended while it had work: its process exited or was killed, or its node was lost.
+
+    Attributes:
+        exit_code: What its process exited with; None if it was killed, or is not known.
+        signal: The name of the signal that killed it, such as ``"SIGKILL"``; None if none did.
+        last_lines: The last of what it wrote to its stderr.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        exit_code: int | None = None,
+        signal: str | None = None,
+        last_lines: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.signal = signal
+        self.last_lines = last_lines
+
+
+class ReplicaNotStarted(ShoalError, RuntimeError):
+    """A replica could not be started: its code can't be loaded, raised, or took too long."""
+
+
+class ShutDown(ShoalError, RuntimeError):
+    """The client, or what it drives, was shut down already."""
+
+
+# The operator's: a command that can't be obeyed.
+
+
+class NoSuchName(ShoalError, KeyError):
+    """There is no backend or endpoint of that name; the message says which there are."""
+
+    def __str__(self) -> str:
+        # A KeyError's own shows the repr of its message.
+        return str(self.args[0])
+
+
+class NameTaken(ShoalError, ValueError):
+    """There is a backend, an endpoint or a route of that name already."""
+
+
+class InUse(ShoalError, RuntimeError):
+    """A backend can't be deleted while an endpoint sends it requests."""
+
+
+class NotDurable(ShoalError, ValueError):
+    """An object can't be kept in a state file, where an import path could."""
+
+
+class NotAllowed(ShoalError, PermissionError):
+    """An import path leads to a module that the operator did not allow, or the token is wrong."""
+
+
+class StateRefused(ShoalError, RuntimeError):
+    """A state file is damaged, of another program, in use, or of a newer version of Shoal."""
+
+
 # The handler's: it broke the contract between a handler and its batch.
 
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+from contextlib import aclosing
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import anyio
 import anyio.to_thread
 
-from shoal.batching.signature import Binding
+from shoal.batching.item_binding import OneItemBinding
+from shoal.batching.signature import Binding, signature_of_call
 from shoal.core.option_checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
 
@@ -50,6 +52,7 @@ class Handler:
         *,
         fill: Fill = "closed",
         streams: bool = False,
+        binding: Binding | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(
@@ -82,7 +85,7 @@ class Handler:
                 "streams=True is for fill='open' and fill='continuous'; "
                 "a handler that streams to closed batches is a generator function"
             )
-        self.binding = Binding(function, prototype, of_batch=fill != "closed")
+        self.binding = binding or Binding(function, prototype, of_batch=fill != "closed")
         self.threaded = not (is_async or self._async_steps)
         # Slots bound how many threads run at once, so the limiter has nothing left to limit.
         self._threads = anyio.CapacityLimiter(math.inf) if self.threaded else None
@@ -141,6 +144,21 @@ class Handler:
         finally:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(close, limiter=self._threads)
+
+
+class OneAtATime(Handler):
+    """A function of one item as a handler: it gets batches of one, and gives back lists of one."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function, binding=OneItemBinding(signature_of_call(function)))
+
+    async def results(self, items: list[Any]) -> Any:
+        return [await super().results(items)]
+
+    async def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+        async with aclosing(super().steps(items)) as steps:
+            async for step in steps:
+                yield [step]
 
 
 def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:

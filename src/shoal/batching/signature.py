@@ -152,6 +152,19 @@ def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signatur
     return signature
 
 
+def signature_of_call(function: Callable[..., Any]) -> Signature:
+    """Returns a function's own signature with its annotations evaluated, where they can be."""
+    hints = _type_hints(function)
+    signature = inspect.signature(function)
+    return Signature(
+        [
+            p.replace(annotation=hints.get(p.name, p.annotation))
+            for p in _open_parameters(function, signature)
+        ],
+        return_annotation=hints.get("return", signature.return_annotation),
+    )
+
+
 def _without_self(prototype: Callable[..., Any]) -> Signature:
     hints = _type_hints(prototype)
     found = [p for p in inspect.signature(prototype).parameters.values() if p.name != "self"]

@@ -1,0 +1,1 @@
+"""Where user code runs: in this event loop, in threads, in processes, on other machines."""

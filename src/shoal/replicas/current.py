@@ -1,0 +1,49 @@
+"""Which replica the calling code runs in."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Final, NamedTuple
+
+
+class Identity(NamedTuple):
+    """A replica's names.
+
+    Attributes:
+        backend: The tag of its backend.
+        replica: Its own tag, such as ``"embed#3"``, which no other replica has or had.
+    """
+
+    backend: str
+    replica: str
+
+
+running_replica: Final[ContextVar[Identity]] = ContextVar("shoal.running_replica")
+
+
+def current_backend_tag() -> str:
+    """Returns the tag of the backend that the calling code belongs to.
+
+    It works in a backend's constructor, its methods, and the functions that they call, wherever
+    the replica runs.
+
+    Raises:
+        RuntimeError: No backend is running here.
+    """
+    return _identity("current_backend_tag").backend
+
+
+def current_replica_tag() -> str:
+    """Returns the tag of the replica that the calling code runs in, such as ``"embed#3"``.
+
+    Raises:
+        RuntimeError: No backend is running here.
+    """
+    return _identity("current_replica_tag").replica
+
+
+def _identity(function: str) -> Identity:
+    try:
+        return running_replica.get()
+    except LookupError:
+        raise RuntimeError(f"{function}() is for backends: none is running here") from None

@@ -1,0 +1,129 @@
+"""What a backend's user wrote: a function or a class, as an object or by an import path.
+
+An import path is loaded where the replica runs, so a process replica's code need not be imported
+here, nor be there for this interpreter at all.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Definition:
+    """User code, and what its class is instantiated with.
+
+    Attributes:
+        target: A function, a class, another callable object, or an import path
+            ``"package.module:Name"``.
+        init_args: Positional arguments for a class; a function takes none.
+        init_kwargs: The same by name.
+    """
+
+    target: Any
+    init_args: tuple[Any, ...] = ()
+    init_kwargs: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def import_path(self) -> str | None:
+        """The import path; None if the code was given as an object."""
+        return self.target if isinstance(self.target, str) else None
+
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
+        if isinstance(self.target, str):
+            return self.target.rpartition(":")[2]
+        name = getattr(self.target, "__qualname__", None)
+        return name or type(self.target).__qualname__
+
+    def checked(self) -> Definition:
+        """Checks what can be known without importing anything, and returns itself.
+
+        Raises:
+            TypeError: It is nothing that can be called, or a function has init args.
+            ValueError: It is text, but no import path.
+        """
+        if isinstance(self.target, str):
+            split_import_path(self.target)
+            return self
+        self.check_loaded(self.target)
+        return self
+
+    def load(self) -> Any:
+        """Returns the function, class or object, imported if need be.
+
+        Raises:
+            ValueError: The import path names nothing that is there.
+            TypeError: It names nothing that can be called, or a function that has init args.
+            Exception: What the module raised when it was imported.
+        """
+        if not isinstance(self.target, str):
+            return self.target
+        found = imported(self.target)
+        self.check_loaded(found)
+        return found
+
+    def check_loaded(self, found: Any) -> None:
+        """Checks the function, class or object.
+
+        Raises:
+            TypeError: See `load`.
+        """
+        if inspect.isclass(found):
+            if "__call__" not in dir(found):
+                raise TypeError(
+                    f"the class {found.__qualname__} has no __call__, which would be the "
+                    f"handler; write\n    class {found.__name__}:\n"
+                    "        def __call__(self, items: list[T]) -> list[R]: ..."
+                )
+            return
+        if not callable(found):
+            raise TypeError(
+                f"a backend is a function, a class with __call__, or an import path such as "
+                f"'package.module:Name', not {found!r}"
+            )
+        if self.init_args or self.init_kwargs:
+            raise TypeError(
+                f"init args are for classes, and {self.name} is none: {self.init_args!r}"
+            )
+
+
+def split_import_path(path: str) -> tuple[str, str]:
+    """Splits ``"package.module:Name"``; the old form ``"package.module.Name"`` will do as well.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    module, colon, name = path.partition(":")
+    if not colon:
+        module, _, name = path.rpartition(".")
+    parts = [*module.split("."), *name.split(".")]
+    if not all(part.isidentifier() for part in parts):
+        raise ValueError(f"{path!r} is no import path; write it like 'package.module:Name'")
+    return module, name
+
+
+def imported(path: str) -> Any:
+    """Returns what an import path names.
+
+    Raises:
+        ValueError: It is none, or nothing is there.
+        Exception: What the module raised when it was imported.
+    """
+    module_name, name = split_import_path(path)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module is there; one that it imports is not
+        raise ValueError(f"{path!r}: there is no module {error.name!r}") from None
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ValueError(f"{path!r}: {module_name} has no attribute {name!r}") from None
+    return found

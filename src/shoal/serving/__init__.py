@@ -1,0 +1,1 @@
+"""Backends, endpoints and traffic, and the controller that owns them."""
