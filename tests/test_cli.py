@@ -418,7 +418,11 @@ def test_help_names_every_command(capsys):
         main(["--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
-    assert re.findall(r"^    (\w+) ", told, re.MULTILINE) == ["serve", "simulate", "tune"]
+    assert re.findall(r"^    (\w+)", told, re.MULTILINE) == [
+        *("serve", "check", "start", "stop", "status"),
+        *("backends", "endpoints", "traffic", "shadow", "scale", "call"),
+        *("simulate", "tune"),
+    ]
 
 
 def test_the_version_is_told(capsys):

@@ -32,9 +32,13 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "planning": frozenset({"errors", "core", "batching"}),
     "http": frozenset({"errors", "core", "batching", "replicas", "serving", "observe"}),
     "testing": frozenset({"errors", "core", "batching", "replicas", "serving", "http"}),
-    "cli": frozenset(
-        {"errors", "core", "batching", "replicas", "serving", "observe", "http", "planning"}
+    "commands": frozenset(
+        {
+            *("errors", "core", "batching", "replicas", "serving", "observe", "http"),
+            *("planning", "starting"),
+        }
     ),
+    "cli": frozenset({"commands", "planning"}),
     "__main__": frozenset({"cli"}),
     "starting": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
     "top": frozenset(
@@ -42,19 +46,23 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
 }
 # Metrics read the frozen snapshots that a batcher hands out, and nothing else of the engine.
-ALSO_ALLOWED = {("observe", "shoal.batching.statistics")}
+ALSO_ALLOWED = {
+    ("observe", "shoal.batching.statistics"),
+    ("observe", "shoal.serving.status"),
+}
 
 EVENT_LOOPS = {"asyncio", "trio"}
 KNOW_AN_EVENT_LOOP = {
     "shoal.batching.parking",  # the cell parks on either loop's own primitive
-    "shoal.cli",  # starts the process's loop
+    "shoal.commands.running",  # starts the process's loop
+    "shoal.commands.signals",  # wakes it
+    "shoal.http.asyncio_server",  # for programs that run on asyncio
     # The server, which runs Hypercorn's protocols on trio and nowhere else:
     "shoal.http.connection",
     "shoal.http.connection_limit",
     "shoal.http.hardening",
     "shoal.http.inbox",
     "shoal.http.server",
-    "shoal.http.server_lifespan",
     "shoal.testing.virtual_time",  # gives each loop a clock that jumps
 }
 
@@ -159,7 +167,7 @@ def late_imports(modules: Mapping[str, str]) -> list[str]:
         for found in all_imports(modules)
         if found.late
         and found.target.split(".")[0] not in optional
-        and not (layer_of(found.importer) in {"top", "cli", "starting"} and layer_of(found.target) == "http")
+        and not (layer_of(found.importer) in {"top", "commands", "starting"} and layer_of(found.target) == "http")
     ]
 
 

@@ -48,6 +48,7 @@ class ReplicaDied(ShoalError, ConnectionError):
     """A replica ended while it had work: its process exited or was killed, or its node was lost.
 
     Attributes:
+        replica: Its tag, such as ``"embed#3"``.
         exit_code: What its process exited with; None if it was killed, or is not known.
         signal: The name of the signal that killed it, such as ``"SIGKILL"``; None if none did.
         last_lines: The last of what it wrote to its stderr.
@@ -57,11 +58,13 @@ class ReplicaDied(ShoalError, ConnectionError):
         self,
         message: str,
         *,
+        replica: str = "",
         exit_code: int | None = None,
         signal: str | None = None,
         last_lines: str = "",
     ) -> None:
         super().__init__(message)
+        self.replica = replica
         self.exit_code = exit_code
         self.signal = signal
         self.last_lines = last_lines

@@ -57,7 +57,8 @@ class LoadApp(shoal.App):
         for family in text_string_to_metric_families(body.decode()):
             for sample in family.samples:
                 labels = sample.labels
-                if sample.name in counts and labels["endpoint"] == "work":
+                name = labels.get("backend") or labels.get("endpoint")
+                if sample.name in counts and name == "work":
                     key = labels.get("outcome") or labels["status"]
                     counts[sample.name][key] += sample.value
         return counts

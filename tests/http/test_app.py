@@ -55,6 +55,11 @@ def app_of(handler, **options):
     return app
 
 
+def options_of(app):
+    (backend,) = app.controller.backends.values()
+    return backend.lines["__call__"].batcher.options
+
+
 # Handlers
 
 
@@ -312,7 +317,7 @@ async def test_a_full_line_is_answered_at_once_with_when_to_come_again(settings,
 async def test_a_served_line_is_bounded_unless_it_is_said_otherwise(handler):
     app = app_of(handler)
     async with app.lifespan():
-        options = app._endpoints[0].batcher.options
+        options = options_of(app)
         assert (options.max_queued_requests, options.overload) == (1024, "reject")
 
 
@@ -321,12 +326,12 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
     batched = shoal.batch(max_batch_size=3, max_queued_requests=5, stream_buffer=2)(doubled)
     app = app_of(batched, max_batch_size=4)
     async with app.lifespan():
-        options = app._endpoints[0].batcher.options
+        options = options_of(app)
     assert (options.max_batch_size, options.max_queued_requests) == (4, 5)
     assert options.stream_buffer == 2
     app = app_of(shoal.batch(doubled), max_queued_requests=None)
     async with app.lifespan():
-        assert app._endpoints[0].batcher.options.max_queued_requests is None
+        assert options_of(app).max_queued_requests is None
 
 
 # Declaring
@@ -650,6 +655,7 @@ async def test_the_health_routes_say_what_is_there(caplog):
             "alive": True,
             "queued": 0,
             "running": 0,
+            "backends": {"doubled": "ready"},
         }
     ready = await ask(app, "/-/readyz", method="GET")
     assert (ready.status, ready.json()["status"]) == (503, "closed")

@@ -41,7 +41,7 @@ def app(held):
 
 
 def statistics(app):
-    return dict(app._statistics())["held"]
+    return app.controller.backends["held"].lines["__call__"].batcher.statistics()
 
 
 async def test_a_client_that_leaves_the_line_never_reaches_the_handler(app, held):

@@ -66,7 +66,7 @@ def serving(handler, **options):
 
 
 def statistics(app):
-    return dict(app._statistics())["it"]
+    return app.controller.backends["it"].lines["__call__"].batcher.statistics()
 
 
 @pytest.mark.parametrize(
@@ -227,6 +227,7 @@ async def test_items_are_checked_against_the_annotation_of_the_batch(fill):
         assert (await ask(app, "/it", 3)).json() == 3
 
 
+@pytest.mark.real_time
 @pytest.mark.parametrize("fill", ["open", "continuous"])
 async def test_a_class_is_made_once_and_its_call_is_the_handler(fill):
     made = []

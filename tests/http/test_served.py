@@ -97,7 +97,7 @@ def tell(client, what):
 def figures(client, endpoint):
     text = client.get("/-/metrics").text
     found = re.findall(
-        rf'^shoal_(\w+){{endpoint="{endpoint}"(?:,outcome="(\w+)")?}} (.+)', text, re.MULTILINE
+        rf'^shoal_(\w+){{backend="{endpoint}"(?:,outcome="(\w+)")?}} (.+)', text, re.MULTILINE
     )
     return {outcome or metric: float(value) for metric, outcome, value in found}
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from shoal.batching.handlers import Fill
     from shoal.batching.kinds import Answer, Steps
     from shoal.batching.open_batch import OpenBatch
+    from shoal.batching.room import Room
     from shoal.core.option_keywords import OptionKeywords
 
 logger: Final = logging.getLogger("shoal")
@@ -68,7 +69,8 @@ class Batcher(Watchable, Generic[C_co]):
     batcher is opened once.
 
     Args:
-        handler: The function of a list: plain, async, or a generator function of either kind.
+        handler: The function of a list: plain, async, or a generator function of either kind; or
+            such a function adapted already.
         signature: A function of one item whose parameter names, types and defaults the call takes,
             where the handler's own annotations can't say them.
         name: What to call it in messages and metrics; the handler's name by default.
@@ -77,6 +79,7 @@ class Batcher(Watchable, Generic[C_co]):
             requests between its steps for as long as the batcher is open; then it is an async
             function of an `OpenBatch`.
         streams: Whether such a handler answers calls by streams.
+        room: What says when the handler can take another batch; None for whenever a slot is free.
         **options: As in `BatchOptions`.
 
     Raises:
@@ -102,20 +105,29 @@ class Batcher(Watchable, Generic[C_co]):
     @overload
     def __init__(self: Batcher[UnaryCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
-    def __init__(self: Batcher[Any], handler: Callable[..., Any], *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, **options: Unpack[OptionKeywords]) -> None: ...
+    def __init__(self: Batcher[Any], handler: Callable[..., Any] | Handler, *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, room: Room | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     # fmt: on
     def __init__(
         self,
-        handler: Callable[..., Any],
+        handler: Callable[..., Any] | Handler,
         *,
         signature: Callable[..., Any] | None = None,
         name: str | None = None,
         fill: Fill = "closed",
         streams: bool = False,
+        room: Room | None = None,
         **options: Any,
     ) -> None:
-        adapted_handler = Handler(handler, signature, fill=fill, streams=streams)
-        if fill != "closed" and signature is None and not adapted_handler.binding.single:
+        adapted_handler = (
+            handler
+            if isinstance(handler, Handler)
+            else Handler(handler, signature, fill=fill, streams=streams)
+        )
+        if (
+            adapted_handler.fill != "closed"
+            and signature is None
+            and not adapted_handler.binding.single
+        ):
             raise TypeError(
                 f"the handler of an open batch takes the batch alone, not {handler!r}; write "
                 "async def handler(batch: shoal.OpenBatch[T, R]) -> None"
@@ -126,6 +138,7 @@ class Batcher(Watchable, Generic[C_co]):
             checked_options(options, adapted_handler),
             Counters(),
         )
+        self._room = room
         self._scope: anyio.CancelScope | None = None
         self._exit = AsyncExitStack()
         face = StreamCall if self._handler.streams else UnaryCall
@@ -155,7 +168,7 @@ class Batcher(Watchable, Generic[C_co]):
         """
         self._refuse_second_opening()
         self._log_oddity()
-        self._session = Session(self.name, self._handler, self._options, self._counters)
+        self._session = Session(self.name, self._handler, self._options, self._counters, self._room)
         await self._session.run(lambda: task_status.started(self.call))
 
     async def aclose(self) -> ClosingCounts:

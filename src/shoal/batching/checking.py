@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.batching.list_cost import adapted
+from shoal.batching.item_binding import ItemBinding
+from shoal.batching.list_cost import adapted, adapted_to_items
 from shoal.core.mixes import refused_fill
 from shoal.core.options import BatchOptions
 from shoal.core.policies.choice import users_own
@@ -31,7 +32,11 @@ def checked_options(
     """
     if callable(given.get("batch_size_fn")):
         cost_of: Any = given["batch_size_fn"]
-        given = {**given, "batch_size_fn": adapted(cost_of, handler.function)}
+        if isinstance(handler.binding, ItemBinding):
+            cost_of = adapted_to_items(cost_of, handler.binding.signature)
+        else:
+            cost_of = adapted(cost_of, handler.function)
+        given = {**given, "batch_size_fn": cost_of}
     options = BatchOptions.of(given) if before is None else before.changed(given)
     refusal = refused_fill(handler.fill, options)
     if refusal is None and handler.streams and options.split is not None:

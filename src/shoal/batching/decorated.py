@@ -11,7 +11,7 @@ from shoal.core.terms import NO_WISHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from contextlib import AbstractAsyncContextManager
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from shoal.batching.batcher import Batcher
     from shoal.batching.entry import Entry
@@ -61,6 +61,18 @@ class Decorated:
     def opened(self) -> AbstractAsyncContextManager[None]:
         """Returns the context manager that keeps a batcher open for this function."""
         return self._opening.opened(self._receiver, cast("Callable[..., Any]", self), self._here)
+
+    def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
+        """Returns the context manager that has calls of this function enter another batcher.
+
+        It serves the same handler, and whoever runs it keeps it open meanwhile.
+        """
+        face = cast("Callable[..., Any]", self)
+        return self._opening.lent(self._receiver, face, self._here, batcher)
+
+    def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
+        """Returns the handler, the function that says what a call looks like, and the options."""
+        return self._opening.parts(self._receiver)
 
     def bound(self, receiver: object) -> Any:
         """Returns this method for one receiver."""

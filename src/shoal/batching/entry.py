@@ -98,6 +98,14 @@ class Entry:
             return self._call_divided(item, self._terms_of(item, wishes, self.now()), wishes)
         return self.call(item, self._terms_of(item, wishes, self.now()))
 
+    def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Binds a call, and returns its item.
+
+        Raises:
+            TypeError: The arguments don't fit the handler's parameters.
+        """
+        return self._binding.item(args, kwargs)
+
     def begin_map(
         self,
         columns: tuple[Iterable[Any], ...],
@@ -131,7 +139,15 @@ class Entry:
             ItemTooLarge: The item does not fit into any batch.
             Exception: What a function of one item raised.
         """
-        item = self._binding.item(args, kwargs)
+        return self.begin_stream_of(self._binding.item(args, kwargs), wishes)
+
+    def begin_stream_of(self, item: Any, wishes: Wishes | None) -> ResultStream[Any]:
+        """Returns the stream of a call whose arguments are bound already.
+
+        Raises:
+            ItemTooLarge: The item does not fit into any batch.
+            Exception: What a function of one item raised.
+        """
         return ResultStream(self.intake, item, self.options_of(item, wishes))
 
     def options_of(self, item: Any, wishes: Wishes | None) -> CallOptions | None:

@@ -17,6 +17,7 @@ from shoal.batching.signature import annotations_of, element_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from inspect import Signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,16 @@ def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable
     if not given or not wanted or not _is_lists_of_same(given[0], wanted[0]):
         return fn
     return CostOfOne(fn) if len(wanted) == 1 else CostOfFirst(fn)
+
+
+def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callable[[Any], float]:
+    """Does the same where only the signature of a call of one item is known."""
+    given, parameters = annotations_of(fn), list(signature.parameters.values())
+    if not given or not parameters or element_of(given[0]) is Parameter.empty:
+        return fn
+    if element_of(given[0]) != parameters[0].annotation:
+        return fn
+    return CostOfOne(fn) if len(parameters) == 1 else CostOfFirst(fn)
 
 
 def _is_lists_of_same(given: Any, wanted: Any) -> bool:

@@ -121,7 +121,8 @@ class OpenSlots(Slots):
         while not self._is_one_too_many():
             if former.live and self._open:
                 await self._parking.one_pass()  # a batch that runs goes first
-            requests = self.taken_within(former.options.max_batch_size)
+            room = 0 if self._is_full() else former.options.max_batch_size
+            requests = self.taken_within(room)
             if requests:
                 return self._begun(requests, CutReason.OPEN)
             if former.closed and not former.live:

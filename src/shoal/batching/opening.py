@@ -9,7 +9,7 @@ not see it.
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from threading import get_ident
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from shoal.batching.signature import signature_of, signature_of_batch
 from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
     from inspect import Signature
 
     from shoal.batching.entry import Entry
@@ -110,28 +110,65 @@ class Opening:
             face: What callers call.
             entries: Where `face` looks up where its calls enter, by thread.
         """
+        handler, signature, options = self.parts(receiver)
+        make: Any = Batcher  # no overload takes a handler of which nothing is known
+        batcher: Batcher[Any] = make(
+            handler, signature=signature, name=self.handler.name, **options
+        )
+        with self._taking(receiver):
+            async with batcher:
+                with self._known(receiver, face, entries, batcher):
+                    yield
+
+    @contextmanager
+    def lent(
+        self,
+        receiver: object,
+        face: Callable[..., Any],
+        entries: dict[int, Entry],
+        batcher: Batcher[Any],
+    ) -> Generator[None]:
+        """Has calls enter a batcher that is kept open elsewhere; arguments as for `opened`."""
+        with self._taking(receiver), self._known(receiver, face, entries, batcher):
+            yield
+
+    def parts(
+        self, receiver: object
+    ) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
+        """Returns what makes a batcher for a receiver: the handler, the signature, the options."""
+        function = self.handler.function
+        kind: dict[str, Any] = {}
+        if self.handler.fill != "closed":
+            kind = {"fill": self.handler.fill, "streams": self._streams}
+        bound = function if receiver is None else MethodType(function, receiver)
+        return bound, self._signature, {**kind, **self._options}
+
+    @contextmanager
+    def _taking(self, receiver: object) -> Generator[None]:
         key = self.key(receiver)
         if key in self._taken:
             raise RuntimeError(f"{self.handler.name} is open in this event loop already")
-        function = self.handler.function
-        make: Any = Batcher  # no overload takes a handler of which nothing is known
-        batcher: Batcher[Any] = make(
-            function if receiver is None else MethodType(function, receiver),
-            signature=self._signature,
-            name=self.handler.name,
-            fill=self.handler.fill,
-            streams=self._streams,
-            **self._options,
-        )
         self._taken.add(key)
         try:
-            async with batcher:
-                entry = batcher.find()
-                self.table[key] = Open(batcher, entry, face)
-                entries[get_ident()] = entry
-                yield
+            yield
         finally:
             self._taken.discard(key)
+
+    @contextmanager
+    def _known(
+        self,
+        receiver: object,
+        face: Callable[..., Any],
+        entries: dict[int, Entry],
+        batcher: Batcher[Any],
+    ) -> Generator[None]:
+        key = self.key(receiver)
+        entry = batcher.find()
+        self.table[key] = Open(batcher, entry, face)
+        entries[get_ident()] = entry
+        try:
+            yield
+        finally:
             self.table.pop(key, None)
             entries.pop(get_ident(), None)
 

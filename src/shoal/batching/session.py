@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.handlers import Handler
+    from shoal.batching.room import Room
     from shoal.batching.run import Run
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options import BatchOptions
@@ -57,7 +58,12 @@ class Session:
     """
 
     def __init__(
-        self, name: str, handler: Handler, options: BatchOptions, counters: Counters
+        self,
+        name: str,
+        handler: Handler,
+        options: BatchOptions,
+        counters: Counters,
+        room: Room | None = None,
     ) -> None:
         self.thread = get_ident()
         self.state: BatcherState = "open"
@@ -66,6 +72,7 @@ class Session:
         self._handler = handler
         self._options = options
         self._counters = counters
+        self._room = room
         self._parking = Parking.of_this_loop()
         self._intake = Intake(name, options, self._parking, counters)
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now)
@@ -80,6 +87,7 @@ class Session:
 
         Cancellation: callers that wait fail at once.
         """
+        unsubscribe = None if self._room is None else self._room.subscribe(self.slots.room_changed)
         try:
             async with anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
@@ -96,6 +104,8 @@ class Session:
                     self._end()
                 tasks.cancel_scope.cancel()
         finally:
+            if unsubscribe is not None:
+                unsubscribe()
             self._closed.set()
 
     async def aclose(self) -> ClosingCounts:
@@ -153,7 +163,7 @@ class Session:
 
     def _new_slots(self) -> Slots:
         run = self._new_run()
-        parts = (self._intake, self._parking, self._counters, run, self._task_died)
+        parts = (self._intake, self._parking, self._counters, run, self._task_died, self._room)
         if self._handler.fill == "closed":
             return Slots(*parts)
         return OpenSlots(*parts, fill=self._handler.fill)

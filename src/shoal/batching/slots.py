@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.intake import Intake
     from shoal.batching.parking import Parking, Scope
+    from shoal.batching.room import Room
     from shoal.batching.run import Run
     from shoal.core.counters import Counters
 
@@ -56,6 +57,7 @@ class Slots:
         counters: Counters,
         run: Run,
         on_death: Callable[[BaseException], None],
+        room: Room | None = None,
     ) -> None:
         self._intake = intake
         self._former = intake.former
@@ -63,6 +65,7 @@ class Slots:
         self._counters = counters
         self.run = run
         self._on_death = on_death
+        self._room = room
         self._tasks: TaskGroup | None = None
         # Only all slots together are cancelled, so no cell in this queue is ever left behind.
         self._at_line = False
@@ -92,12 +95,16 @@ class Slots:
         assert self._tasks is not None
         if self.ended.is_set():
             return
-        while self._count < self._former.options.max_concurrent_batches:
+        while self._count < self._wanted:
             self._count += 1
             # In the batcher's context, whoever asks for another slot.
             self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
         self._tell_idle()
         self.ring()
+
+    def room_changed(self) -> None:
+        """Looks again whether the handler can take a batch."""
+        self.resize()
 
     def ring(self) -> None:
         """Makes the slot that waits at the line decide again."""
@@ -186,6 +193,9 @@ class Slots:
             self._intake.expire_overdue()  # or a request could get a slot in the tick of its end
             decision = former.decide(self._parking.now())
             if isinstance(decision, Cut):
+                if self._is_full():
+                    await self._listen(None)
+                    continue
                 if fresh:
                     # The callers of the batch that has just ended had no turn yet. They may come
                     # again, and a batch that is not full should take them along.
@@ -252,11 +262,16 @@ class Slots:
         if not self._former.takes_anyone:
             oldest_at = min([request.arrived_at for request in requests])
         self._counters.wait_s.observe(now - oldest_at)
+        if self._room is not None and self._count <= len(self.batches):
+            self.resize()
         return batch
 
     def _tell_idle(self) -> None:
-        slots = min(self._count, self._former.options.max_concurrent_batches)
-        idle = max(0, slots - len(self.batches))
+        if self._room is not None:
+            idle = self._room.free
+        else:
+            slots = min(self._count, self._former.options.max_concurrent_batches)
+            idle = max(0, slots - len(self.batches))
         if self._former.reform(idle_slots=idle, open_room=self._open_room()):
             self.ring()
 
@@ -264,6 +279,21 @@ class Slots:
         """Returns how much more the batches take that are open."""
         return 0
 
+    def _is_full(self) -> bool:
+        """Says whether the handler can take no batch now, though a slot is free."""
+        return self._room is not None and self._room.free < 1
+
     def _is_one_too_many(self) -> bool:
         """Says whether there are more slots than there should be."""
-        return self._count > self._former.options.max_concurrent_batches
+        return self._room is None and self._count > self._wanted
+
+    @property
+    def _wanted(self) -> int:
+        """How many slots there should be.
+
+        Where there is a room that says how many batches may run, one that waits beside those that
+        run is enough.
+        """
+        if self._room is not None:
+            return len(self.batches) + 1
+        return self._former.options.max_concurrent_batches

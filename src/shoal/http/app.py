@@ -1,46 +1,42 @@
-"""`App`: handlers as HTTP endpoints, in one plain ASGI application.
+"""`App`: backends and endpoints over HTTP, declared in a program, in one plain ASGI application.
 
 It is an ASGI application and no framework: a table of paths, and what is mounted under the rest.
 Any server that speaks ASGI can run it, on trio or asyncio, and any ASGI framework can mount it.
+
+What it declares is given to a `Controller` when it is opened, and from then on it answers for that
+controller: what is changed there, by whomever, is answered from that moment on.
 """
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
-
-from shoal.http import health
 from shoal.http.asgi import split_path
-from shoal.http.declaring import RESERVED, checked_methods, checked_name, checked_path
+from shoal.http.declarations import Declarations
+from shoal.http.declaring_app import DeclaringApp
 from shoal.http.dispatch import Dispatcher
-from shoal.http.endpoint import Endpoint
-from shoal.http.keeping import kept_open
+from shoal.http.endpoint_table import EndpointTable
 from shoal.http.lifespan import run_lifespan
-from shoal.http.routing import Page, Routes
+from shoal.http.pages import Pages
+from shoal.http.routing import NotOpenRoute, Routes
 from shoal.http.settings import HttpSettings
-from shoal.http.sources import source_of
-from shoal.observe.metrics import ShoalCollector
+from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-    from typing import Unpack
+    from collections.abc import AsyncGenerator
 
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
-    from shoal.batching.handlers import Fill
-    from shoal.core.counters import BatcherStatistics
-    from shoal.core.option_keywords import OptionKeywords
-    from shoal.http.asgi import Exchange
+    from shoal.http.admin import AdminApi
+    from shoal.http.health import Phase
+    from shoal.http.routing import Route
     from shoal.http.settings import OverloadStatus
+    from shoal.serving.state import StateFile
 
-H = TypeVar("H", bound="Callable[..., Any]")
 
-
-class App:
-    """Serves handlers over HTTP.
+class App(DeclaringApp):
+    """Serves backends and endpoints over HTTP.
 
     ::
 
@@ -91,84 +87,22 @@ class App:
             retry_after_s=retry_after_s,
             debug=debug,
         )
-        self._phase: health.Phase = "not open"
-        self._endpoints: list[Endpoint] = []
+        self.controller: Controller | None = None
+        self.state: StateFile | None = None
+        self.admin: AdminApi | None = None
+        self._phase: Phase = "not open"
+        self._declared = Declarations()
         self._dispatcher = Dispatcher(self._settings)
-        self._registry = CollectorRegistry()
-        self._registry.register(ShoalCollector(self._statistics, self._dispatcher.answers))
+        self._table: EndpointTable | None = None
+        self._not_open = NotOpenRoute(self._settings)
         self._routes = Routes()
-        for name, answer in self._pages():
-            self._routes.add(f"{RESERVED}/{name}", ("GET", "HEAD"), Page(answer))
-
-    def endpoint(
-        self,
-        path: str,
-        *,
-        methods: tuple[str, ...] = ("POST",),
-        name: str | None = None,
-        fill: Fill = "closed",
-        streams: bool = False,
-        **options: Unpack[OptionKeywords],
-    ) -> Callable[[H], H]:
-        """Declares an endpoint; decorates its handler, which stays as it is.
-
-        The handler is whatever `shoal.Batcher` takes; or a class without arguments, which is
-        instantiated in a worker thread when the application opens, and whose ``__call__`` is the
-        handler; or a function that is decorated with `shoal.batch`, whose options hold under those
-        that are given here. Its annotations say what a request's body is; see `shoal.http.payload`.
-        A generator handler is answered by a stream; see `shoal.http.streaming`.
-
-        Args:
-            path: Where it is; plain text, without parameters.
-            methods: The methods that it answers.
-            name: What to call it in messages and metrics; the handler's name by default.
-            fill: When a batch is complete, as in `shoal.Batcher`.
-            streams: Whether calls to an open batch are answered by streams.
-            **options: As in `BatchOptions`. ``max_queued_requests`` is 1,024 unless given.
-
-        Raises:
-            TypeError: The handler is none, its annotation is none that JSON can be checked against,
-                or an argument has the wrong type.
-            ValueError: The path or the name is taken or is none, or an option is out of its range.
-            RuntimeError: The application is open.
-        """
-        line = f'@app.endpoint("/{str(path).strip("/")}")'
-        checked_path(path, line)
-        capitals = checked_methods(methods)
-        given: dict[str, Any] = {**options}
-        if fill != "closed" or streams:
-            given |= {"fill": fill, "streams": streams}
-
-        def declare(handler: H) -> H:
-            self._declare(handler, path, capitals, name, given)
-            return handler
-
-        return declare
-
-    def mount(self, path: str, app: ASGIApp) -> None:
-        """Serves another ASGI application for all paths under one, but for the endpoints'.
-
-        Its lifespan is not run: what it needs open is opened by whoever serves this application.
-
-        Args:
-            path: The prefix of its paths; ``"/"`` for all that nothing else answers.
-            app: The application.
-
-        Raises:
-            TypeError: An argument has the wrong type.
-            ValueError: The path is none, or is taken by another mount.
-        """
-        prefix = checked_path(path, 'app.mount("/static", application)').rstrip("/")
-        if not callable(app):
-            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
-        self._routes.mount(prefix, app)
+        Pages(self._routes, self._declared, self._dispatcher, self._settings, self._now)
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncGenerator[None]:
-        """Opens the application: loads its models and keeps its batchers open.
+        """Opens the application: makes what it declares, and keeps it open.
 
-        Leaving closes them: what is in line is run, and after ``graceful_shutdown_timeout_s``
-        fails.
+        Leaving closes it: what is in line is run, and after ``graceful_shutdown_timeout_s`` fails.
 
         Args:
             _app: The application that this one is mounted in, as Starlette passes it; unused.
@@ -181,11 +115,29 @@ class App:
             raise RuntimeError("the application is open already")
         self._phase = "opening"
         try:
-            async with kept_open(self._endpoints):
-                self._phase = "open"
+            async with Controller(self.state) as controller, self.serving(controller):
                 yield
         finally:
             self._phase = "closed"
+
+    @asynccontextmanager
+    async def serving(self, controller: Controller) -> AsyncGenerator[None]:
+        """Answers for a controller that is open already, with what it declares added to that.
+
+        Raises:
+            Exception: What was declared could not be made.
+        """
+        with ExitStack() as lending:
+            await self._declared.apply(controller, lending)
+            self.controller = controller
+            self._table = EndpointTable(controller, self._settings)
+            self._phase = "open"
+            try:
+                yield
+                # Before the batched functions are taken back: who is in line may call them.
+                await controller.shutdown()
+            finally:
+                self._phase = "closed"
 
     def begin_drain(self) -> None:
         """Prepares for the end: turns not ready, and has batches wait for company no more.
@@ -194,9 +146,8 @@ class App:
         """
         if self._phase == "open":
             self._phase = "draining"
-            for endpoint in self._endpoints:
-                if endpoint.batcher is not None:
-                    endpoint.batcher.drain()
+            assert self.controller is not None
+            self.controller.drain()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
@@ -205,7 +156,7 @@ class App:
             await run_lifespan(self.lifespan, receive, send)
             return
         root, path = split_path(scope)
-        routes = self._routes.at(path) if kind == "http" else None
+        routes = self._at(path) if kind == "http" else None
         if routes is None and (mounted := self._routes.mounted_at(path)) is not None:
             prefix, app = mounted
             await app({**scope, "root_path": root + prefix}, receive, send)
@@ -217,53 +168,20 @@ class App:
         else:
             raise ValueError(f"a Shoal application has no answer to a scope of type {kind!r}")
 
-    def _declare(
-        self,
-        handler: Any,
-        path: str,
-        methods: tuple[str, ...],
-        name: str | None,
-        options: Mapping[str, Any],
-    ) -> None:
-        if self._is_up():
-            raise RuntimeError(f"{path}: endpoints are declared before the application is opened")
-        self._routes.check_free(path, methods)
-        for other in self._endpoints:
-            if other.source.is_for(handler):
-                raise ValueError(
-                    f"{handler!r} has one batcher, and {other.path} serves it already; decorate "
-                    "the handler a second time for another"
-                )
-        source = source_of(handler, options)
-        taken = {endpoint.name: endpoint.path for endpoint in self._endpoints}
-        endpoint = Endpoint(
-            checked_name(source.name if name is None else name, path, taken),
-            path,
-            methods,
-            source,
-            self._settings,
-        )
-        self._endpoints.append(endpoint)
-        self._routes.add(path, methods, endpoint)
+    def _at(self, path: str) -> dict[str, Route] | None:
+        """Returns what answers at a path, by method; None if nothing does."""
+        if (page := self._routes.at(path)) is not None:
+            return page
+        if self._table is not None and self._phase != "closed":
+            return self._table.at(path)
+        found: dict[str, Route] = {}
+        for endpoint in self._declared.endpoints.values():
+            if endpoint.path == path:
+                found |= dict.fromkeys(endpoint.methods, self._not_open)
+        return found or None
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")
 
-    def _statistics(self) -> Iterator[tuple[str, BatcherStatistics]]:
-        for endpoint in self._endpoints:
-            if endpoint.batcher is not None:
-                yield endpoint.name, endpoint.batcher.statistics()
-
-    def _pages(self) -> Iterator[tuple[str, Callable[[Exchange], Awaitable[None]]]]:
-        yield "healthz", health.answer_alive
-        yield "readyz", self._answer_ready
-        yield "metrics", partial(health.answer_metrics, registry=self._registry)
-        yield "routes", self._answer_routes
-
-    async def _answer_ready(self, exchange: Exchange) -> None:
-        await health.answer_ready(
-            exchange, self._phase, self._endpoints, debug=self._settings.debug
-        )
-
-    async def _answer_routes(self, exchange: Exchange) -> None:
-        await health.answer_routes(exchange, self._endpoints, self._routes.mounts)
+    def _now(self) -> tuple[Phase, Controller | None]:
+        return self._phase, self.controller

@@ -34,6 +34,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from shoal.http.containment import contained
 from shoal.http.hardening import Protocol, time_to_send_s
 from shoal.http.inbox import Inbox
+from shoal.http.listeners import host_and_port, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -111,7 +112,7 @@ class Connection:
             return
         self._shared.connections.add(self)
         try:
-            with contained("an error ended the connection from %s:%s", *peer[:2]):
+            with contained("an error ended the connection from %s", spelled(peer)):
                 await self._serve(peer)
         finally:
             self.close()
@@ -146,8 +147,8 @@ class Connection:
                 shared.context,
                 cast("TaskGroup", self),
                 cast("ConnectionState", shared.state.copy()),
-                (peer[0], peer[1]),
-                sock.getsockname()[:2],
+                host_and_port(peer),
+                host_and_port(sock.getsockname()),
                 self._take,
                 send_timeout_s=shared.send_timeout_s,
             )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 if TYPE_CHECKING:
-    import socket
+    from shoal.http.listeners import Bound
 
 _log = logging.getLogger("shoal.server")
 
@@ -31,12 +31,11 @@ class LimitedListener:
     Invariant: ``places taken == streams given out and not yet released``.
 
     Args:
-        bound: A bound TCP socket, which this object owns from now on.
+        bound: A bound socket, which this object owns from now on.
         max_connections: How many connections may be open at once.
     """
 
-    def __init__(self, bound: socket.socket, max_connections: int) -> None:
-        bound.setblocking(False)
+    def __init__(self, bound: Bound, max_connections: int) -> None:
         self._bound = bound
         self._listener: trio.SocketListener | None = None
         self._max_connections = max_connections
@@ -46,8 +45,7 @@ class LimitedListener:
     @property
     def url(self) -> str:
         """Where clients reach it."""
-        host, port = self._bound.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return self._bound.url
 
     def listen(self) -> None:
         """From here on clients can connect.
@@ -55,8 +53,9 @@ class LimitedListener:
         Raises:
             OSError: Somebody else listens at this address.
         """
-        self._bound.listen(_BACKLOG)
-        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._bound))
+        bound = self._bound.socket
+        bound.listen(_BACKLOG)
+        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
 
     async def accept(self) -> trio.SocketStream:
         """Wait for a place, then for a client. Give the place back with `release`."""
@@ -82,7 +81,7 @@ class LimitedListener:
         except trio.WouldBlock:
             return None
         try:
-            accepted, _ = self._bound.accept()
+            accepted, _ = self._bound.socket.accept()
         except OSError:
             self.release()
             return None

@@ -1,4 +1,8 @@
-"""One endpoint: a path, methods, and the batcher that answers there."""
+"""One endpoint over HTTP: from a request to a call of the backend that its traffic says, and back.
+
+``X-Serve-Call-Method`` names another method of the backend's code than ``__call__``, and requests
+with equal ``X-Serve-Shard-Key`` go to the same backend; both are Ray Serve's.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +12,45 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from shoal.batching.stream import ResultStream
 from shoal.core.terms import Wishes
 from shoal.errors import NotOpen
-from shoal.http.asgi import JSON
+from shoal.http.asgi import JSON, ClientLeft
 from shoal.http.body import read_body
-from shoal.http.disconnect import call_of_parts, call_unless_client_leaves
-from shoal.http.payload import encoded, reader_for
-from shoal.http.problem import Refused, explained, no_such_priority, not_open
+from shoal.http.disconnect import (
+    call_of_parts,
+    call_unless_client_leaves,
+    run_unless_client_leaves,
+)
+from shoal.http.payload import encoded
+from shoal.http.problem import Refused, explained, no_such_method, no_such_priority, not_open
 from shoal.http.streaming import answer_with_stream
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from shoal.batching.batcher import Batcher
     from shoal.batching.entry import Entry
     from shoal.core.options import BatchOptions
     from shoal.http.asgi import Exchange
+    from shoal.http.problem import Problem
+    from shoal.http.readers import Readers
     from shoal.http.settings import HttpSettings
-    from shoal.http.sources import Source
+    from shoal.serving.endpoint import Endpoint
+    from shoal.serving.line import Line
 
 
-class Endpoint:
-    """Answers requests with calls of one batcher.
+class EndpointRoute:
+    """Answers requests with calls of one endpoint.
 
     Attributes:
-        name: What to call it in messages and metrics.
-        path: Where it is.
-        methods: What it answers there.
-        source: Where its batcher comes from.
-        batcher: Its batcher while the application is open, and after that until it is opened again.
-        takes: What it reads from a request, in a word.
+        name: The endpoint's name.
+        endpoint: The endpoint.
     """
 
-    def __init__(
-        self,
-        name: str,
-        path: str,
-        methods: tuple[str, ...],
-        source: Source,
-        settings: HttpSettings,
-    ) -> None:
-        self.name = name
-        self.path = path
-        self.methods = methods
-        self.source = source
-        self.batcher: Batcher[Any] | None = None
+    def __init__(self, endpoint: Endpoint, readers: Readers, settings: HttpSettings) -> None:
+        self.name = endpoint.name
+        self.endpoint = endpoint
+        self._readers = readers
         self._settings = settings
-        self._reader = reader_for(source.signature)
-        self.takes = self._reader.takes
 
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request.
@@ -65,50 +59,104 @@ class Endpoint:
             ClientLeft: The client is gone, or did not read in time; the call was cancelled.
             Exception: What went wrong before an answer had begun.
         """
-        batcher, entry = self._open_batcher()
+        endpoint = self.endpoint
+        endpoint.requests += 1
+        try:
+            await self._answer(exchange, endpoint)
+        except ClientLeft:
+            raise
+        except Exception:
+            endpoint.errors += 1
+            raise
+
+    async def _answer(self, exchange: Exchange, endpoint: Endpoint) -> None:
+        method, key = _asked_for(exchange)
+        backend = endpoint.backend_for(key)
+        line = None if backend is None else backend.lines.get(method)
+        if line is not None:
+            self._entry(line)  # or the body would be read for nothing
         body = await read_body(
             exchange.receive,
             exchange.headers.get(b"content-length"),
             self._settings.max_body_bytes,
         )
-        item = self._reader.item(exchange, body)
+        if line is None:
+            line = await self._line(exchange, endpoint, method, key)
+        entry, batcher = self._entry(line), line.batcher
+        item = self._readers.of(batcher).item(exchange, body)
         timeout_s = batcher.options.request_timeout_s
-        if timeout_s is None and not self.source.streams:
+        if timeout_s is None and not line.streams:
             timeout_s = self._settings.answer_timeout_s
         wishes = Wishes(
             timeout_s,
             CallMetadata(exchange.request_id, exchange.scope),
             _priority(exchange, batcher.options),
         )
-        if self.source.streams:
-            await answer_with_stream(
-                exchange,
-                ResultStream(entry.intake, item, entry.options_of(item, wishes)),
-                lambda error: explained(error, self._settings, self.name, exchange.request_id),
-                self._settings.heartbeat_s,
-            )
-            return
-        call = call_of_parts if batcher.options.split is not None else call_unless_client_leaves
-        result = await call(exchange.receive, entry, item, wishes)
+        answer = endpoint.copied(line, item) if endpoint.shadows else None
+        try:
+            if line.streams:
+                await answer_with_stream(
+                    exchange,
+                    entry.begin_stream_of(item, wishes),
+                    lambda error: self._explained(error, exchange),
+                    self._settings.heartbeat_s,
+                )
+                return
+            call = call_of_parts if batcher.options.split is not None else call_unless_client_leaves
+            result = await call(exchange.receive, entry, item, wishes)
+            if answer is not None:
+                answer.set(result)
+        finally:
+            if answer is not None:
+                answer.end()
         if isinstance(result, Response):
             await _answer_with_response(exchange, result)
         else:
             await exchange.answer(200, JSON, encoded(result))
 
-    def _open_batcher(self) -> tuple[Batcher[Any], Entry]:
-        """Returns the batcher and where its calls enter.
+    def _explained(self, error: Exception, exchange: Exchange) -> Problem:
+        self.endpoint.errors += 1
+        return explained(error, self._settings, self.name, exchange.request_id)
+
+    def _entry(self, line: Line) -> Entry:
+        """Returns where calls enter a line.
 
         Raises:
-            Refused: The application is not open here.
+            Refused: The application is not open in this event loop.
         """
-        batcher = self.batcher
-        if batcher is None:
-            raise Refused(not_open(self._settings))
         try:
-            entry = batcher.find()
+            return line.entry()
         except NotOpen:
             raise Refused(not_open(self._settings)) from None
-        return batcher, entry
+
+    async def _line(
+        self, exchange: Exchange, endpoint: Endpoint, method: str, key: str | None
+    ) -> Line:
+        """Waits for where a request goes: for traffic, or for a replica that tells its methods.
+
+        Raises:
+            Refused: The backend has no such method.
+            ClientLeft: The client left meanwhile.
+        """
+        found: Line | None = None
+
+        async def wait() -> None:
+            nonlocal found
+            found = await endpoint.routed(method, key, self._settings.answer_timeout_s)
+
+        try:
+            await run_unless_client_leaves(exchange.receive, wait)
+        except AttributeError as error:
+            raise Refused(no_such_method(str(error))) from None
+        assert found is not None
+        return found
+
+
+def _asked_for(exchange: Exchange) -> tuple[str, str | None]:
+    """Returns the method of the code and the shard key that a request asks for."""
+    method = exchange.headers.get(b"x-serve-call-method", b"__call__").decode("latin-1")
+    key = exchange.headers.get(b"x-serve-shard-key")
+    return method, None if key is None else key.decode("latin-1")
 
 
 def _priority(exchange: Exchange, options: BatchOptions) -> int | None:

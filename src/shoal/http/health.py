@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Any, Literal
 from prometheus_client.exposition import choose_encoder
 
 from shoal.http.asgi import JSON
-from shoal.http.payload import encoded
+from shoal.http.payload import encoded, reader_for
+from shoal.serving.backend_status import state_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from prometheus_client import CollectorRegistry
 
     from shoal.http.asgi import Exchange
-    from shoal.http.endpoint import Endpoint
+    from shoal.http.declarations import Declarations
+    from shoal.http.payload import Reader
+    from shoal.serving.controller import Controller
+    from shoal.serving.endpoint import Endpoint
 
 Phase = Literal["not open", "opening", "open", "draining", "closed"]
 """Where an application is in its life."""
@@ -38,10 +42,11 @@ async def answer_alive(exchange: Exchange) -> None:
 
 
 async def answer_ready(
-    exchange: Exchange, phase: Phase, endpoints: Iterable[Endpoint], *, debug: bool
+    exchange: Exchange, phase: Phase, controller: Controller | None, *, debug: bool
 ) -> None:
     """Answers ``/-/readyz``."""
-    states = {endpoint.name: _state(endpoint, debug=debug) for endpoint in endpoints}
+    endpoints = {} if controller is None else controller.endpoints
+    states = {name: _state(endpoint, debug=debug) for name, endpoint in endpoints.items()}
     stopped = [name for name, state in states.items() if not state["alive"]]
     if phase == "open" and stopped:
         status = f"not ready: {', '.join(stopped)}"
@@ -59,37 +64,66 @@ async def answer_metrics(exchange: Exchange, registry: CollectorRegistry) -> Non
 
 
 async def answer_routes(
-    exchange: Exchange, endpoints: Iterable[Endpoint], mounts: Mapping[str, Any]
+    exchange: Exchange,
+    declared: Declarations,
+    controller: Controller | None,
+    mounts: Mapping[str, Any],
 ) -> None:
-    """Answers ``/-/routes``."""
-    routes = [
-        {
-            "path": endpoint.path,
-            "methods": endpoint.methods,
-            "name": endpoint.name,
-            "takes": endpoint.takes,
-            "streams": endpoint.source.streams,
-        }
-        for endpoint in endpoints
-    ]
+    """Answers ``/-/routes``: what a controller answers for, or what is declared without one."""
+    if controller is None:
+        routes = [
+            _route(e.name, e.path, e.methods, e.reader, streams=bool(e.code and e.code.streams))
+            for e in declared.endpoints.values()
+        ]
+    else:
+        routes = [_route_of(endpoint) for endpoint in controller.endpoints.values()]
     body = encoded({"endpoints": routes, "mounts": [prefix or "/" for prefix in mounts]})
     await exchange.answer(200, JSON, body, _FRESH)
 
 
-def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
-    batcher = endpoint.batcher
-    if batcher is None:
-        return {"path": endpoint.path, "state": "new", "alive": False}
-    statistics = batcher.statistics()
-    state: dict[str, Any] = {
-        "path": endpoint.path,
-        "state": statistics.state,
-        "alive": batcher.is_alive,
-        "queued": statistics.queued + statistics.parked,
-        "running": statistics.running,
+def _route_of(endpoint: Endpoint) -> dict[str, Any]:
+    for backend in endpoint.backends():
+        line = backend.lines.get("__call__")
+        if line is not None:
+            reader = reader_for(line.batcher.signature)
+            return _route(
+                endpoint.name, endpoint.route, endpoint.methods, reader, streams=line.streams
+            )
+    return _route(endpoint.name, endpoint.route, endpoint.methods, None, streams=False)
+
+
+def _route(
+    name: str,
+    path: str | None,
+    methods: Sequence[str],
+    reader: Reader | None,
+    *,
+    streams: bool,
+) -> dict[str, Any]:
+    return {
+        "path": path,
+        "methods": methods,
+        "name": name,
+        "takes": None if reader is None else reader.takes,
+        "streams": streams,
     }
-    if batcher.failure is not None:
-        # The text of an error is internal; its type is enough to know it again in the log.
-        failure = batcher.failure
-        state["failure"] = repr(failure) if debug else type(failure).__name__
+
+
+def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
+    backends = {backend.tag: backend for backend in endpoint.backends()}
+    words = {tag: state_of(backend) for tag, backend in backends.items()}
+    alive = all(word in ("ready", "degraded") for word in words.values())
+    state: dict[str, Any] = {
+        "path": endpoint.route,
+        "state": "held" if not words else "open" if alive else "not ready",
+        "alive": alive,
+        "queued": endpoint.held + sum([b.queued for b in backends.values()]),
+        "running": sum([b.running for b in backends.values()]),
+        "backends": words,
+    }
+    for backend in backends.values():
+        failure = backend.failure
+        if failure is not None:
+            # The text of an error is internal; its type is enough to know it again in the log.
+            state["failure"] = repr(failure) if debug else type(failure).__name__
     return state

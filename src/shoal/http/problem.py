@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 from starlette.exceptions import HTTPException
 
 from shoal.errors import (
+    BackendUnavailable,
     BatcherClosed,
     DeadlineExceeded,
     HandlerTimeout,
     ItemTooLarge,
+    NoSuchName,
     Overloaded,
+    ReplicaDied,
     SlowReader,
 )
 
@@ -121,10 +124,19 @@ def problem_of(error: Exception, settings: HttpSettings) -> Problem:
             title = "The endpoint is overloaded"
             detail = "Too many requests wait for it already; try again later."
             return Problem(settings.overload_status, "overloaded", title, detail, retry)
+        case NoSuchName():
+            return not_found()
         case BatcherClosed():
             title = "The endpoint has stopped"
             detail = "It takes no more calls in this process."
             return Problem(503, "closed", title, detail, retry)
+        case BackendUnavailable():
+            title = "The endpoint has no replica"
+            detail = "None runs, and none could be started; it is tried again."
+            return Problem(503, "unavailable", title, detail, retry)
+        case ReplicaDied():
+            title = "The replica that had the call died"
+            return Problem(503, "replica-died", title, "The call may be made again.", retry)
         case ItemTooLarge():
             title = "The item is too large"
             return Problem(413, "item-too-large", title, "No batch has room for it.")
@@ -187,6 +199,11 @@ def not_open(settings: HttpSettings) -> Problem:
         'routes=[Mount("/ml", app=app)]).',
         ((b"retry-after", str(settings.retry_after_s).encode("ascii")),),
     )
+
+
+def no_such_method(detail: str) -> Problem:
+    """Returns the problem of a request for a method that the backend's code has not."""
+    return Problem(404, "no-such-method", "There is no such method", detail)
 
 
 def no_such_priority(levels: int) -> Problem:

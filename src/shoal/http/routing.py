@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.http.problem import Refused, not_open
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from shoal.http.asgi import Exchange
+    from shoal.http.settings import HttpSettings
 
 
 class Route(Protocol):
@@ -42,6 +44,19 @@ class Page:
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request."""
         await self._answer(exchange)
+
+
+class NotOpenRoute:
+    """Answers at the paths of endpoints while the application is not open."""
+
+    name = NO_ENDPOINT
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Refuses one request."""
+        raise Refused(not_open(self._settings))
 
 
 class Routes:

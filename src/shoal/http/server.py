@@ -1,4 +1,4 @@
-"""The server: an ASGI application on a TCP socket, by Hypercorn's protocols, on trio.
+"""The server: ASGI applications on sockets, by Hypercorn's protocols, on trio.
 
 Composed from Hypercorn's parts as its own trio worker is, rather than by patching that worker,
 because the order of the ending is the point. What starts first stops last::
@@ -6,74 +6,35 @@ because the order of the ending is the point. What starts first stops last::
     bind > start the application > listen > serve ... stop accepting > drain > end the application
 
 - An address in use is found out before a model is loaded, and no client can connect until it is.
-- Whoever the kernel has let in before the listener closes is served.
+- Whoever the kernel has let in before the listeners close is served.
 - Connections that do not end in time are closed by force, application calls and all, before the
   lifespan ends; so no call misses what the lifespan held open.
+- Each address has its own places for connections, so that the operator gets in where the public
+  has taken all of theirs.
 """
 
 from __future__ import annotations
 
-import logging
-import socket
-from dataclasses import dataclass
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import trio
-from hypercorn.config import Config
 
 from shoal.http.connection import Connection, Shared
 from shoal.http.connection_limit import LimitedListener
+from shoal.http.listeners import Listening, bind
+from shoal.http.server_config import Drained, ServerConfig, hypercorn_config
 from shoal.http.server_lifespan import Lifespan
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.types import ASGIApp
 
+__all__ = ["Drained", "ServerConfig", "serve"]
+
 # What the application's lifespan may take to end when the drain has used up its time.
 LIFESPAN_MARGIN_S: Final = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig:
-    """How to serve.
-
-    Attributes:
-        host: The address to listen at: IPv4, IPv6, or a name.
-        port: The port, or 0 for a free one.
-        graceful_timeout_s: How long requests that are under way at shutdown may take to finish.
-        send_timeout_s: How long a client may take over each 256 KiB that it is sent; one that takes
-            longer is disconnected.
-        max_connections: How many connections may be open at once; more wait to be accepted.
-        keep_alive_timeout_s: How long a connection may be idle.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    graceful_timeout_s: float = 20.0
-    send_timeout_s: float = 10.0
-    max_connections: int = 1000
-    keep_alive_timeout_s: float = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Drained:
-    """How a server ended.
-
-    Attributes:
-        started: Whether it ever listened; False if it was shut down while the application started.
-        finished: Requests and WebSockets that were under way at shutdown, or came in its first
-            moment, and ended by themselves.
-        cut: Those that did not end in time.
-        took_s: Seconds from the shutdown until the last connection had ended.
-        failure: What went wrong with the application's lifespan after it had started, if anything.
-    """
-
-    started: bool
-    finished: int = 0
-    cut: int = 0
-    took_s: float = 0.0
-    failure: str | None = None
 
 
 async def serve(
@@ -82,6 +43,8 @@ async def serve(
     *,
     shutdown: Callable[[], Awaitable[object]],
     started: Callable[[str], object] = lambda _: None,
+    doors: Sequence[Listening] = (),
+    lifespan: bool = True,
 ) -> Drained:
     """Serve an ASGI application until shut down.
 
@@ -95,38 +58,68 @@ async def serve(
         config: Where and how.
         shutdown: Awaited beside the server; when it returns, the server drains and ends.
         started: Called with the URL once clients can connect.
+        doors: More addresses to listen at, each with an application of its own.
+        lifespan: Whether to run the application's lifespan; not where it is open already.
 
     Returns:
         How the drain went.
 
     Raises:
-        OSError: The address can't be listened at.
+        OSError: An address can't be listened at.
         LifespanFailed: The application did not start.
 
     Cancellation: Closes everything at once, without a drain.
     """
-    listener = LimitedListener(_bind(config.host, config.port), config.max_connections)
-    server = _Server(app, config, listener)
-    try:
-        await server.run(shutdown, started)
-    finally:
-        listener.close()
+    at_all = (Listening(address=config.address, app=app, started=started), *doors)
+    with ExitStack() as open_listeners:
+        server = _Server(config, Lifespan(app) if lifespan else None)
+        for listening in at_all:
+            listener = LimitedListener(bind(listening.address), config.max_connections)
+            open_listeners.callback(listener.close)
+            server.add(listening, listener)
+        await server.run(shutdown)
     return server.drained()
+
+
+class _Door:
+    """One address: who is let in there, and what they share."""
+
+    def __init__(self, listening: Listening, listener: LimitedListener, shared: Shared) -> None:
+        self.listening = listening
+        self.listener = listener
+        self.shared = shared
+
+    async def accept(self, connections: trio.Nursery) -> None:
+        while True:
+            connections.start_soon(self._serve, await self.listener.accept())
+
+    async def announce_end(self) -> None:
+        # Every answer from here on says "Connection: close", so that its client does not send the
+        # next request into a connection that is about to end.
+        self.shared.config.keep_alive_max_requests = 0
+        await self.shared.context.terminated.set()
+
+    def drain(self, connections: trio.Nursery) -> None:
+        while (stream := self.listener.accept_waiting()) is not None:
+            connections.start_soon(self._serve, stream)
+        self.listener.close()
+        for connection in tuple(self.shared.connections):
+            connections.start_soon(connection.drain)
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        try:
+            await Connection(self.shared, stream).run()
+        finally:
+            self.listener.release()
 
 
 class _Server:
     """One run of `serve`: its state, and the tasks that share it."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, listener: LimitedListener) -> None:
+    def __init__(self, config: ServerConfig, lifespan: Lifespan | None) -> None:
         self._config = config
-        self._listener = listener
-        self._lifespan = Lifespan(app)
-        self._shared = Shared(
-            app=app,
-            config=_hypercorn_config(config),
-            state=self._lifespan.state,
-            send_timeout_s=config.send_timeout_s,
-        )
+        self._lifespan = lifespan
+        self._doors: list[_Door] = []
         self._until_shutdown = trio.CancelScope()
         self._draining = trio.Event()
         self._is_up = False
@@ -134,23 +127,33 @@ class _Server:
         self._finished_before = self._cut = 0
         self._took_s = 0.0
 
-    async def run(
-        self, shutdown: Callable[[], Awaitable[object]], started: Callable[[str], object]
-    ) -> None:
+    def add(self, listening: Listening, listener: LimitedListener) -> None:
+        """Adds an address; the first is that of the application whose lifespan is run."""
+        has_state = self._lifespan is not None and not self._doors
+        shared = Shared(
+            app=listening.app,
+            config=hypercorn_config(self._config),
+            state=self._lifespan.state if self._lifespan is not None and has_state else {},
+            send_timeout_s=self._config.send_timeout_s,
+        )
+        self._doors.append(_Door(listening, listener, shared))
+
+    async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._lifespan.run)
+            if self._lifespan is not None:
+                nursery.start_soon(self._lifespan.run)
             nursery.start_soon(self._wait_for, shutdown)
             async with trio.open_nursery() as connections:
                 nursery.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
-                    await self._start(started)
-                    while self._is_up:
-                        self._spawn(await self._listener.accept(), connections)
+                    await self._start()
+                    if self._is_up:
+                        await self._accept(connections)
                 drain_began_at = trio.current_time()
                 if self._is_up:
-                    await self._drain(connections)
+                    self._drain(connections)
             self._took_s = trio.current_time() - drain_began_at
-            if self._is_up:
+            if self._is_up and self._lifespan is not None:
                 left_s = self._config.graceful_timeout_s - self._took_s
                 await self._lifespan.stop(max(left_s, LIFESPAN_MARGIN_S))
             nursery.cancel_scope.cancel()
@@ -162,11 +165,11 @@ class _Server:
             OSError: See `serve`.
             LifespanFailed: See `serve`.
         """
-        failure = self._lifespan.failure
+        failure = None if self._lifespan is None else self._lifespan.failure
         if self._is_up:
             return Drained(
                 started=True,
-                finished=self._shared.finished - self._finished_before - self._cut,
+                finished=self._finished() - self._finished_before - self._cut,
                 cut=self._cut,
                 took_s=self._took_s,
                 failure=None if failure is None else f"{failure}\n{failure.details}".rstrip(),
@@ -179,71 +182,48 @@ class _Server:
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
+        # At once: what the shutdown itself has set going may be answered in the next moment.
+        self._finished_before = self._finished()
+        for door in self._doors:
+            await door.announce_end()
         self._until_shutdown.cancel()
 
-    async def _start(self, started: Callable[[str], object]) -> None:
-        await self._lifespan.wait_started()
-        if self._lifespan.failure is not None:
-            return
+    async def _start(self) -> None:
+        if self._lifespan is not None:
+            await self._lifespan.wait_started()
+            if self._lifespan.failure is not None:
+                return
         try:
-            self._listener.listen()
+            for door in self._doors:
+                door.listener.listen()
         except OSError as error:
             self._refused = error
             return
         self._is_up = True
-        started(self._listener.url)
+        for door in self._doors:
+            door.listening.started(door.listener.url)
 
-    def _spawn(self, stream: trio.SocketStream, connections: trio.Nursery) -> None:
-        connections.start_soon(self._serve_one, stream)
+    async def _accept(self, connections: trio.Nursery) -> None:
+        async with trio.open_nursery() as accepting:
+            for door in self._doors:
+                accepting.start_soon(door.accept, connections)
 
-    async def _serve_one(self, stream: trio.SocketStream) -> None:
-        try:
-            await Connection(self._shared, stream).run()
-        finally:
-            self._listener.release()
-
-    async def _drain(self, connections: trio.Nursery) -> None:
-        self._finished_before = self._shared.finished
+    def _drain(self, connections: trio.Nursery) -> None:
         self._draining.set()
-        # Every answer from here on says "Connection: close", so that its client does not send the
-        # next request into a connection that is about to end.
-        self._shared.config.keep_alive_max_requests = 0
-        await self._shared.context.terminated.set()
-        while (stream := self._listener.accept_waiting()) is not None:
-            self._spawn(stream, connections)
-        self._listener.close()
-        for connection in tuple(self._shared.connections):
-            connections.start_soon(connection.drain)
+        for door in self._doors:
+            door.drain(connections)
 
     async def _cut_off(self, connections: trio.Nursery) -> None:
         try:
             await self._draining.wait()
             await trio.sleep(self._config.graceful_timeout_s)
-            self._cut = self._shared.running
+            self._cut = sum(door.shared.running for door in self._doors)
         finally:
             # Sends are shielded: cancelling alone would wait for their deadlines.
-            for connection in tuple(self._shared.connections):
-                connection.abort()
+            for door in self._doors:
+                for connection in tuple(door.shared.connections):
+                    connection.abort()
         connections.cancel_scope.cancel()
 
-
-def _bind(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # A server that starts where one has just ended need not wait for its last connections.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except BaseException:
-        bound.close()
-        raise
-    return bound
-
-
-def _hypercorn_config(config: ServerConfig) -> Config:
-    hypercorn = Config()
-    hypercorn.errorlog = logging.getLogger("shoal.server")
-    hypercorn.accesslog = None
-    hypercorn.include_server_header = False
-    hypercorn.keep_alive_timeout = config.keep_alive_timeout_s
-    return hypercorn
+    def _finished(self) -> int:
+        return sum(door.shared.finished for door in self._doors)

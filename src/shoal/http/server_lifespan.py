@@ -13,7 +13,7 @@ import traceback
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
+import anyio
 
 from shoal.errors import ShoalError
 
@@ -60,9 +60,9 @@ class Lifespan:
         self.failure: LifespanFailed | None = None
         self._app = app
         self._phase = _Phase.NEW
-        self._stop = trio.Event()
-        self._started = trio.Event()
-        self._ended = trio.Event()
+        self._stop = anyio.Event()
+        self._started = anyio.Event()
+        self._ended = anyio.Event()
 
     async def run(self) -> None:
         """The lifespan itself, from start to end, as a task."""
@@ -90,13 +90,13 @@ class Lifespan:
         await self._started.wait()
         if self.failure is not None:
             # It has said so; what it raises now is the better account, if it comes.
-            with trio.move_on_after(_LAST_WORDS_S):
+            with anyio.move_on_after(_LAST_WORDS_S):
                 await self._ended.wait()
 
     async def stop(self, timeout_s: float) -> None:
         """Have the application end; says in ``failure`` if it does not, or not in time."""
         self._stop.set()
-        with trio.move_on_after(timeout_s):
+        with anyio.move_on_after(timeout_s):
             await self._ended.wait()
             return
         self._fail(f"the application did not shut down within {timeout_s:.1f} s", "")
@@ -109,7 +109,7 @@ class Lifespan:
         if self._phase is not _Phase.STOPPING:
             self._phase = _Phase.STOPPING
             return {"type": "lifespan.shutdown"}
-        await trio.sleep_forever()
+        await anyio.sleep_forever()
         raise AssertionError("never reached")
 
     async def _send(self, message: Message) -> None:

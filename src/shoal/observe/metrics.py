@@ -5,8 +5,8 @@ here, at scrape time, leaves nothing for the hot path to do; the rival, to updat
 prometheus_client's objects in place, takes a lock and a look-up for every one. Only answers are
 counted one by one, in a dict.
 
-Every label comes from the program: endpoints' names, fixed words, classes of statuses. None comes
-from a caller, so what is kept here can't grow.
+Every label comes from the operator: names of backends and endpoints, fixed words, classes of
+statuses. None comes from a caller, so what is kept here can't grow.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from prometheus_client.metrics_core import (
 )
 from prometheus_client.registry import Collector
 
+from shoal.observe.router_metrics import router_metrics
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from prometheus_client.metrics_core import Metric
 
     from shoal.core.counters import BatcherStatistics, HistogramSnapshot
+    from shoal.serving.status import Status
 
     Named = Iterable[tuple[str, BatcherStatistics]]
 
@@ -60,13 +63,21 @@ class ShoalCollector(Collector):
     """Translates statistics into metrics; register it in a `prometheus_client.CollectorRegistry`.
 
     Args:
-        batchers: Gives each endpoint's name and statistics, when they are gathered.
+        batchers: Gives each batcher's name and statistics, when they are gathered. It is named for
+            its backend; that of another method than ``__call__`` for that as well.
         answers: The answers that were counted.
+        status: Gives what a controller says of itself; None where there is none.
     """
 
-    def __init__(self, batchers: Callable[[], Named], answers: AnswerCounts) -> None:
+    def __init__(
+        self,
+        batchers: Callable[[], Named],
+        answers: AnswerCounts,
+        status: Callable[[], Status | None] = lambda: None,
+    ) -> None:
         self._batchers = batchers
         self._answers = answers
+        self._status = status
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics as they are now."""
@@ -101,6 +112,8 @@ class ShoalCollector(Collector):
             "batch_run_seconds", "How long the handler had a batch.", batchers, lambda s: s.run_s
         )
         yield self._responses()
+        if (status := self._status()) is not None:
+            yield from router_metrics(status)
 
     def _responses(self) -> Metric:
         family = CounterMetricFamily(
@@ -116,29 +129,29 @@ class ShoalCollector(Collector):
 def _gauge(
     name: str, help_: str, batchers: Named, value: Callable[[BatcherStatistics], float]
 ) -> Metric:
-    family = GaugeMetricFamily(f"shoal_{name}", help_, labels=["endpoint"])
-    for endpoint, statistics in batchers:
-        family.add_metric([endpoint], value(statistics))
+    family = GaugeMetricFamily(f"shoal_{name}", help_, labels=["backend"])
+    for backend, statistics in batchers:
+        family.add_metric([backend], value(statistics))
     return family
 
 
 def _requests(batchers: Named) -> Metric:
     family = CounterMetricFamily(
-        "shoal_requests", "Requests by how they ended.", labels=["endpoint", "outcome"]
+        "shoal_requests", "Requests by how they ended.", labels=["backend", "outcome"]
     )
-    for endpoint, statistics in batchers:
+    for backend, statistics in batchers:
         for outcome in ("finished", "failed", "cancelled", "expired", "rejected", "shed"):
-            family.add_metric([endpoint, outcome], getattr(statistics, outcome))
+            family.add_metric([backend, outcome], getattr(statistics, outcome))
     return family
 
 
 def _batches(batchers: Named) -> Metric:
     family = CounterMetricFamily(
-        "shoal_batches", "Batches by why they were cut.", labels=["endpoint", "reason"]
+        "shoal_batches", "Batches by why they were cut.", labels=["backend", "reason"]
     )
-    for endpoint, statistics in batchers:
+    for backend, statistics in batchers:
         for reason, count in statistics.batches.items():
-            family.add_metric([endpoint, reason.value], count)
+            family.add_metric([backend, reason.value], count)
     return family
 
 
@@ -148,10 +161,10 @@ def _histogram(
     batchers: Named,
     snapshot: Callable[[BatcherStatistics], HistogramSnapshot],
 ) -> Metric:
-    family = HistogramMetricFamily(f"shoal_{name}", help_, labels=["endpoint"])
-    for endpoint, statistics in batchers:
+    family = HistogramMetricFamily(f"shoal_{name}", help_, labels=["backend"])
+    for backend, statistics in batchers:
         histogram = snapshot(statistics)
         bounds = [*(str(bound) for bound in histogram.bounds), "+Inf"]
         buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
-        family.add_metric([endpoint], buckets, histogram.sum)
+        family.add_metric([backend], buckets, histogram.sum)
     return family

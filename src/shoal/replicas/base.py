@@ -6,8 +6,9 @@ nothing to poll and nothing to forget. Work comes from other tasks by `run` and 
 between "ready" and the end.
 
 What the implementations share: no work is lost in silence. When a replica dies, each `run` that is
-under way raises `ReplicaDied`, and so does `serve`; in no order that a caller may rely on. Errors
-of the user's code keep their type wherever it can be had; foreign errors (of pipes, of pickle, of
+under way raises `ReplicaDied`, and so does `serve`; in no order that a caller may rely on. A `ReplicaDied`
+carries the tag of the replica (``replica=self.tag``), since code may also meet that of another
+replica, which it had called. Errors of the user's code keep their type wherever it can be had; foreign errors (of pipes, of pickle, of
 Ray) become Shoal's at this border, with their cause.
 
 `shoal.testing.check_replica` runs these promises against any implementation.
@@ -23,6 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
+    from shoal.batching.open_batch import OpenBatch
+    from shoal.batching.signature import Binding
     from shoal.replicas.current import Identity
     from shoal.replicas.definition import Definition
     from shoal.replicas.description import Description
@@ -86,9 +89,6 @@ class Replica(ABC):
     Attributes:
         blueprint: What it is made from.
     """
-
-    takes_open_batches = False
-    """Whether its code may be given an `OpenBatch`, which can't leave this event loop."""
 
     def __init__(self, blueprint: Blueprint) -> None:
         self.blueprint = blueprint
@@ -177,6 +177,32 @@ class Replica(ABC):
 
         Cancellation: as for `run`. Closing the generator closes the code's own.
         """
+
+    async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
+        """Runs a method on a batch that takes requests while it runs.
+
+        Only code in this event loop can be given one.
+
+        Raises:
+            As `run`; and `TypeError`, where it runs elsewhere.
+
+        Cancellation: goes on to the code.
+        """
+        raise self._takes_no_open_batches()
+
+    def open_binding(self, method: str) -> Binding:
+        """Returns how calls become requests of a method that takes an open batch.
+
+        Raises:
+            TypeError: The method takes none, or the code runs elsewhere.
+        """
+        raise self._takes_no_open_batches()
+
+    def _takes_no_open_batches(self) -> TypeError:
+        return TypeError(
+            f"{self.tag} runs outside of this event loop, and an open batch can't leave it; "
+            "use placement='task'"
+        )
 
     @abstractmethod
     async def reconfigure(self, user_config: Any) -> None:

@@ -21,11 +21,15 @@ class Definition:
             ``"package.module:Name"``.
         init_args: Positional arguments for a class; a function takes none.
         init_kwargs: The same by name.
+        accept_batch: Whether it takes lists; None for what its mark and its annotations say.
+        signature: A function of one item that says what a call looks like; None for its own.
     """
 
     target: Any
     init_args: tuple[Any, ...] = ()
     init_kwargs: tuple[tuple[str, Any], ...] = ()
+    accept_batch: bool | None = None
+    signature: Any = None
 
     @property
     def import_path(self) -> str | None:

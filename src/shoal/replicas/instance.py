@@ -50,7 +50,7 @@ class Instance:
         self.handlers: dict[str, Handler] = {}
         methods: dict[str, Method] = {}
         for name, function in _methods(self._target):
-            handler, batched = _adapted(name, function)
+            handler, batched = _adapted(name, function, definition)
             if handler is not None:
                 self.handlers[name] = handler
                 signature = handler.binding.signature
@@ -80,20 +80,27 @@ def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
             yield name, getattr(target, name)
 
 
-def _adapted(name: str, function: Callable[..., Any]) -> tuple[Handler | None, bool]:
+def _adapted(
+    name: str, function: Callable[..., Any], definition: Definition
+) -> tuple[Handler | None, bool]:
     """Returns a method as a handler, and whether it takes lists.
 
     None for a method other than ``__call__`` whose calls would have no form: it is a helper.
     """
     code: Any = inspect.getattr_static(type(function), "__call__", None)
     if any(isinstance(one, Decorated) for one in (function, code)):
+        if name != "__call__":
+            return None, False
         raise TypeError(
             f"{function!r} is decorated with @shoal.batch, and a backend would batch it again; "
             "take the decorator off, and give its options as the backend's config"
         )
-    batched = takes_lists(function)
+    batched, prototype = takes_lists(function), None
+    if name == "__call__":
+        prototype = definition.signature
+        batched = batched if definition.accept_batch is None else definition.accept_batch
     try:
-        return (Handler if batched else OneAtATime)(function), batched
+        return Handler(function, prototype) if batched else OneAtATime(function), batched
     except TypeError:
         if name == "__call__":
             raise

@@ -1,0 +1,34 @@
+"""Room: what a handler can take beyond its slots, where something behind it decides that.
+
+A slot says how many batches may be in the handler. Where the handler hands them on to replicas,
+how many there are, and how many of them are idle, changes by itself, and a batch should be cut only
+when one of them can take it: until then its requests are better off in line, where others join
+them and those whose callers leave cost nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Room(Protocol):
+    """What a batcher asks before it cuts a batch.
+
+    The handler must take its place before it first waits for anything.
+    """
+
+    @property
+    def free(self) -> int:
+        """How many more batches the handler can take now."""
+        ...
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Has a function called whenever there is more or less room.
+
+        Returns:
+            What ends that.
+        """
+        ...

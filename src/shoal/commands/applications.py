@@ -1,0 +1,104 @@
+"""From what a command line names to an application: ``my_module:app``, or ``app.toml``."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.commands.saying import say
+from shoal.http.loading import NotAnApplication, load_application
+from shoal.planning.mistake import Mistake
+from shoal.serving.app_file import read_app_file
+from shoal.serving.app_file_flaws import AppFileRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from starlette.types import ASGIApp
+
+    from shoal.http.app import App
+
+APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.toml"
+"""How it is written, for help."""
+
+
+def application_of(spec: str) -> ASGIApp:
+    """Imports an application, or makes the one that a file declares.
+
+    What lies in the current directory can be imported, as for ``python -m``.
+
+    Raises:
+        Mistake: There is none, or it is wrong; all that is wrong has been said.
+    """
+    if spec.endswith(".toml"):
+        return _of_file(spec)
+    try:
+        return load_application(spec)
+    except NotAnApplication as error:
+        raise Mistake(str(error)) from None
+    except Exception as error:
+        traceback.print_exception(error)
+        raise Mistake(f"importing {spec} failed, see above", 1) from None
+
+
+def empty_application() -> App:
+    """Makes an application that declares nothing."""
+    from shoal.http.app import App
+
+    _look_here()
+    return App()
+
+
+def is_shoals(app: Any) -> bool:
+    """Says whether an application is a `shoal.App`, and not just any ASGI application."""
+    from shoal.http.app import App
+
+    return isinstance(app, App)
+
+
+def server_settings(app: Any) -> Mapping[str, Any]:
+    """Returns what an application's file says of the server; nothing for others."""
+    from shoal.http.app_of_file import FileApp
+
+    return app.file.server if isinstance(app, FileApp) else {}
+
+
+def need(package: str) -> ModuleType:
+    """Imports what only an extra installs.
+
+    Raises:
+        Mistake: It is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        raise Mistake(
+            f"serving needs {error.name}, which is not here: pip install 'shoal[serve]'", 1
+        ) from None
+
+
+def say_flaws(refused: AppFileRefused) -> Mistake:
+    """Says all that is wrong with a file but the last, which is returned."""
+    *others, last = refused.flaws
+    for flaw in others:
+        say(f"shoal: {flaw}")
+    return Mistake(str(last))
+
+
+def _of_file(spec: str) -> ASGIApp:
+    from shoal.http.app_of_file import FileApp
+
+    try:
+        file = read_app_file(spec)
+    except AppFileRefused as refused:
+        raise say_flaws(refused) from None
+    _look_here()
+    return FileApp(file)
+
+
+def _look_here() -> None:
+    sys.path.insert(0, os.getcwd())

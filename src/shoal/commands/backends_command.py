@@ -1,0 +1,232 @@
+"""``shoal backends ...`` and ``shoal scale``: the code that a running server has."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.commands.arguments import add_command, count, describe
+from shoal.commands.connecting import add_server_arguments, ask
+from shoal.commands.listing import backends_listed, config_listed
+from shoal.commands.pairs import config_of, value_of
+from shoal.commands.printing import confirm, print_data
+from shoal.planning.arguments import print_out
+from shoal.serving.wire_forms import config_shown, written
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+_EXAMPLE: Final = """\
+  shoal backends create small my_models:Classifier placement=process num_replicas=2
+  shoal backends update small max_batch_size=64 batch_wait_timeout_s=0.005
+  shoal backends scale small 4
+  shoal backends list
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line of ``shoal backends``."""
+    describe(parser, None, "Backends of a running server: code, and how it runs.", _EXAMPLE)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_server_arguments(
+        add_command(
+            commands,
+            "list",
+            _list,
+            says="show the backends",
+            description="Show the backends, and how they are.",
+            example="  shoal backends list --json\n",
+        )
+    )
+    _add_create(commands)
+    update = add_command(
+        commands,
+        "update",
+        _update,
+        says="change a backend's options",
+        description="Change the options that are named, and no others, while requests flow.",
+        example="  shoal backends update small max_batch_size=64 user_config.threshold=0.5\n",
+    )
+    _add_tag(update)
+    _add_options(update, "+")
+    add_server_arguments(update)
+    delete = add_command(
+        commands,
+        "delete",
+        _delete,
+        says="delete a backend that no endpoint uses",
+        description="Delete a backend, once what is in its line has been answered.",
+        example="  shoal backends delete old --force\n",
+    )
+    _add_tag(delete)
+    delete.add_argument("--force", action="store_true", help="fail what is in its line instead")
+    add_server_arguments(delete)
+    scale = add_command(
+        commands,
+        "scale",
+        scale_backend,
+        says="change a backend's number of replicas",
+        description=_SCALE,
+        example="  shoal backends scale small 4\n",
+    )
+    _add_scale(scale)
+    restart = add_command(
+        commands,
+        "restart",
+        _restart,
+        says="replace a backend's replicas",
+        description="Replace the replicas one by one, each ready before an old one drains.",
+        example="  shoal backends restart small\n",
+    )
+    _add_tag(restart)
+    add_server_arguments(restart)
+    config = add_command(
+        commands,
+        "config",
+        _config,
+        says="show a backend's options",
+        description="Show the options that a backend was given.",
+        example="  shoal backends config small\n",
+    )
+    _add_tag(config)
+    add_server_arguments(config)
+
+
+def add_scale_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line of ``shoal scale``."""
+    describe(parser, scale_backend, _SCALE, "  shoal scale small 4\n")
+    _add_scale(parser)
+
+
+_SCALE: Final = "Change a backend's number of replicas, and wait until there are so many."
+
+
+def _add_create(commands: Any) -> None:
+    create = add_command(
+        commands,
+        "create",
+        _create,
+        says="create a backend",
+        description="Create a backend, and wait until a replica of it is ready.",
+        example=(
+            "  shoal backends create small my_models:Classifier placement=process num_replicas=2\n"
+            "  shoal backends create large my_models:Classifier --arg large.onnx \\\n"
+            "    --kwarg threads=4 autoscaling.max_replicas=8\n"
+        ),
+    )
+    _add_tag(create)
+    create.add_argument(
+        "code",
+        metavar="MODULE:NAME",
+        help="a function or a class, in a module that the server allows",
+    )
+    _add_options(create, "*")
+    create.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="VALUE",
+        help="what the class is instantiated with; repeatable",
+    )
+    create.add_argument(
+        "--kwarg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="the same by name; repeatable",
+    )
+    add_server_arguments(create)
+
+
+def _add_scale(parser: ArgumentParser) -> None:
+    _add_tag(parser)
+    parser.add_argument("num_replicas", type=count, metavar="N", help="how many it should have")
+    add_server_arguments(parser)
+
+
+def _add_tag(parser: ArgumentParser) -> None:
+    parser.add_argument("tag", metavar="TAG", help="the backend")
+
+
+def _add_options(parser: ArgumentParser, number: str) -> None:
+    parser.add_argument(
+        "options",
+        nargs=number,
+        metavar="KEY=VALUE",
+        help="an option of a backend, like max_batch_size=64 or autoscaling.max_replicas=4; "
+        "none for none",
+    )
+
+
+def _list(arguments: Namespace) -> int:
+    backends = ask(arguments, lambda client: client.status()).backends
+    if arguments.json:
+        print_data(json.loads(written(backends)))
+    else:
+        print_out(backends_listed(backends.values()))
+    return 0
+
+
+def _create(arguments: Namespace) -> int:
+    tag: str = arguments.tag
+    config, init_kwargs = config_of(arguments.options), config_of(arguments.kwarg)
+    init_args = [value_of(text) for text in arguments.arg]
+    ask(
+        arguments,
+        lambda client: client.create_backend(
+            tag, arguments.code, *init_args, config=config, init_kwargs=init_kwargs
+        ),
+        waits_for=f"a replica of {tag} to be ready",
+    )
+    return confirm(arguments, f"created the backend {tag}")
+
+
+def _update(arguments: Namespace) -> int:
+    tag: str = arguments.tag
+    changes = config_of(arguments.options)
+    ask(
+        arguments,
+        lambda client: client.update_backend_config(tag, changes),
+        waits_for=f"the replicas of {tag} to take it in",
+    )
+    return confirm(arguments, f"updated the backend {tag}")
+
+
+def _delete(arguments: Namespace) -> int:
+    tag: str = arguments.tag
+    ask(
+        arguments,
+        lambda client: client.delete_backend(tag, force=arguments.force),
+        waits_for=f"what is in the line of {tag}",
+    )
+    return confirm(arguments, f"deleted the backend {tag}")
+
+
+def scale_backend(arguments: Namespace) -> int:
+    """Runs ``shoal scale`` and ``shoal backends scale``; returns the exit code."""
+    tag: str = arguments.tag
+    ask(
+        arguments,
+        lambda client: client.scale_backend(tag, arguments.num_replicas),
+        waits_for=f"{tag} to have {arguments.num_replicas} replicas",
+    )
+    return confirm(arguments, f"scaled the backend {tag} to {arguments.num_replicas}")
+
+
+def _restart(arguments: Namespace) -> int:
+    tag: str = arguments.tag
+    ask(
+        arguments,
+        lambda client: client.restart_backend(tag),
+        waits_for=f"the replicas of {tag} to be replaced",
+    )
+    return confirm(arguments, f"restarted the backend {tag}")
+
+
+def _config(arguments: Namespace) -> int:
+    config = config_shown(ask(arguments, lambda client: client.get_backend_config(arguments.tag)))
+    if arguments.json:
+        print_data(config)
+    else:
+        print_out(config_listed(config))
+    return 0

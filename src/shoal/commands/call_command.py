@@ -1,0 +1,104 @@
+"""``shoal call``: one call of an endpoint, whether or not it has a route."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.commands.arguments import count, describe, more_than_0_seconds
+from shoal.commands.connecting import add_server_arguments, ask
+from shoal.commands.pairs import config_of, json_of
+from shoal.commands.printing import print_data
+from shoal.planning.arguments import print_out
+from shoal.planning.mistake import Mistake
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Awaitable, Callable
+
+    from shoal.serving.remote_client import RemoteClient
+
+_EXAMPLE: Final = """\
+  shoal call classify '"some text"'
+  shoal call generate '{"prompt": "Once"}' --stream
+  shoal call classify - --shard-key user-7 < item.json
+"""
+_OPTIONS: Final = ("method_name", "shard_key", "timeout_s", "priority")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    describe(
+        parser,
+        _call,
+        "Call an endpoint of a running server, and print its answer as JSON.",
+        _EXAMPLE,
+    )
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
+    parser.add_argument(
+        "items", nargs="*", metavar="JSON", help="an argument of the call; - for what is on stdin"
+    )
+    parser.add_argument(
+        "--kwarg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an argument by name; repeatable",
+    )
+    parser.add_argument(
+        "--stream", action="store_true", help="for a method that streams: print a line for each"
+    )
+    parser.add_argument(
+        "--method-name", metavar="NAME", help="which method of the backend's code to call"
+    )
+    parser.add_argument(
+        "--shard-key", metavar="KEY", help="calls with equal keys go to the same backend"
+    )
+    parser.add_argument(
+        "--timeout",
+        dest="timeout_s",
+        type=more_than_0_seconds,
+        metavar="SECONDS",
+        help="how long it may take",
+    )
+    parser.add_argument("--priority", type=count, metavar="LEVEL", help="from 1, the highest")
+    add_server_arguments(parser)
+
+
+def _call(arguments: Namespace) -> int:
+    args = [json_of(text) for text in arguments.items]
+    kwargs = config_of(arguments.kwarg)
+    options = {name: getattr(arguments, name) for name in _OPTIONS}
+
+    async def call(client: RemoteClient) -> None:
+        handle = (await client.get_handle(arguments.endpoint)).options(**options)
+        if not arguments.stream:
+            _print(arguments, await handle.call(*args, **kwargs))
+            return
+        async with handle.stream(*args, **kwargs) as stream:
+            async for result in stream:
+                print_out(json.dumps(result, ensure_ascii=False))
+
+    ask(arguments, _failing_with_1(call), waits_for=f"{arguments.endpoint} to answer")
+    return 0
+
+
+def _print(arguments: Namespace, result: Any) -> None:
+    if arguments.json or not isinstance(result, str):
+        print_data(result)
+    else:
+        print_out(result)
+
+
+def _failing_with_1(
+    call: Callable[[RemoteClient], Awaitable[None]],
+) -> Callable[[RemoteClient], Awaitable[None]]:
+    """Has what the user's code raises end with 1, also where it is a `ValueError`."""
+
+    async def checked(client: RemoteClient) -> None:
+        try:
+            await call(client)
+        except (TypeError, ValueError) as error:
+            raise Mistake(str(error), 1) from error
+
+    return checked

@@ -1,0 +1,164 @@
+"""``shoal check``: what an application would run, or all that is wrong with it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.commands.applications import (
+    APPLICATION,
+    application_of,
+    is_shoals,
+    need,
+    say_flaws,
+    server_settings,
+)
+from shoal.commands.arguments import add_json_argument, describe
+from shoal.commands.listing import listed, weights
+from shoal.commands.printing import print_data
+from shoal.commands.saying import say
+from shoal.planning.arguments import print_out
+from shoal.planning.mistake import Mistake
+from shoal.serving.app_file_flaws import AppFileRefused
+from shoal.serving.backend_status import qualified_name
+from shoal.serving.wire_forms import config_shown
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Mapping, Sequence
+
+    from shoal.http.declarations import DeclaredEndpoint
+    from shoal.http.inspecting import BackendPlan, Plan
+
+_EXAMPLE: Final = """\
+  shoal check app.toml
+  shoal check my_module:app --json
+"""
+# These have columns of their own, or are no options of batching.
+_ELSEWHERE: Final = ("num_replicas", "placement", "autoscaling", "user_config", "env")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    describe(
+        parser,
+        _run,
+        "Say what an application would run, or what is wrong with it, each with its line in the "
+        "file. Its code is imported, and not run.",
+        _EXAMPLE,
+    )
+    parser.add_argument("application", metavar=APPLICATION, help="where the application is")
+    add_json_argument(parser)
+
+
+def _run(arguments: Namespace) -> int:
+    need("shoal.http.app")
+    from shoal.http.inspecting import plan_of
+
+    app: Any = application_of(arguments.application)
+    if not is_shoals(app):
+        raise Mistake(f"{arguments.application} is no shoal.App; there is nothing to check")
+    plan = plan_of(app)
+    if plan.complaints:
+        raise _refusal(app, plan)
+    for one in plan.backends:
+        if one.oddity is not None:
+            say(f"backends.{one.tag}: {one.oddity}")
+    if arguments.json:
+        print_data(_as_data(plan, server_settings(app)))
+    else:
+        print_out(_as_tables(plan))
+    return 0
+
+
+def _refusal(app: Any, plan: Plan) -> Mistake:
+    """Says all that is wrong but the last, which is returned."""
+    from shoal.http.app_of_file import FileApp
+
+    if isinstance(app, FileApp):
+        for one in plan.complaints:
+            app.file.flaws.add(one.path, str(one))
+        return say_flaws(AppFileRefused(app.file.flaws.found))
+    *others, last = [f"{'.'.join(one.path)}: {one}" for one in plan.complaints]
+    for line in others:
+        say(f"shoal: {line}")
+    return Mistake(last)
+
+
+def _as_tables(plan: Plan) -> str:
+    backends = [
+        (one.tag, one.code, one.takes or "?", _placement(one), _replicas(one), _options(one))
+        for one in plan.backends
+    ]
+    endpoints = [
+        (
+            one.name,
+            one.path or "-",
+            ",".join(one.methods),
+            weights(one.traffic) or "held",
+            weights({shadow.backend: shadow.proportion for shadow in one.shadows}) or "-",
+        )
+        for one in plan.endpoints
+    ]
+    return "\n\n".join(
+        (
+            _table(("BACKEND", "CODE", "TAKES", "PLACEMENT", "REPLICAS", "OPTIONS"), backends),
+            _table(("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS"), endpoints),
+        )
+    )
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return listed(heads, rows) if rows else f"no {heads[0].lower()}s"
+
+
+def _placement(one: BackendPlan) -> str:
+    placement = one.config.placement
+    return placement if isinstance(placement, str) else qualified_name(placement)
+
+
+def _replicas(one: BackendPlan) -> str:
+    scaling = one.config.autoscaling
+    if scaling is None:
+        return str(one.config.num_replicas)
+    return f"{scaling.min_replicas} to {scaling.max_replicas}"
+
+
+def _options(one: BackendPlan) -> str:
+    shown = config_shown(one.config)
+    pairs = [f"{name}={shown[name]!r}" for name in shown if name not in _ELSEWHERE]
+    return " ".join(pairs) or "-"
+
+
+def _as_data(plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "server": dict(server),
+        "backends": {
+            one.tag: {
+                "code": one.code,
+                "takes": one.takes,
+                "placement": _placement(one),
+                "num_replicas": one.config.num_replicas,
+                "config": config_shown(one.config),
+                "oddity": one.oddity,
+            }
+            for one in plan.backends
+        },
+        "endpoints": {one.name: _endpoint_as_data(one) for one in plan.endpoints},
+    }
+
+
+def _endpoint_as_data(endpoint: DeclaredEndpoint) -> dict[str, Any]:
+    return {
+        "route": endpoint.path,
+        "methods": list(endpoint.methods),
+        "traffic": dict(endpoint.traffic),
+        "shadows": {
+            shadow.backend: {
+                "proportion": shadow.proportion,
+                "compare": qualified_name(shadow.compare)
+                if callable(shadow.compare)
+                else shadow.compare,
+            }
+            for shadow in endpoint.shadows
+        },
+    }

@@ -1,0 +1,95 @@
+"""Starting a server that goes on when the command that started it has ended.
+
+It is a process in a session of its own, whose output goes into its log. A pipe tells the command
+when it is ready; that the pipe is closed with nothing in it tells that it will never be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.commands.places import Place, already_running
+from shoal.commands.saying import say
+from shoal.planning.mistake import Mistake
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SHOWN_LINES: Final = 20
+
+
+def start_detached(place: Place, argv: Sequence[str]) -> dict[str, Any]:
+    """Starts a server, and waits until it is ready.
+
+    Args:
+        place: Where its files are.
+        argv: The arguments of ``shoal`` that start it in the foreground.
+
+    Returns:
+        Where it is: ``url``, ``socket``, ``log`` and ``pid``.
+
+    Raises:
+        Mistake: There is one of that name, or it did not start; what it said has been said.
+        KeyboardInterrupt: The user would not wait; then it is ended.
+    """
+    if place.holder() is not None:
+        raise already_running(place)
+    place.make_directory()
+    try:
+        log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    except OSError as error:
+        raise Mistake(f"can't write {place.log}: {error.strerror}", 1) from None
+    begun_at = os.fstat(log).st_size
+    readable, writable = os.pipe()
+    try:
+        child = subprocess.Popen(  # noqa: S603 - the user's own arguments
+            [sys.executable, "-m", "shoal", *argv, "--ready-fd", str(writable)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[writable],
+            start_new_session=True,
+        )
+    finally:
+        os.close(writable)
+        os.close(log)
+    if sys.stderr.isatty():
+        say(f"waiting for it to be ready; its log is {place.log} ...")
+    try:
+        with open(readable, encoding="utf-8") as pipe:
+            told = pipe.read()
+    except BaseException:
+        child.terminate()
+        raise
+    if told:
+        child.returncode = 0  # it is not ours to wait for
+        ready: dict[str, Any] = json.loads(told)
+        return ready
+    code = child.wait()
+    raise _failed(place, begun_at, code)
+
+
+def tell_ready(fd: int, place: Place, url: str) -> None:
+    """Tells the command that started this process that it is ready."""
+    ready = {
+        "url": url,
+        "socket": str(place.socket),
+        "log": str(place.log),
+        "pid": os.getpid(),
+    }
+    with open(fd, "w", encoding="utf-8") as pipe:
+        json.dump(ready, pipe)
+
+
+def _failed(place: Place, begun_at: int, code: int) -> Mistake:
+    with open(place.log, "rb") as log:
+        log.seek(begun_at)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    *others, last = lines or [f"it ended with {code}, and said nothing"]
+    for line in others[-_SHOWN_LINES:]:
+        say(line)
+    return Mistake(last.removeprefix("shoal: "), code if code in (1, 2) else 1)

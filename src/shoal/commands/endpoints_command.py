@@ -1,0 +1,178 @@
+"""``shoal endpoints``, ``traffic`` and ``shadow``: where a running server's requests go."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.commands.arguments import add_command, describe
+from shoal.commands.connecting import add_server_arguments, ask
+from shoal.commands.listing import endpoints_listed, weights
+from shoal.commands.pairs import weights_of
+from shoal.commands.printing import confirm, print_data
+from shoal.planning.arguments import print_out
+from shoal.planning.mistake import Mistake
+from shoal.serving.wire_forms import written
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from shoal.serving.remote_client import RemoteClient
+
+_EXAMPLE: Final = """\
+  shoal endpoints create classify --route /classify --method POST --backend small
+  shoal endpoints list
+"""
+_TRAFFIC_EXAMPLE: Final = "  shoal traffic set classify small=0.9 large=0.1\n"
+_SHADOW_EXAMPLE: Final = """\
+  shoal shadow set classify large 0.1 --compare my_models:alike
+  shoal shadow set classify large 0
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line of ``shoal endpoints``."""
+    describe(parser, None, "Endpoints of a running server: names, routes and methods.", _EXAMPLE)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_server_arguments(
+        add_command(
+            commands,
+            "list",
+            _list,
+            says="show the endpoints",
+            description="Show the endpoints, and where their requests go.",
+            example="  shoal endpoints list --json\n",
+        )
+    )
+    create = add_command(
+        commands,
+        "create",
+        _create,
+        says="create an endpoint",
+        description="Create an endpoint. One without --backend holds its requests until its "
+        "traffic is set.",
+        example="  shoal endpoints create classify --route /classify --backend small\n",
+    )
+    _add_endpoint(create)
+    create.add_argument("--backend", metavar="TAG", help="what gets all of its requests")
+    create.add_argument("--route", metavar="PATH", help="its path; without one it has no HTTP")
+    create.add_argument(
+        "--method",
+        action="append",
+        dest="methods",
+        metavar="METHOD",
+        help="an HTTP method that it answers; repeatable (POST)",
+    )
+    add_server_arguments(create)
+    delete = add_command(
+        commands,
+        "delete",
+        _delete,
+        says="delete an endpoint",
+        description="Delete an endpoint; its backends stay.",
+        example="  shoal endpoints delete classify\n",
+    )
+    _add_endpoint(delete)
+    add_server_arguments(delete)
+
+
+def add_traffic_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line of ``shoal traffic``."""
+    says = "Divide an endpoint's requests among backends."
+    describe(parser, None, says, _TRAFFIC_EXAMPLE)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    change = add_command(
+        commands,
+        "set",
+        _set_traffic,
+        says="divide an endpoint's requests among backends",
+        description=f"{says} The shares must sum to 1.",
+        example=_TRAFFIC_EXAMPLE,
+    )
+    _add_endpoint(change)
+    change.add_argument(
+        "weights", nargs="+", metavar="BACKEND=WEIGHT", help="a backend's share, from 0 to 1"
+    )
+    add_server_arguments(change)
+
+
+def add_shadow_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line of ``shoal shadow``."""
+    says = "Copy a share of an endpoint's requests to a backend, whose answers are dropped."
+    describe(parser, None, says, _SHADOW_EXAMPLE)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    change = add_command(
+        commands,
+        "set",
+        _set_shadow,
+        says="copy requests to a backend, or with 0 stop that",
+        description=says,
+        example=_SHADOW_EXAMPLE,
+    )
+    _add_endpoint(change)
+    change.add_argument("backend", metavar="BACKEND", help="the backend that gets the copies")
+    change.add_argument("proportion", metavar="PROPORTION", help="the share, from 0 to 1; 0 stops")
+    change.add_argument(
+        "--compare",
+        metavar="MODULE:FUNCTION",
+        help="says of two answers whether they are alike, which is counted",
+    )
+    add_server_arguments(change)
+
+
+def _add_endpoint(parser: ArgumentParser) -> None:
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
+
+
+def _list(arguments: Namespace) -> int:
+    endpoints = ask(arguments, lambda client: client.status()).endpoints
+    if arguments.json:
+        print_data(json.loads(written(endpoints)))
+    else:
+        print_out(endpoints_listed(endpoints.values()))
+    return 0
+
+
+def _create(arguments: Namespace) -> int:
+    name: str = arguments.endpoint
+    ask(
+        arguments,
+        lambda client: client.create_endpoint(
+            name,
+            backend=arguments.backend,
+            route=arguments.route,
+            methods=arguments.methods or ("POST",),
+        ),
+    )
+    return confirm(arguments, f"created the endpoint {name}")
+
+
+def _delete(arguments: Namespace) -> int:
+    name: str = arguments.endpoint
+    ask(arguments, lambda client: client.delete_endpoint(name))
+    return confirm(arguments, f"deleted the endpoint {name}")
+
+
+def _set_traffic(arguments: Namespace) -> int:
+    name: str = arguments.endpoint
+    shares = weights_of(arguments.weights)
+    ask(arguments, lambda client: client.set_traffic(name, shares))
+    return confirm(arguments, f"traffic of {name}: {weights(shares)}")
+
+
+def _set_shadow(arguments: Namespace) -> int:
+    name, backend = arguments.endpoint, arguments.backend
+    try:
+        proportion = float(arguments.proportion)
+    except ValueError:
+        raise Mistake(
+            f"a proportion is a number from 0 to 1, not {arguments.proportion!r}"
+        ) from None
+
+    async def change(client: RemoteClient) -> Any:
+        await client.shadow_traffic(name, backend, proportion, compare=arguments.compare)
+
+    ask(arguments, change)
+    if not proportion:
+        return confirm(arguments, f"no shadow traffic of {name} to {backend}")
+    return confirm(arguments, f"shadow traffic of {name}: {weights({backend: proportion})}")

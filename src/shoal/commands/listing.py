@@ -1,0 +1,118 @@
+"""Lists of backends, replicas and endpoints, as tables for people."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shoal.serving.status import BackendStatus, EndpointStatus, Status
+
+_FIGURE: Final = re.compile(r"[\d,.]+( (B|kiB|MiB|GiB))?|-")
+
+
+def listed(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Lays out a list: columns of figures to the right, all others to the left."""
+    columns = list(zip(heads, *rows, strict=True))
+    laid_out: list[list[str]] = []
+    for head, *cells in columns:
+        width = max(map(len, (head, *cells)))
+        are_figures = bool(cells) and all(map(_FIGURE.fullmatch, cells))
+        to_side = str.rjust if are_figures else str.ljust
+        laid_out.append([to_side(cell, width) for cell in (head, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*laid_out, strict=True))
+
+
+def status_listed(status: Status) -> str:
+    """Shows all of a controller."""
+    parts = [backends_listed(status.backends.values())]
+    replicas = [
+        (
+            replica.tag,
+            replica.state,
+            str(replica.ongoing),
+            str(replica.batches),
+            _size(replica.memory_bytes),
+        )
+        for backend in status.backends.values()
+        for replica in backend.replicas
+    ]
+    if replicas:
+        parts.append(listed(("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"), replicas))
+    parts.append(endpoints_listed(status.endpoints.values()))
+    parts += [
+        f"{backend.tag}: {backend.failure}"
+        for backend in status.backends.values()
+        if backend.failure is not None
+    ]
+    return "\n\n".join(parts)
+
+
+def backends_listed(backends: Iterable[BackendStatus]) -> str:
+    """Shows backends, a line for each."""
+    rows = [
+        (
+            one.tag,
+            one.code,
+            one.placement,
+            one.state,
+            f"{sum(replica.state == 'ready' for replica in one.replicas)}/{one.wanted}",
+            str(one.queued),
+            str(one.ongoing),
+            str(one.requests),
+            str(one.errors),
+            str(one.deaths),
+        )
+        for one in backends
+    ]
+    if not rows:
+        return "no backends"
+    heads = ("BACKEND", "CODE", "PLACEMENT", "STATE", "READY", "QUEUED", "ONGOING", "REQUESTS")
+    return listed((*heads, "ERRORS", "DEATHS"), rows)
+
+
+def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
+    """Shows endpoints, a line for each."""
+    rows = [
+        (
+            one.name,
+            "-" if one.route is None else one.route,
+            ",".join(one.methods),
+            weights(one.traffic) or "held",
+            weights({shadow.backend: shadow.proportion for shadow in one.shadows}) or "-",
+            str(one.held),
+            str(one.requests),
+            str(one.errors),
+        )
+        for one in endpoints
+    ]
+    if not rows:
+        return "no endpoints"
+    heads = ("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS", "HELD", "REQUESTS", "ERRORS")
+    return listed(heads, rows)
+
+
+def config_listed(config: Mapping[str, Any]) -> str:
+    """Shows options, a line for each."""
+    return "\n".join(f"{name}={value!r}" for name, value in config.items()) or "all defaults"
+
+
+def weights(shares: Mapping[str, float]) -> str:
+    """Writes traffic: ``small 90%, large 10%``; nothing for none."""
+    return ", ".join(f"{tag} {_percent(share)}" for tag, share in shares.items())
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.4g}%"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "-"
+    for unit in ("B", "kiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size //= 1024
+    return f"{size:,} GiB"

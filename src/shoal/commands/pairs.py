@@ -1,0 +1,105 @@
+"""Options as they are written on a command line, ``placement=process autoscaling.max_replicas=4``.
+
+A value is written as in an application's file. What is no TOML, and does not look as if it should
+be, is text, so that words need no quotes; and ``none`` is None, for which TOML has no word.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from shoal.planning.mistake import Mistake
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OPENING: Final = ("[", "{", '"', "'")
+
+
+def config_of(texts: Sequence[str]) -> dict[str, Any]:
+    """Reads options of the form KEY=VALUE; a dot in a key leads into a table.
+
+    Raises:
+        Mistake: One has another form, or is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        *tables, name = key.strip().split(".")
+        if not equals or not all((*tables, name)):
+            raise Mistake(f"an option is written KEY=VALUE, like num_replicas=2, not {text!r}")
+        within = found
+        for table in tables:
+            inner = within.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise Mistake(f"{text}: {table} is given already, as {inner!r}")
+            within = cast("dict[str, Any]", inner)
+        if name in within:
+            raise Mistake(f"{text}: {key} is given already, as {within[name]!r}")
+        within[name] = value_of(value)
+    return found
+
+
+def value_of(text: str) -> Any:
+    """Reads a value.
+
+    Raises:
+        Mistake: It begins like TOML, and is none.
+    """
+    text = text.strip()
+    if text == "none":
+        return None
+    try:
+        parsed = tomllib.loads(f"it = {text}")
+    except tomllib.TOMLDecodeError as error:
+        if text.startswith(_OPENING):
+            raise Mistake(f"{text!r} is no TOML value: {error}") from None
+        return text
+    if parsed.keys() != {"it"}:
+        raise Mistake(f"{text!r} is more than one value")
+    return parsed["it"]
+
+
+def weights_of(texts: Sequence[str]) -> dict[str, float]:
+    """Reads traffic of the form BACKEND=WEIGHT.
+
+    Raises:
+        Mistake: One has another form, or is given twice.
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        backend, equals, weight = text.rpartition("=")
+        try:
+            value = float(weight)
+        except ValueError:
+            equals = ""
+            value = 0.0
+        if not equals or not backend:
+            raise Mistake(f"traffic is written BACKEND=WEIGHT, like small=0.9, not {text!r}")
+        if backend in found:
+            raise Mistake(f"{backend} is given two weights")
+        found[backend] = value
+    return found
+
+
+def json_of(text: str) -> Any:
+    """Reads a JSON value; ``-`` for what comes on stdin.
+
+    Raises:
+        Mistake: It is none.
+    """
+    if text == "-":
+        text = sys.stdin.read()
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise Mistake(
+            f"{_shortened(text)} is not JSON: {error}; text is written '\"in quotes\"'"
+        ) from None
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:60]}...")

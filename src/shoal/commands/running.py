@@ -1,0 +1,154 @@
+"""A server's process: from its application to its exit code."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+
+from shoal.commands.applications import is_shoals
+from shoal.commands.saying import say
+from shoal.commands.signals import Signals
+from shoal.errors import StateRefused
+from shoal.http.containment import contained
+from shoal.planning.mistake import Mistake
+from shoal.serving.state import StateFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from starlette.types import ASGIApp
+
+    from shoal.http.listeners import Listening
+    from shoal.http.server_config import Drained, ServerConfig
+
+# What the process may take over its own ending, beyond what it was asked to wait for.
+_MARGIN_S: Final = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a process serves, and how.
+
+    Attributes:
+        app: The application.
+        spec: What its user calls it.
+        config: Where it is served.
+        log_level: What to log.
+        state: Where to keep what is changed; None to keep nothing.
+        admin_socket: A UNIX socket for the operator; None for none.
+        token: Who knows it may use the admin API at the port; None for nobody.
+        allowed_modules: What may be imported by the operator.
+        started: Called with the URL once clients can connect.
+    """
+
+    app: ASGIApp
+    spec: str
+    config: ServerConfig
+    log_level: str = "info"
+    state: Path | None = None
+    admin_socket: Path | None = None
+    token: str | None = None
+    allowed_modules: Sequence[str] = ()
+    started: Callable[[str], object] = lambda _: None
+
+    def to_its_end(self) -> int:
+        """Serves until a signal, or the operator, ends it.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            Mistake: It can't be served so, or did not start.
+        """
+        if self.state or self.admin_socket or self.token:
+            _check_is_shoals(self.app, self.spec)
+        logging.basicConfig(
+            level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        if self.state is not None:
+            app: Any = self.app
+            try:
+                app.state = StateFile.open(self.state)
+            except StateRefused as error:
+                raise Mistake(str(error), 1) from None
+        return trio.run(_serve, self)
+
+
+def _check_is_shoals(app: Any, spec: str) -> None:
+    if not is_shoals(app):
+        raise Mistake(
+            f"{spec} is no shoal.App, so there is nothing for --state, --admin-socket and "
+            "--token-file to be for; leave them out"
+        )
+
+
+async def _serve(run: Run) -> int:
+    from shoal.http.server import serve
+    from shoal.http.server_lifespan import LifespanFailed
+
+    signals = Signals(allowed_s=_MARGIN_S)
+    signals.listen()
+
+    def started(url: str) -> None:
+        signals.allowed_s = run.config.graceful_timeout_s + _MARGIN_S
+        say(f"Shoal serving {run.spec} on {url}")
+        run.started(url)
+
+    async def shutdown() -> None:
+        await signals.shutdown.wait()
+        begin_drain = getattr(run.app, "begin_drain", None)
+        if callable(begin_drain):
+            with contained("begin_drain failed"):
+                begin_drain()
+
+    try:
+        app, doors = _with_doors(run, signals.ask)
+        drained = await serve(app, run.config, shutdown=shutdown, started=started, doors=doors)
+    except LifespanFailed as failure:
+        say(failure.details.rstrip())
+        raise Mistake(str(failure), 1) from None
+    except OSError as error:
+        raise Mistake(_cant_listen(run, error), 1) from None
+    return _report(drained, signals.first)
+
+
+def _with_doors(run: Run, ended: Callable[[], object]) -> tuple[ASGIApp, Sequence[Listening]]:
+    """Returns what answers at the port, and what else is listened at."""
+    from shoal.http.app_door import AppDoor
+    from shoal.http.listeners import Listening, Unix
+
+    app: Any = run.app
+    doors: list[Listening] = []
+    if run.admin_socket is not None:
+        # Who can open the socket is the user that it belongs to, so no token is asked for.
+        door = AppDoor(app, token=None, allowed_modules=run.allowed_modules, ended=ended)
+        doors.append(Listening(address=Unix(str(run.admin_socket)), app=door))
+    if run.token is not None:
+        app = AppDoor(app, token=run.token, allowed_modules=run.allowed_modules, ended=ended)
+    return app, doors
+
+
+def _cant_listen(run: Run, error: OSError) -> str:
+    why = error.strerror or error
+    if error.filename is not None:
+        return f"can't listen at {error.filename}: {why}"
+    return f"can't listen at {run.config.host} port {run.config.port}: {why}"
+
+
+def _report(drained: Drained, signum: int | None) -> int:
+    if not drained.started:
+        say("Shoal was stopped before it had started")
+        return 128 + (signum or signal.SIGTERM)
+    say(
+        f"Shoal drained in {drained.took_s:.1f} s:"
+        f" {drained.finished} finished, {drained.cut} cut off"
+    )
+    if drained.failure is not None:
+        say(f"shoal: {drained.failure}")
+        return 1
+    return 0

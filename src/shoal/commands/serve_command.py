@@ -1,0 +1,64 @@
+"""``shoal serve``: imports an application, serves it, and ends it well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.commands.applications import APPLICATION, application_of, need, server_settings
+from shoal.commands.arguments import describe
+from shoal.commands.running import Run
+from shoal.commands.server_options import add_server_options, server_config
+from shoal.commands.tokens import token_of
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+_EXAMPLE: Final = """\
+  my_module.py holds   app = shoal.App()   and endpoints; then
+
+  shoal serve my_module:app --port 8000
+
+  app.toml holds   [backends.small]   and   [endpoints.classify]; then
+
+  shoal serve app.toml
+
+  The first SIGTERM or Ctrl-C lets what is under way finish, the second ends at once.
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    describe(
+        parser,
+        _run,
+        "Serve a shoal.App, what a TOML file declares, or any other ASGI application, over HTTP.",
+        _EXAMPLE,
+    )
+    parser.add_argument(
+        "application",
+        metavar=APPLICATION,
+        help="where the application is, e.g. my_module:app or app.toml",
+    )
+    add_server_options(parser)
+    parser.add_argument(
+        "--admin-socket",
+        type=Path,
+        metavar="PATH",
+        help="a UNIX socket with the admin API, which only this user can open",
+    )
+
+
+def _run(arguments: Namespace) -> int:
+    need("shoal.http.server")
+    app = application_of(arguments.application)
+    return Run(
+        app=app,
+        spec=arguments.application,
+        config=server_config(arguments, server_settings(app)),
+        log_level=arguments.log_level,
+        state=arguments.state,
+        admin_socket=arguments.admin_socket,
+        token=token_of(arguments),
+        allowed_modules=arguments.allowed_modules,
+    ).to_its_end()

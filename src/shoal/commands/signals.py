@@ -1,0 +1,77 @@
+"""The signals that end a server: the first asks it to drain, the second ends it at once.
+
+They are handled by plain handlers, not in the event loop, because the second one must work when the
+loop does not: an application may block it, or a thread that can't be interrupted may hold it open.
+For the same reason a watchdog thread stands by, which ends the process when a drain overruns its
+time. It waits on a `queue.SimpleQueue`, whose `put` is made to be called from wherever a signal
+handler interrupts.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import trio
+
+from shoal.commands.saying import say
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+class Signals:
+    """The first signal asks for a drain, the second ends the process.
+
+    Args:
+        allowed_s: How long the process may then take to end.
+
+    Attributes:
+        shutdown: Set when the process is to end.
+        first: The number of the first signal; None so far.
+        allowed_s: As above.
+    """
+
+    def __init__(self, allowed_s: float) -> None:
+        self.shutdown = trio.Event()
+        self.first: int | None = None
+        self.allowed_s = allowed_s
+        self._wake = trio.lowlevel.current_trio_token()
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def listen(self) -> None:
+        """Handles signals from here on, until the process ends."""
+        threading.Thread(target=self._watch, name="shoal-watchdog", daemon=True).start()
+        # Not put back when the server has ended: a second signal must still be obeyed while the
+        # interpreter waits for threads of the application's own.
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(signum, self._received)
+
+    def ask(self) -> None:
+        """Asks for a drain without a signal; from the event loop."""
+        self._bell.put(None)
+        self.shutdown.set()
+
+    def _received(self, signum: int, _frame: FrameType | None) -> None:
+        if self.first is not None:
+            os._exit(128 + signum)
+        self.first = signum
+        self._bell.put(None)
+        try:
+            self._wake.run_sync_soon(self.shutdown.set)
+        except trio.RunFinishedError:
+            os._exit(128 + signum)
+
+    def _watch(self) -> None:
+        self._bell.get()
+        allowed_s = self.allowed_s
+        time.sleep(allowed_s)  # what ends this wait, if all goes well, is the process's end
+        say(
+            f"Shoal ended by force: still busy {allowed_s:g} s after the signal, with a thread that"
+            " can't be interrupted or a blocked event loop"
+        )
+        os._exit(1)

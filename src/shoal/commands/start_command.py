@@ -1,0 +1,96 @@
+"""``shoal start``: a server with a name, and a door by which commands find it."""
+
+from __future__ import annotations
+
+import os
+from argparse import SUPPRESS
+from typing import TYPE_CHECKING, Final
+
+from shoal.commands.applications import (
+    APPLICATION,
+    application_of,
+    empty_application,
+    need,
+    server_settings,
+)
+from shoal.commands.arguments import add_json_argument, add_name_argument, describe
+from shoal.commands.detaching import start_detached, tell_ready
+from shoal.commands.places import Held, Place
+from shoal.commands.printing import print_data
+from shoal.commands.running import Run
+from shoal.commands.saying import say
+from shoal.commands.server_options import add_server_options, server_config
+from shoal.commands.tokens import token_of
+from shoal.planning.arguments import print_out
+from shoal.planning.tables import facts
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+_EXAMPLE: Final = """\
+  shoal start --detach --allow-module my_models --state shoal.db
+  shoal backends create small my_models:Classifier placement=process
+  shoal endpoints create classify --route /classify --backend small
+  shoal status
+  shoal stop
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    describe(
+        parser,
+        _run,
+        "Start a server that the other commands find by its name: with an application, or empty.",
+        _EXAMPLE,
+    )
+    parser.add_argument(
+        "application", metavar=APPLICATION, nargs="?", help="what it serves at first (nothing)"
+    )
+    add_name_argument(parser)
+    parser.add_argument(
+        "--detach",
+        action="store_true",
+        help="return when it is ready, and leave it running; its log is a file",
+    )
+    parser.add_argument("--ready-fd", type=int, help=SUPPRESS)
+    add_json_argument(parser)
+    add_server_options(parser)
+
+
+def _run(arguments: Namespace) -> int:
+    place = Place.of(arguments.name)
+    if arguments.detach:
+        ready = start_detached(place, [one for one in arguments.argv if one != "--detach"])
+        if arguments.json:
+            print_data(ready)
+        else:
+            print_out(facts([(name, str(value)) for name, value in ready.items()]))
+        return 0
+    need("shoal.http.server")
+    with Held(place):
+        return _serve(arguments, place)
+
+
+def _serve(arguments: Namespace, place: Place) -> int:
+    spec: str | None = arguments.application
+    if arguments.ready_fd is not None:
+        os.set_inheritable(arguments.ready_fd, False)  # or a child of ours would hold it open
+    app = empty_application() if spec is None else application_of(spec)
+
+    def started(url: str) -> None:
+        say(f"its door is {place.url()}")
+        if arguments.ready_fd is not None:
+            tell_ready(arguments.ready_fd, place, url)
+
+    return Run(
+        app=app,
+        spec=spec or place.name,
+        config=server_config(arguments, server_settings(app)),
+        log_level=arguments.log_level,
+        state=arguments.state,
+        admin_socket=place.socket,
+        token=token_of(arguments),
+        allowed_modules=arguments.allowed_modules,
+        started=started,
+    ).to_its_end()

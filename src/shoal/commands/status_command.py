@@ -1,0 +1,42 @@
+"""``shoal status``: what a running server has, and how it is."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from shoal.commands.arguments import describe
+from shoal.commands.connecting import add_server_arguments, ask
+from shoal.commands.listing import status_listed
+from shoal.commands.printing import print_data
+from shoal.planning.arguments import print_out
+from shoal.serving.wire_forms import written
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+_EXAMPLE: Final = """\
+  shoal status
+  shoal status --name canary --json
+  shoal status --url https://models.example.com --token-file token
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    describe(
+        parser,
+        _run,
+        "Show the backends, replicas and endpoints of a running server.",
+        _EXAMPLE,
+    )
+    add_server_arguments(parser)
+
+
+def _run(arguments: Namespace) -> int:
+    status = ask(arguments, lambda client: client.status())
+    if arguments.json:
+        print_data(json.loads(written(status)))
+    else:
+        print_out(status_listed(status))
+    return 0

@@ -1,0 +1,107 @@
+"""``shoal stop``: ends a server that was started by `shoal start`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shoal.commands.arguments import (
+    add_json_argument,
+    add_name_argument,
+    describe,
+    more_than_0_seconds,
+)
+from shoal.commands.places import Place
+from shoal.commands.printing import confirm
+from shoal.commands.saying import in_one_line
+from shoal.planning.mistake import Mistake
+from shoal.serving.remote_client import connect
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+_EXAMPLE: Final = """\
+  shoal stop
+  shoal stop --name canary --timeout 5 --force
+"""
+# How long a process may take to go that was killed.
+_KILL_S: Final = 10.0
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    describe(
+        parser,
+        _run,
+        "End a server that `shoal start` started, once what is under way has been answered.",
+        _EXAMPLE,
+    )
+    add_name_argument(parser)
+    parser.add_argument(
+        "--timeout",
+        dest="timeout_s",
+        metavar="SECONDS",
+        type=more_than_0_seconds,
+        default=60.0,
+        help="how long it may take (%(default)s)",
+    )
+    parser.add_argument("--force", action="store_true", help="kill it if it takes longer")
+    add_json_argument(parser)
+
+
+def _run(arguments: Namespace) -> int:
+    place = Place.of(arguments.name)
+    process = place.holder()
+    if process is None:
+        raise Mistake(f"no server named {place.name!r} runs here", 1)
+    end = _End(place)
+    try:
+        anyio.run(_ask_to_end, place, arguments.timeout_s, backend="trio")
+        why = f"it did not end within {arguments.timeout_s:g} s"
+    except (ConnectionError, TimeoutError) as error:
+        why = in_one_line(error)
+    except ModuleNotFoundError as error:
+        raise Mistake(in_one_line(error), 1) from None
+    if end.wait(arguments.timeout_s):
+        return confirm(arguments, f"stopped {place.name}")
+    if not arguments.force:
+        raise Mistake(f"{place.name} is still there: {why}; --force kills it", 1)
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+    if not end.wait(_KILL_S):
+        raise Mistake(f"process {process} was killed, and is still there", 1)
+    return confirm(arguments, f"killed {place.name}")
+
+
+async def _ask_to_end(place: Place, timeout_s: float) -> None:
+    client = connect(place.url(), timeout_s=timeout_s)
+    try:
+        await client.shutdown()
+    finally:
+        await client.aclose()
+
+
+class _End:
+    """The end of a server: when its process lets go of its lock."""
+
+    def __init__(self, place: Place) -> None:
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, args=(place,), daemon=True).start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for it; says whether it came."""
+        return self._ended.wait(timeout_s)
+
+    def _watch(self, place: Place) -> None:
+        file = os.open(place.process, os.O_RDWR)
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        finally:
+            os.close(file)
+        self._ended.set()

@@ -1,0 +1,143 @@
+"""What an application declares before it opens: handlers at paths, and what they are served by.
+
+All that can be said without running user code is checked at the line that declares it. What is
+declared becomes backends and endpoints of the controller that the application opens.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from shoal.batching.batcher import Batcher
+from shoal.batching.calls import StreamCall
+from shoal.batching.decorated import Decorated
+from shoal.batching.signature import unreadable_annotations
+from shoal.replicas.definition import Definition
+from shoal.serving.config import BackendConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+    from inspect import Signature
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """Code, and how it is to be served.
+
+    Attributes:
+        name: What to call it by itself.
+        definition: The code.
+        config: How it runs.
+        signature: That of the call of one item.
+        streams: Whether its calls are answered by streams.
+        face: The batched function that the program calls as well; None if there is none.
+    """
+
+    name: str
+    definition: Definition
+    config: BackendConfig
+    signature: Signature
+    streams: bool
+    face: Decorated | None = None
+
+    def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
+        """Has calls of the batched function enter the batcher that serves it.
+
+        Raises:
+            RuntimeError: It is open in this event loop already.
+        """
+        return nullcontext() if self.face is None else self.face.lent(batcher)
+
+
+def declared_on(target: Any, options: Mapping[str, Any]) -> Declared:
+    """Makes what is declared of what an endpoint was declared on.
+
+    Raises:
+        TypeError: It is nothing that can be batched, or an option is unknown or of a wrong type.
+        ValueError: An option is out of its range.
+    """
+    if isinstance(target, Decorated):
+        return _of_batched_function(target, options)
+    config = BackendConfig.of(options)
+    if inspect.isclass(target):
+        handler = _handler_of_class(target)
+        name = target.__name__
+    else:
+        handler, name = target, None
+    _check_annotations(target if not inspect.isclass(target) else handler.func)
+    declared = _tried(handler, config)
+    return Declared(
+        name=name or _last_part(declared.name),
+        definition=Definition(target, accept_batch=True),
+        config=config,
+        signature=declared.signature,
+        streams=declared.streams,
+    )
+
+
+def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declared:
+    if "fill" in options:
+        raise TypeError(
+            f"fill and streams belong to the handler: write them where {face!r} is decorated"
+        )
+    _check_annotations(getattr(face, "__wrapped__", None))
+    handler, signature, own_options = face.parts()
+    config = BackendConfig.of(own_options).changed(options)
+    return Declared(
+        name=_last_part(getattr(face, "__qualname__", "batched")),
+        definition=Definition(handler, accept_batch=True, signature=signature),
+        config=config,
+        signature=face.__signature__,
+        streams=isinstance(face, StreamCall),
+        face=face,
+    )
+
+
+def _handler_of_class(cls: type) -> partial[Any]:
+    """Returns what stands in for the handler of an instance: only its parameters are looked at."""
+    handler: Any = inspect.getattr_static(cls, "__call__", None)
+    if isinstance(handler, Decorated):
+        raise TypeError(
+            f"{cls.__qualname__}.__call__ is decorated with @shoal.batch, and the endpoint "
+            "would batch it again; take the decorator off"
+        )
+    Definition(cls).checked()
+    try:
+        inspect.signature(cls).bind()
+    except TypeError as error:
+        raise TypeError(
+            f"the class {cls.__qualname__} is instantiated without arguments: {error}; pass a "
+            "function that was made from an instance, or give the parameters defaults"
+        ) from None
+    return partial(cast("Callable[..., Any]", handler), None)
+
+
+def _tried(handler: Any, config: BackendConfig) -> Batcher[Any]:
+    """Makes a batcher that is never opened, since that is where a handler is checked."""
+    return Batcher(
+        handler, fill=config.fill, streams=config.streams, **config.batch_options(batched=True)
+    )
+
+
+def _check_annotations(handler: Any) -> None:
+    """Checks that the annotations can be read, since bodies are checked against them.
+
+    Raises:
+        TypeError: One names something that is not there at run time; the engine would do without
+            it, and any body would pass.
+    """
+    for name, error in unreadable_annotations(handler).items():
+        raise TypeError(
+            f"the annotation of {name!r} of {handler!r} can't be read, so bodies could not be "
+            f"checked: {error}; import what it names outside `if TYPE_CHECKING`, and define it "
+            "outside of functions"
+        ) from error
+
+
+def _last_part(qualified_name: str) -> str:
+    return qualified_name.rpartition(".")[2]

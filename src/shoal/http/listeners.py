@@ -1,0 +1,245 @@
+"""Where a server listens: a TCP address, a UNIX socket, or a socket that it has inherited.
+
+An address is claimed when it is bound, which is before an application starts, and listened at when
+that has started. Between the two a UNIX socket refuses connections just as the file of a dead
+server does. So what tells the living from the dead is a lock on a file beside it, which the kernel
+takes off when a process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.types import ASGIApp
+
+_PROBE_TIMEOUT_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Tcp:
+    """A TCP address.
+
+    Attributes:
+        host: IPv4, IPv6, or a name.
+        port: The port, or 0 for a free one.
+    """
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Unix:
+    """A UNIX socket. The file that a dead server has left is replaced, and ours is removed.
+
+    Attributes:
+        path: Its path. Another file, of the same name and ``.lock``, is kept beside it.
+        mode: The permissions of its file: who can write to it can connect.
+    """
+
+    path: str
+    mode: int = 0o600
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """A bound stream socket that this process was started with, as by systemd.
+
+    Attributes:
+        fd: Its file descriptor, which the server closes at the end.
+    """
+
+    fd: int
+
+
+Address: TypeAlias = Tcp | Unix | Inherited
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """One more address that a server listens at, with an application of its own.
+
+    Attributes:
+        address: Where.
+        app: What answers there. Its lifespan is not run.
+        started: Called with the URL once clients can connect.
+    """
+
+    address: Address
+    app: ASGIApp
+    started: Callable[[str], object] = lambda _: None
+
+
+class Bound:
+    """A bound socket, and what must be done when it is closed.
+
+    Args:
+        bound: The socket, which this object owns from now on.
+        release: Called once the kernel refuses connections.
+
+    Attributes:
+        socket: The socket.
+    """
+
+    def __init__(self, bound: socket.socket, release: Callable[[], object] = lambda: None) -> None:
+        bound.setblocking(False)
+        bound.set_inheritable(False)
+        self.socket = bound
+        self._release: Callable[[], object] | None = release
+
+    @property
+    def url(self) -> str:
+        """Where clients reach it."""
+        name = self.socket.getsockname()
+        found = host_and_port(name)
+        if found is None:
+            return f"unix:{os.fsdecode(name)}"
+        host, port = found
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def close(self) -> None:
+        """From here on the kernel refuses connections. Idempotent."""
+        release, self._release = self._release, None
+        if release is not None:
+            self.socket.close()
+            release()
+
+
+def bind(address: Address) -> Bound:
+    """Claims an address.
+
+    Raises:
+        OSError: It can't be had; a live server may have it.
+    """
+    match address:
+        case Tcp():
+            return _bind_tcp(address)
+        case Unix():
+            return _bind_unix(address)
+        case Inherited():
+            return _inherit(address)
+
+
+def host_and_port(address: Any) -> tuple[str, int] | None:
+    """Returns a socket's address as ASGI wants it; None for a UNIX socket's, which is text."""
+    return None if isinstance(address, (str, bytes)) else (address[0], address[1])
+
+
+def spelled(address: Any) -> str:
+    """Returns a client's address for the log."""
+    found = host_and_port(address)
+    return "a UNIX socket" if found is None else f"{found[0]}:{found[1]}"
+
+
+def _bind_tcp(address: Tcp) -> Bound:
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+    family, _, _, _, name = found
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # A server that starts where one has just ended need not wait for its last connections.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(name)
+    except BaseException:
+        bound.close()
+        raise
+    return Bound(bound)
+
+
+def _inherit(address: Inherited) -> Bound:
+    bound = socket.socket(fileno=address.fd)
+    if bound.type != socket.SOCK_STREAM:
+        bound.detach()  # it is none of ours
+        raise OSError(errno.EPROTOTYPE, f"file descriptor {address.fd} is no stream socket")
+    return Bound(bound)
+
+
+def _bind_unix(address: Unix) -> Bound:
+    path = os.path.abspath(address.path)
+    lock = _lock(f"{path}.lock")
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        bound.bind(path)
+        # Nobody could connect so far: that takes listen().
+        os.chmod(path, address.mode)
+        made = os.lstat(path)
+    except BaseException as error:
+        bound.close()
+        _unlock(f"{path}.lock", lock)
+        if isinstance(error, OSError) and "too long" in str(error):
+            raise OSError(errno.ENAMETOOLONG, "a UNIX socket's path is too long", path) from None
+        raise
+
+    def release() -> None:
+        with suppress(OSError):
+            left = os.lstat(path)
+            if (left.st_dev, left.st_ino) == (made.st_dev, made.st_ino):
+                os.unlink(path)
+        _unlock(f"{path}.lock", lock)
+
+    return Bound(bound, release)
+
+
+def _lock(path: str) -> int:
+    """Returns the descriptor that holds the lock of a socket's path.
+
+    Raises:
+        OSError: Another process holds it.
+    """
+    while True:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one who had it may have removed the file while it was being opened here.
+            if os.path.samestat(os.fstat(lock), os.lstat(path)):
+                return lock
+            os.close(lock)
+        except FileNotFoundError:
+            os.close(lock)
+        except BlockingIOError:
+            os.close(lock)
+            raise _in_use(path.removesuffix(".lock")) from None
+
+
+def _unlock(path: str, lock: int) -> None:
+    with suppress(OSError):
+        os.unlink(path)
+    os.close(lock)
+
+
+def _remove_stale(path: str) -> None:
+    """Removes the socket file of a server that has died.
+
+    Raises:
+        OSError: A server listens there that knows nothing of our locks, or it is no socket.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise OSError(errno.EEXIST, "there is a file that is no socket", path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_TIMEOUT_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except TimeoutError:
+            pass  # it is alive, if busy
+    raise _in_use(path)
+
+
+def _in_use(path: str) -> OSError:
+    return OSError(errno.EADDRINUSE, "another server listens there", path)

@@ -1,0 +1,143 @@
+"""In the worker: from the frame of a call to the user's code, and from its results to a frame."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+from shoal.batching.current import running_batch
+from shoal.replicas.crossing import as_data, slots_as_data
+from shoal.replicas.describing import Defaults
+from shoal.replicas.jobs import PlainMethod
+from shoal.replicas.orders import why_unsendable
+from shoal.replicas.parcels import packed, places_of, unpickled
+from shoal.replicas.stacked import stacked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from shoal.batching.handlers import Handler
+    from shoal.core.batch import Batch
+    from shoal.replicas.instance import Instance
+    from shoal.replicas.parcels import Parcel, Post
+    from shoal.replicas.wire import Frame
+
+
+class Work:
+    """One call of the code.
+
+    Attributes:
+        method: The name of the method.
+        handler: The method.
+        items: What it is called with.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        handler: Handler,
+        items: list[Any],
+        batch: Batch | None,
+        *,
+        batched: bool,
+    ) -> None:
+        self.method = method
+        self.handler = handler
+        self.items = items
+        self._batch = batch
+        self._batched = batched
+
+    def plain_method(self) -> PlainMethod:
+        """Returns the method for a call from this thread."""
+        return PlainMethod(self.handler, batched=self._batched)
+
+    @contextmanager
+    def is_running(self) -> Generator[None]:
+        """Makes its batch `shoal.current_batch`."""
+        if self._batch is None:
+            yield
+            return
+        token = running_batch.set(self._batch)
+        try:
+            yield
+        finally:
+            running_batch.reset(token)
+
+
+class Answers:
+    """What calls ask for, and what is answered.
+
+    Attributes:
+        post: The use of the shared memory.
+        instance: The user's code.
+    """
+
+    def __init__(self, post: Post, instance: Instance) -> None:
+        self.post = post
+        self.instance = instance
+        methods = instance.description.methods
+        self._defaults = {name: Defaults(method.signature) for name, method in methods.items()}
+
+    def opened(self, frame: Frame, now: float) -> Work:
+        """Reads what a call asks for.
+
+        Args:
+            frame: The call.
+            now: The time on the clock that the code of its method reads.
+
+        Raises:
+            TypeError: The items can't be read here.
+            AttributeError: There is no such method.
+        """
+        try:
+            name, items, batch = self.post.opened_here(frame)
+        except Exception as error:
+            raise TypeError(f"the batch can't be read in the process: {error}") from error
+        method = self.instance.description.method(name)
+        return Work(
+            name,
+            self.instance.handlers[name],
+            stacked(self._defaults[name].put_into(items), places_of(frame)),
+            None if batch is None else batch.as_batch(now),
+            batched=method.batched,
+        )
+
+    def packed(self, method: str, results: Any) -> Parcel:
+        """Makes the content of an answer, in shared memory as far as there is room.
+
+        Raises:
+            TypeError: The results can't be sent.
+        """
+        try:
+            parcel = packed(slots_as_data(results))
+        except Exception as error:
+            listed: list[Any] = [results]
+            if isinstance(results, (list, tuple)):
+                listed = list(cast("list[Any]", results))
+            raise why_unsendable(f"result {{nth}} of {method}()", listed, error) from error
+        if self.post.reserve(parcel):
+            self.post.write(parcel)
+        return parcel
+
+    def failure(self, error: BaseException) -> Parcel:
+        """Makes the content of an answer that is an error."""
+        return packed(as_data(error))
+
+    def credit(self, frame: Frame) -> int:
+        """Reads how many steps of a stream its reader has taken."""
+        count: int = unpickled(frame.body)
+        return count
+
+    def takes_user_config(self) -> Callable[..., Any]:
+        """Returns the code's ``reconfigure``.
+
+        Raises:
+            TypeError: It has none.
+        """
+        hook = self.instance.hook("reconfigure")
+        if hook is None:
+            raise TypeError(
+                "it was given a user_config, but its code has no reconfigure(user_config) that "
+                "would take it"
+            )
+        return hook

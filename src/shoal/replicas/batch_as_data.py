@@ -1,0 +1,120 @@
+"""What code in another process may know about its batch: `current_batch`, taken apart and remade.
+
+Items are in the same pickle as the batch's, so that one which is in both, as nearly all are, is
+sent once.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.core.batch import Batch, CutReason
+from shoal.core.request import CallOptions, Request, State
+from shoal.replicas.parcels import unpickled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+class _Extras(NamedTuple):
+    """What a call asked for beside its item."""
+
+    left_s: float | None  # until its deadline: the two processes' clocks differ
+    priority: int
+    plain: dict[str, Any]
+    pickled: dict[str, bytes]
+
+
+class BatchAsData(NamedTuple):
+    """A batch that is sent to another process."""
+
+    id: int
+    reason: str
+    load: float
+    items: list[Any]
+    ages_s: list[float]
+    extras: Sequence[_Extras | None] | None  # None where no request has any
+
+    def as_batch(self, now: float) -> Batch:
+        """Makes the batch again, on another clock.
+
+        Requests have their items, times, priorities, and what of their metadata could be sent;
+        their contexts are empty.
+        """
+        extras = self.extras or [None] * len(self.items)
+        context = Context()
+        requests: list[Request] = []
+        for item, age_s, extra in zip(self.items, self.ages_s, extras, strict=True):
+            request = Request()
+            request.item = item
+            request.arrived_at = now - age_s
+            request.context = context
+            request.options = None if extra is None else _options(extra, now)
+            request.state = State.RUNNING
+            # Not the batch: that would be a cycle, and hold on to shared memory until a collection.
+            request.batch = request.cell = request.value = request.error = None
+            requests.append(request)
+        return Batch(self.id, CutReason(self.reason), requests, self.load)
+
+
+def batch_as_data(batch: Batch, now: float) -> BatchAsData:
+    """Takes a batch apart.
+
+    Args:
+        batch: The batch.
+        now: The time on the event loop's clock.
+    """
+    requests = batch.requests
+    return BatchAsData(
+        batch.id,
+        batch.reason.value,
+        batch.load,
+        [request.item for request in requests],
+        [now - request.arrived_at for request in requests],
+        [_extras(request.options, now) for request in requests]
+        if any(request.options is not None for request in requests)
+        else None,
+    )
+
+
+def _extras(options: CallOptions | None, now: float) -> _Extras | None:
+    if options is None:
+        return None
+    left_s = None if options.deadline is None else options.deadline - now
+    plain: dict[str, Any] = {}
+    pickled: dict[str, bytes] = {}
+    for name, value in options.metadata.items():
+        if type(value) in _PLAIN:
+            plain[name] = value
+        else:
+            # Alone, so that one value that can't be sent, or read, is the only one to be lost.
+            data = _pickled(value)
+            if data is not None:
+                pickled[name] = data
+    return _Extras(left_s, options.priority, plain, pickled)
+
+
+def _pickled(value: Any) -> bytes | None:
+    try:
+        if issubclass(type(value), Mapping) and type(value) is not dict:
+            # Such as the headers of a request: their class may be known on this side only.
+            value = dict(value)
+        return pickle.dumps(value, 5)
+    except Exception:
+        return None
+
+
+def _options(extra: _Extras, now: float) -> CallOptions:
+    metadata = dict(extra.plain)
+    for name, data in extra.pickled.items():
+        try:
+            metadata[name] = unpickled(data)
+        except Exception:  # noqa: S112 - one that can't be read here is left out
+            continue
+    deadline = None if extra.left_s is None else now + extra.left_s
+    return CallOptions(deadline, metadata, extra.priority)

@@ -1,0 +1,162 @@
+"""In the worker: how plain code runs. The main thread reads the work and does it, call by call.
+
+So the code runs in the main thread, as in a script of its own, and a call costs no hand-over. What
+comes while a call is under way waits in the channel, or is put aside where a stream has to wait for
+its reader. A call that is cancelled while it waits is dropped by the watchdog, who can say at once
+that its work is over; one that runs is not interrupted, but a generator is closed at its next step.
+
+Invariant: ids grow in the order of the calls, so that the watchdog can tell what has not begun.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shoal.replicas.blocking_link import receive, send
+from shoal.replicas.jobs import DONE
+from shoal.replicas.parcels import EMPTY, packed
+from shoal.replicas.wire import STEPS_AHEAD, Kind
+
+if TYPE_CHECKING:
+    import socket
+
+    from shoal.replicas.answers import Answers
+    from shoal.replicas.calling_out import WayOut
+    from shoal.replicas.parcels import Parcel
+    from shoal.replicas.watchdog import Control
+    from shoal.replicas.wire import Frame, FrameReader
+
+
+class SyncWork:
+    """Runs calls in the thread that reads them."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        control: Control,
+        way_out: WayOut,
+        sock: socket.socket,
+        reader: FrameReader,
+    ) -> None:
+        self._answers = answers
+        self._control = control
+        self._way_out = way_out
+        self._socket = sock
+        self._reader = reader
+        self._put_aside: deque[Frame] = deque()
+        self._lock = threading.Lock()
+        # Under the lock: the call that was begun last, whether it was cancelled, and calls that
+        # will not be begun.
+        self._begun = 0
+        self._is_cancelled = False
+        self._dropped: set[int] = set()
+
+    def cancel(self, id_: int) -> None:
+        """Cancels a call; in the watchdog's thread."""
+        with self._lock:
+            if id_ < self._begun:
+                return
+            if id_ == self._begun:
+                self._is_cancelled = True
+                self._way_out.main_is_cancelled()
+                return
+            self._dropped.add(id_)
+        self._control.send(Kind.END, id_)
+
+    def run(self) -> None:
+        """Works until it is told to close, or nobody is there to tell it."""
+        while True:
+            frame = self._put_aside.popleft() if self._put_aside else self._receive()
+            if frame is None or frame.kind is Kind.CLOSE:
+                return
+            self._handle(frame)
+
+    def _receive(self) -> Frame | None:
+        frame = receive(self._socket, self._reader)
+        if frame is not None:
+            self._answers.post.take_back(frame)
+        return frame
+
+    def _handle(self, frame: Frame) -> None:
+        if frame.kind is Kind.RUN:
+            work = self._call
+        elif frame.kind is Kind.STREAM:
+            work = self._stream
+        elif frame.kind is Kind.RECONFIGURE:
+            work = self._reconfigure
+        else:
+            return  # of a call that is over
+        if self._begins(frame):
+            # The frame of the answer is made when nothing refers to the items any more, so that
+            # it gives their memory back.
+            kind, parcel = work(frame)
+            self._send(kind, frame.id, parcel)
+
+    def _call(self, frame: Frame) -> tuple[Kind, Parcel]:
+        try:
+            work = self._answers.opened(frame, time.monotonic())
+            with work.is_running():
+                results = work.plain_method().results(work.items)
+            return Kind.RESULT, self._answers.packed(work.method, results)
+        except Exception as error:
+            return Kind.ERROR, self._answers.failure(error)
+
+    def _stream(self, frame: Frame) -> tuple[Kind, Parcel]:
+        credit = STEPS_AHEAD
+        try:
+            work = self._answers.opened(frame, time.monotonic())
+            steps = work.plain_method().steps(work.items)
+            try:
+                while not self._is_cancelled:
+                    if credit == 0:
+                        credit = self._wait_for_reader(frame.id)
+                        continue
+                    with work.is_running():
+                        step = steps.next()
+                    if step is DONE:
+                        break
+                    self._send(Kind.PART, frame.id, self._answers.packed(work.method, step))
+                    credit -= 1
+            finally:
+                steps.close()
+        except Exception as error:
+            return Kind.ERROR, self._answers.failure(error)
+        return Kind.END, EMPTY
+
+    def _reconfigure(self, frame: Frame) -> tuple[Kind, Parcel]:
+        try:
+            self._answers.takes_user_config()(self._answers.post.opened_here(frame))
+        except Exception as error:
+            return Kind.ERROR, self._answers.failure(error)
+        return Kind.RESULT, packed(None)
+
+    def _wait_for_reader(self, id_: int) -> int:
+        """Waits until the reader of a stream has taken steps, or left; returns how many."""
+        while True:
+            frame = self._receive()
+            if frame is None:
+                os._exit(1)  # the parent is gone
+            if frame.id == id_ and frame.kind is Kind.CREDIT:
+                return self._answers.credit(frame)
+            if frame.id == id_ and frame.kind is Kind.CANCEL:
+                self._is_cancelled = True
+                return 0
+            self._put_aside.append(frame)
+
+    def _send(self, kind: Kind, id_: int, parcel: Parcel) -> None:
+        send(self._socket, self._answers.post.frame(kind, id_, parcel))
+
+    def _begins(self, frame: Frame) -> bool:
+        with self._lock:
+            if frame.id in self._dropped:
+                self._dropped.discard(frame.id)
+                self._answers.post.drop(frame)
+                return False
+            self._begun = frame.id
+            self._is_cancelled = False
+            self._way_out.main_begins()
+            return True

@@ -1,0 +1,63 @@
+"""The placements by their names: what makes the replicas of a backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from shoal.replicas.definition import imported
+from shoal.replicas.process import ProcessReplica
+from shoal.replicas.task import TaskReplica
+from shoal.replicas.thread import ThreadReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.replicas.base import Placement
+
+_HERE: Final[Mapping[str, Placement]] = {
+    "task": TaskReplica,
+    "thread": ThreadReplica,
+    "process": ProcessReplica,
+}
+# By import paths, so that only who asks for one needs what its extra brings.
+_OF_EXTRAS: Final[Mapping[str, str]] = {"ray": "shoal.replicas.ray:RayReplica"}
+
+
+def placement_of(placement: Any) -> Placement:
+    """Returns a placement by its name, by its import path, or as it is.
+
+    Args:
+        placement: ``"task"``, ``"thread"``, ``"process"`` or ``"ray"``; or a callable that makes a
+            replica from its blueprint, or the import path of one.
+
+    Raises:
+        ValueError: It is text, and no such name; or nothing is there by that import path.
+        TypeError: It is nothing that can be called.
+        ModuleNotFoundError: Ray is not installed.
+    """
+    if isinstance(placement, str):
+        found = _HERE.get(placement) or _imported(placement)
+    else:
+        found = placement
+    if not callable(found):
+        raise TypeError(f"placement must be {_names()}, or a callable, not {placement!r}")
+    return cast("Placement", found)
+
+
+def placement_name(placement: Any) -> str:
+    """Returns what to call a placement in messages."""
+    if isinstance(placement, str):
+        return placement
+    return getattr(placement, "__qualname__", None) or type(placement).__qualname__
+
+
+def _imported(placement: str) -> Any:
+    path = _OF_EXTRAS.get(placement, placement)
+    if ":" not in path:
+        raise ValueError(f"placement must be {_names()}, or a callable, not {placement!r}")
+    return imported(path)
+
+
+def _names() -> str:
+    *names, last = map(repr, (*_HERE, *_OF_EXTRAS))
+    return f"{', '.join(names)} or {last}"

@@ -1,0 +1,70 @@
+"""A replica in this event loop: for async code, and for plain code in worker threads.
+
+It runs any number of batches at once, and nothing has to be sent anywhere. It shares this process's
+fate: code that blocks the event loop blocks everything, and code that crashes the interpreter ends
+everything.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from shoal.batching.handlers import Handler
+from shoal.replicas.local import LocalReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.batching.open_batch import OpenBatch
+    from shoal.batching.signature import Binding
+    from shoal.replicas.base import Blueprint
+    from shoal.replicas.jobs import Job
+
+T = TypeVar("T")
+
+
+class TaskReplica(LocalReplica):
+    """A replica in this event loop.
+
+    A constructor, an import and plain hooks run in worker threads, as they may block; so does plain
+    code, each batch in any thread.
+    """
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__(blueprint)
+        # Who sends the work limits it, so the limiter has nothing left to limit.
+        self._limiter = anyio.CapacityLimiter(math.inf)
+
+    async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
+        handler, _ = self._method(method)
+        with self._work.at_work():
+            await handler.function(batch)
+
+    def open_binding(self, method: str) -> Binding:
+        handler, _ = self._method(method)
+        prototype = self.blueprint.definition.signature
+        return Handler(handler.function, prototype, fill="open").binding
+
+    def _begin(self, job: Job) -> None:
+        # In a task of its own: whoever waits for it goes on when the replica is killed.
+        self._tasks.start_soon(self._do, job)
+
+    async def _do(self, job: Job) -> None:
+        try:
+            with self._thread():
+                value, error = await self._in_any_thread(job.run)
+                if not job.answer(value, error):
+                    await self._in_any_thread(job.undo)
+        except Exception as error:  # there is no thread to be had
+            job.answer(None, error)
+        finally:
+            self._work.is_done(job)
+
+    async def _in_any_thread(self, function: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(
+            function, abandon_on_cancel=True, limiter=self._limiter
+        )

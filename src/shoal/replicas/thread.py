@@ -1,0 +1,87 @@
+"""A replica in a thread of its own: for plain code that wants to stay in one thread.
+
+CUDA contexts, SQLite connections and event loops of other libraries belong to the thread that made
+them. So there is one thread for all of the code: the constructor, the hooks, the batches and the
+steps of generators, each in its turn. ``health()`` alone runs beside them, in another thread.
+
+Threads share the interpreter's lock. Code that holds it slows down everything in this process, the
+event loop first: then a process is the place for it.
+"""
+
+from __future__ import annotations
+
+from contextvars import Context, ContextVar, copy_context
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.from_thread
+import anyio.to_thread
+
+from shoal.replicas.local import LocalReplica, is_async
+
+if TYPE_CHECKING:
+    from shoal.replicas.base import Blueprint
+    from shoal.replicas.jobs import Job
+
+_MISSING: Final = object()
+
+
+class ThreadReplica(LocalReplica):
+    """A replica in one thread of its own; its code must be plain."""
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__(blueprint)
+        self._queue: SimpleQueue[tuple[Job, Context] | None] = SimpleQueue()
+        self._loop_context: Context = copy_context()
+
+    def _begin_threads(self) -> None:
+        self._tasks.start_soon(self._keep_thread)
+
+    async def _keep_thread(self) -> None:
+        self._loop_context = copy_context()
+        with self._thread():
+            await anyio.to_thread.run_sync(
+                self._do_jobs, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+            )
+
+    def _release_threads(self) -> None:
+        self._queue.put(None)
+
+    def _begin(self, job: Job) -> None:
+        self._queue.put((job, copy_context()))
+
+    def _check_code(self) -> None:
+        handlers = self.instance.handlers
+        names = [name for name, handler in handlers.items() if not handler.threaded]
+        hooks = ("reconfigure", "warm_up", "health", "close")
+        names += [h for h in hooks if (hook := self.instance.hook(h)) and is_async(hook)]
+        if names:
+            raise TypeError(
+                f"placement='thread' is for plain code, but {', '.join(names)} of "
+                f"{self.blueprint.definition.name} is async; use placement='task'"
+            )
+
+    def _do_jobs(self) -> None:
+        # What says that an event loop runs here is true of the caller's context, not of a thread's.
+        thread_context = copy_context()
+        differences: list[tuple[ContextVar[Any], Any]] = [
+            (variable, value)
+            for variable, value in thread_context.items()
+            if self._loop_context.get(variable, _MISSING) is not value
+        ]
+        while (entry := self._queue.get()) is not None:
+            job, context = entry
+            for variable, value in differences:
+                context.run(variable.set, value)
+            value, error = context.run(job.run)
+            if not anyio.from_thread.run_sync(self._answer, job, value, error):
+                context.run(job.undo)
+                anyio.from_thread.run_sync(self._work.is_done, job)
+            del entry, job, context, value, error  # not to be kept alive until the next job
+
+    def _answer(self, job: Job, value: Any, error: BaseException | None) -> bool:
+        is_wanted = job.answer(value, error)
+        if is_wanted:
+            self._work.is_done(job)
+        return is_wanted

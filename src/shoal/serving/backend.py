@@ -1,0 +1,300 @@
+"""A backend: user code with a config, its replicas, and the lines in which requests wait for them.
+
+::
+
+    request > line (a batcher) > batch > pool > replica
+                  cut when a replica is idle ^
+
+The lines, the pool and the supervisor know nothing of one another but this: the pool is the lines'
+`Room`, the supervisor fills it.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.errors import BatcherClosed
+from shoal.replicas.base import Blueprint
+from shoal.replicas.current import Identity
+from shoal.replicas.placements import placement_of
+from shoal.serving.config_batching import unset_batch_options
+from shoal.serving.dispatching import Dispatcher, open_handler
+from shoal.serving.line import Line
+from shoal.serving.pool import Pool
+from shoal.serving.scaling import Scaling
+from shoal.serving.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+    from anyio.abc import TaskStatus
+
+    from shoal.core.counters import BatcherStatistics
+    from shoal.replicas.base import Replica
+    from shoal.replicas.definition import Definition
+    from shoal.replicas.description import Method
+    from shoal.serving.config import BackendConfig
+
+logger: Final = logging.getLogger("shoal.serving")
+
+CALL: Final = "__call__"
+
+
+class Backend:
+    """User code that is served.
+
+    Args:
+        tag: Its name.
+        definition: The code.
+        config: How it runs.
+        prepare: Called with each replica before it starts.
+
+    Attributes:
+        tag: Its name.
+        definition: The code.
+        config: How it runs now.
+        lines: Its open lines, by method.
+        is_closing: Whether it is on its way out.
+        pool: Its replicas that take work.
+        supervisor: What keeps the replicas.
+    """
+
+    def __init__(
+        self,
+        tag: str,
+        definition: Definition,
+        config: BackendConfig,
+        prepare: Callable[[Replica], None],
+    ) -> None:
+        self.tag = tag
+        self.definition = definition
+        self.config = config
+        self.lines: dict[str, Line] = {}
+        self._prepare = prepare
+        self._said: str | None = None
+        self._scaling = Scaling(self)
+        self._opening = anyio.Lock()
+        self.is_closing = False
+        self._ended = anyio.Event()
+        self._closing = anyio.Event()
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Serves until it is closed.
+
+        Args:
+            task_status: Told when its replicas are being started.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                self.pool = Pool(self.tag, lambda member: self.supervisor.batch_ended(member))
+                self.supervisor = Supervisor(self.tag, self._make, self.pool, self.config, tasks)
+                self.supervisor.begin()
+                self._scaling.configure(self.config.autoscaling)
+                task_status.started()
+                await self._closing.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self._ended.set()
+
+    async def ready(self) -> None:
+        """Waits until a replica is ready and calls are taken.
+
+        Raises:
+            ReplicaNotStarted: One could not be started.
+            ValueError: The config does not fit the code.
+        """
+        await self.supervisor.first_ready()
+        await self.line(CALL)
+        self.log_oddity()
+
+    async def line(self, method: str) -> Line:
+        """Returns the line of a method, and opens it if need be.
+
+        Raises:
+            AttributeError: The code has no such method.
+            BatcherClosed: The backend is closing.
+            BackendUnavailable: No replica has been ready, and none can be started.
+        """
+        described = (await self.supervisor.described()).method(method)
+        async with self._opening:
+            if (line := self.lines.get(method)) is not None:
+                return line
+            if self.is_closing:
+                raise BatcherClosed(f"the backend {self.tag} is closed")
+            if self.config.fill == "closed":
+                retries = lambda: self.config.retries  # noqa: E731 - as it is at each death
+                handler = Dispatcher(self.tag, described, self.pool, retries).handler
+            else:
+                [kept, *_] = self.supervisor.ready()
+                binding = kept.replica.open_binding(method)
+                fill, streams = self.config.fill, self.config.streams
+                handler = open_handler(self.pool, method, fill, streams, binding)
+            options = self.batch_options(described, self.config)
+            line = Line(self._line_name(method), described, handler, self.pool, options)
+            await self._tasks.start(line.keep)
+            self.lines[method] = line
+            return line
+
+    def adopt(self, config: BackendConfig) -> None:
+        """Takes in what of another config concerns the lines and the supervisor.
+
+        Raises:
+            TypeError: An option has the wrong type; nothing is changed.
+            ValueError: An option does not fit the code; nothing is changed.
+        """
+        before = self.config
+        done: list[Line] = []
+        try:
+            for line in self.lines.values():
+                line.batcher.configure(**self.batch_options(line.method, config))
+                done.append(line)
+        except BaseException:
+            for line in done:
+                line.batcher.configure(**self.batch_options(line.method, before))
+            raise
+        self.config = config
+        self.supervisor.adopt(config)
+        if (description := self.supervisor.description) is not None:
+            slots = config.slots(description.method(CALL).batched)
+            self.pool.resize(slots, config.max_ongoing_requests)
+        self._scaling.configure(config.autoscaling)
+        self.log_oddity()
+
+    async def scale(self, num_replicas: int) -> None:
+        """Changes the number of replicas, and waits until there are so many.
+
+        Raises:
+            ReplicaNotStarted: One could not be started; then the number is as before.
+        """
+        before = self.supervisor.wanted
+        self.set_wanted(num_replicas)
+        try:
+            await self.supervisor.settle()
+        except BaseException:
+            self.set_wanted(before)
+            raise
+
+    def set_wanted(self, num_replicas: int) -> None:
+        """Changes the number of replicas, without waiting for them."""
+        self.supervisor.scale(num_replicas)
+        self._resize_lines()
+
+    async def replace(self, config: BackendConfig) -> None:
+        """Replaces the replicas one by one.
+
+        Raises:
+            ReplicaNotStarted: A new one could not be started; the old ones stay.
+        """
+        undo = self.supervisor.replace(config)
+        try:
+            await self.supervisor.settle()
+        except BaseException:
+            undo()
+            raise
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Ends it, once what is in its lines has been answered.
+
+        Args:
+            at_once: Whether to fail that instead.
+
+        Cancellation: it ends at once.
+        """
+        self.is_closing = True
+        self._scaling.configure(None)
+        async with self._opening:
+            pass  # a line that is being opened is there now
+        try:
+            async with anyio.create_task_group() as tasks:
+                for line in self.lines.values():
+                    tasks.start_soon(partial(line.close, at_once=at_once))
+            await self.supervisor.end(at_once=at_once)
+        finally:
+            self._closing.set()
+        await self._ended.wait()
+
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Starts a task that ends with the backend."""
+        self._tasks.start_soon(function, *args)
+
+    def statistics(self) -> Iterator[BatcherStatistics]:
+        """Yields the figures of each line."""
+        for line in self.lines.values():
+            yield line.batcher.statistics()
+
+    @property
+    def queued(self) -> int:
+        """How many requests are in line."""
+        return sum([each.queued + each.parked for each in self.statistics()])
+
+    @property
+    def running(self) -> int:
+        """How many requests are in batches that run."""
+        return sum([each.running for each in self.statistics()])
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What broke a line of it, or keeps its replicas from being started; None for nothing."""
+        broken = [line.batcher.failure for line in self.lines.values()]
+        return next(filter(None, broken), self.pool.failure)
+
+    def drain(self) -> None:
+        """Has batches wait for company no more."""
+        for line in self.lines.values():
+            line.batcher.drain()
+
+    @property
+    def ongoing(self) -> int:
+        """How many requests are in replicas."""
+        return sum([kept.ongoing for kept in self.supervisor.kept])
+
+    def _make(self, number: int, config: BackendConfig) -> Replica:
+        replica = placement_of(config.placement)(
+            Blueprint(
+                identity=Identity(self.tag, f"{self.tag}#{number}"),
+                number=number,
+                definition=self.definition,
+                user_config=config.user_config,
+                options=config.replica,
+            )
+        )
+        self._prepare(replica)
+        return replica
+
+    def batch_options(self, method: Method, config: BackendConfig) -> dict[str, Any]:
+        """Returns the options of the batcher of a method, under some config.
+
+        Raises:
+            TypeError: An option has the wrong type.
+            ValueError: An option does not fit the code.
+        """
+        description = self.supervisor.description
+        if not method.batched and description is not None and description.method(CALL).batched:
+            config = config.of_one()
+        options = {**unset_batch_options(), **config.batch_options(method.batched)}
+        # A slot for each batch that the replicas may have; the pool says how many they can take.
+        slots = max(1, self.supervisor.wanted) * config.slots(method.batched)
+        return {**options, "max_concurrent_batches": slots}
+
+    def _resize_lines(self) -> None:
+        for line in self.lines.values():
+            options = self.batch_options(line.method, self.config)
+            line.batcher.configure(max_concurrent_batches=options["max_concurrent_batches"])
+
+    def _line_name(self, method: str) -> str:
+        return self.tag if method == CALL else f"{self.tag}.{method}"
+
+    def log_oddity(self) -> None:
+        """Warns of options that are hardly meant."""
+        description = self.supervisor.description
+        if description is None:
+            return
+        oddity = self.config.oddity(description.method(CALL).batched)
+        said, self._said = self._said, oddity
+        if oddity is not None and oddity != said:
+            logger.warning("%s: %s", self.tag, oddity)

@@ -1,0 +1,61 @@
+"""How a backend is, in words and figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.serving.status import BackendState, BackendStatus, ReplicaStatus
+
+if TYPE_CHECKING:
+    from shoal.serving.backend import Backend
+
+
+def qualified_name(function: Any) -> str:
+    """Returns what to call a function, a class or another object in words."""
+    name = getattr(function, "__qualname__", None)
+    return name or type(function).__qualname__
+
+
+def state_of(backend: Backend) -> BackendState:
+    """Says how a backend is, in a word."""
+    if backend.is_closing:
+        return "draining"
+    if backend.failure is not None:
+        return "unavailable"
+    supervisor = backend.supervisor
+    if not supervisor.ready():
+        return "unavailable" if supervisor.failures.deaths else "starting"
+    return "degraded" if supervisor.is_missing_some() else "ready"
+
+
+def status_of(backend: Backend) -> BackendStatus:
+    """Returns what a backend has, and how it is."""
+    supervisor = backend.supervisor
+    placement = backend.config.placement
+    failures = supervisor.failures
+    lines = list(backend.statistics())
+    return BackendStatus(
+        tag=backend.tag,
+        code=backend.definition.import_path or backend.definition.name,
+        placement=placement if isinstance(placement, str) else qualified_name(placement),
+        state=state_of(backend),
+        wanted=supervisor.wanted,
+        replicas=[
+            ReplicaStatus(
+                tag=kept.replica.tag,
+                state=kept.state,
+                ongoing=kept.ongoing,
+                batches=0 if kept.member is None else kept.member.total,
+                memory_bytes=kept.replica.memory_bytes(),
+            )
+            for kept in supervisor.kept
+        ],
+        queued=backend.queued,
+        ongoing=backend.ongoing,
+        requests=sum([e.finished + e.failed + e.cancelled + e.expired for e in lines]),
+        errors=sum([each.failed for each in lines]),
+        starts=failures.starts,
+        deaths=failures.deaths,
+        restarts=failures.restarts,
+        failure=None if failures.last is None else str(failures.last),
+    )

@@ -1,0 +1,235 @@
+"""The controller: it owns backends and endpoints, and is the client of the program that it is in.
+
+What is declared (the backends and endpoints there are, their configs, traffic and shadows) changes
+under one lock, a change at a time: it is checked, written down where state is kept, and then takes
+effect at once, with no pause in which a request could meet half of it. What takes long (to start
+replicas, to drain them) is outside of that lock, and under one for each backend.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import anyio
+
+from shoal.core.traffic import Traffic
+from shoal.errors import InUse
+from shoal.replicas.definition import Definition
+from shoal.replicas.placements import placement_of
+from shoal.serving.backend_status import status_of
+from shoal.serving.changing import change
+from shoal.serving.config import BackendConfig
+from shoal.serving.endpoint import Endpoint
+from shoal.serving.handle import EndpointHandle
+from shoal.serving.naming import checked_methods, checked_route, checked_tag
+from shoal.serving.owning import Owner
+from shoal.serving.shadow import ShadowFlow
+from shoal.serving.status import Status
+from shoal.serving.sync_client import SyncFace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+class Controller(Owner):
+    """Owns backends and endpoints, and drives them; see `Client` for its verbs.
+
+    Open it with ``async with``. It starts nothing before, and nothing of it is left after.
+
+    Args:
+        state: Where to keep what is declared, and to restore it from; None to keep nothing.
+
+    Attributes:
+        backends: The backends, by tag.
+        endpoints: The endpoints, by name.
+        routes: The endpoints by path and method.
+        version: Another number whenever endpoints have come or gone.
+    """
+
+    @property
+    def sync(self) -> SyncFace:
+        """The same for threads."""
+        return SyncFace(self, self.threads)
+
+    async def create_backend(
+        self,
+        tag: str,
+        definition: Any,
+        *init_args: Any,
+        config: BackendConfig | Mapping[str, Any] | None = None,
+        init_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """See `Client.create_backend`."""
+        self.check_open()
+        checked_tag("a backend's tag", tag)
+        code = definition
+        if not isinstance(definition, Definition):
+            code = Definition(definition, init_args, tuple((init_kwargs or {}).items())).checked()
+        options = BackendConfig.of(config)
+        placement_of(options.placement)
+        self._declarations.check_backend(tag, code, options)
+        self._reserve(tag)
+        try:
+            async with self._starting(tag, code, options) as backend:
+                await self._ready(backend)
+                async with self._declaring:
+                    self.check_open()
+                    await self._declarations.put_backend(tag, code, options)
+                    self.backends[tag] = backend
+        finally:
+            self._reserved.discard(tag)
+
+    async def update_backend_config(
+        self, tag: str, config: BackendConfig | Mapping[str, Any]
+    ) -> None:
+        """See `Client.update_backend_config`."""
+        async with self._changing_backend(tag) as backend:
+            changed = backend.config.changed(config)
+            self._declarations.check_backend(tag, backend.definition, changed)
+            before = backend.config
+            await change(backend, changed)
+            try:
+                async with self._declaring:
+                    await self._declarations.put_backend(tag, backend.definition, changed)
+            except BaseException:
+                with anyio.CancelScope(shield=True):
+                    await change(backend, before)
+                raise
+
+    async def scale_backend(self, tag: str, num_replicas: int) -> None:
+        """See `Client.scale_backend`."""
+        await self.update_backend_config(tag, {"num_replicas": num_replicas})
+
+    async def restart_backend(self, tag: str) -> None:
+        """See `Client.restart_backend`."""
+        async with self._changing_backend(tag) as backend:
+            await backend.replace(backend.config)
+
+    async def get_backend_config(self, tag: str) -> BackendConfig:
+        """See `Client.get_backend_config`."""
+        self.check_open()
+        return self._backend(tag).config
+
+    async def list_backends(self) -> dict[str, BackendConfig]:
+        """See `Client.list_backends`."""
+        self.check_open()
+        return {tag: backend.config for tag, backend in self.backends.items()}
+
+    async def delete_backend(self, tag: str, *, force: bool = False) -> None:
+        """See `Client.delete_backend`."""
+        async with self._changing_backend(tag) as backend:
+            async with self._declaring:
+                users = [name for name, e in self.endpoints.items() if e.uses(tag)]
+                if users:
+                    raise InUse(
+                        f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
+                        "elsewhere with set_traffic or shadow_traffic first, or delete the endpoint"
+                    )
+                await self._declarations.delete_backend(tag)
+                del self.backends[tag]
+                self._reserved.add(tag)
+            try:
+                await backend.close(at_once=force)
+            finally:
+                self._reserved.discard(tag)
+                self._changing.pop(tag, None)
+
+    async def create_endpoint(
+        self,
+        name: str,
+        *,
+        backend: str | None,
+        route: str | None = None,
+        methods: Sequence[str] = ("GET",),
+    ) -> None:
+        """See `Client.create_endpoint`."""
+        self.check_open()
+        checked_tag("an endpoint's name", name)
+        path = None if route is None else checked_route(route)
+        endpoint = Endpoint(name, path, checked_methods(methods), self._start_task)
+        async with self._declaring:
+            self.check_open()
+            self._check_free(endpoint)
+            if backend is not None:
+                weights = Traffic.checked({backend: 1.0}, self.backends)
+                endpoint.set_traffic(weights, {backend: self.backends[backend]})
+            await self._declarations.put_endpoint(endpoint)
+            self._add_endpoint(endpoint)
+
+    async def list_endpoints(self) -> dict[str, dict[str, Any]]:
+        """See `Client.list_endpoints`."""
+        self.check_open()
+        return {
+            name: {
+                "route": endpoint.route,
+                "methods": list(endpoint.methods),
+                "traffic": {} if endpoint.traffic is None else dict(endpoint.traffic.weights),
+                "shadows": {tag: flow.proportion for tag, flow in endpoint.shadows.items()},
+            }
+            for name, endpoint in self.endpoints.items()
+        }
+
+    async def delete_endpoint(self, name: str) -> None:
+        """See `Client.delete_endpoint`."""
+        self.check_open()
+        async with self._declaring:
+            endpoint = self.endpoint(name)
+            await self._declarations.delete_endpoint(name)
+            self._remove_endpoint(endpoint)
+
+    async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
+        """See `Client.set_traffic`."""
+        self.check_open()
+        async with self._declaring:
+            found = self.endpoint(endpoint)
+            traffic = Traffic.checked(weights, self.backends)
+            await self._declarations.put_endpoint(found, traffic=traffic)
+            found.set_traffic(traffic, {tag: self.backends[tag] for tag in traffic.weights})
+
+    async def shadow_traffic(
+        self,
+        endpoint: str,
+        backend: str,
+        proportion: float,
+        *,
+        compare: Callable[[Any, Any], bool] | str | None = None,
+    ) -> None:
+        """See `Client.shadow_traffic`."""
+        self.check_open()
+        async with self._declaring:
+            found = self.endpoint(endpoint)
+            flow = ShadowFlow(self._backend(backend), proportion, compare)
+            shadows = {**found.shadows, backend: flow}
+            if not proportion:
+                del shadows[backend]
+            await self._declarations.put_endpoint(found, shadows=shadows)
+            if backend in shadows and backend in found.shadows:
+                found.shadows[backend].change(flow)
+            else:
+                found.shadows = shadows
+
+    @overload
+    async def get_handle(
+        self, endpoint: str, missing_ok: Literal[False] = False
+    ) -> EndpointHandle: ...
+    @overload
+    async def get_handle(self, endpoint: str, missing_ok: bool) -> EndpointHandle | None: ...
+    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> EndpointHandle | None:
+        """See `Client.get_handle`."""
+        self.check_open()
+        if missing_ok and endpoint not in self.endpoints:
+            return None
+        self.endpoint(endpoint)
+        return EndpointHandle(self, endpoint)
+
+    async def status(self) -> Status:
+        """See `Client.status`."""
+        self.check_open()
+        return self.status_now()
+
+    def status_now(self) -> Status:
+        """Returns what there is, and how it is."""
+        return Status(
+            backends={tag: status_of(backend) for tag, backend in self.backends.items()},
+            endpoints={name: endpoint.status() for name, endpoint in self.endpoints.items()},
+        )

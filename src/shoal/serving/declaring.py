@@ -1,0 +1,162 @@
+"""What is declared, on its way into the state file and back; nothing of it where none is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio.lowlevel
+import anyio.to_thread
+
+from shoal.errors import NotDurable
+from shoal.replicas.definition import Definition
+from shoal.serving.config import BackendConfig
+from shoal.serving.state_records import (
+    DeclaredBackend,
+    DeclaredEndpoint,
+    DeclaredShadow,
+    DeletedBackend,
+    DeletedEndpoint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.core.traffic import Traffic
+    from shoal.serving.endpoint import Endpoint
+    from shoal.serving.shadow import ShadowFlow
+    from shoal.serving.state import StateFile
+    from shoal.serving.state_records import Change, DeclaredState
+
+
+class Restored(NamedTuple):
+    """What a state file held.
+
+    Attributes:
+        backends: Tags, code and configs, in the order in which they were created.
+        endpoints: The endpoints.
+    """
+
+    backends: list[tuple[str, Definition, BackendConfig]]
+    endpoints: list[DeclaredEndpoint]
+
+
+class Declarations:
+    """Writes each change down before it takes effect.
+
+    Args:
+        state: The file; None to keep nothing.
+    """
+
+    def __init__(self, state: StateFile | None) -> None:
+        self._state = state
+
+    def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
+        """Checks that a backend can be kept.
+
+        Raises:
+            NotDurable: State is kept, and its code, an argument or an option can't be.
+        """
+        if self._state is not None:
+            _declared(tag, code, config)
+
+    async def put_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
+        """Writes a backend down."""
+        if self._state is not None:
+            await self._write(self._state, _declared(tag, code, config))
+
+    async def delete_backend(self, tag: str) -> None:
+        """Writes down that there is no such backend any more."""
+        if self._state is not None:
+            await self._write(self._state, DeletedBackend(tag))
+
+    async def put_endpoint(
+        self,
+        endpoint: Endpoint,
+        *,
+        traffic: Traffic | None = None,
+        shadows: Mapping[str, ShadowFlow] | None = None,
+    ) -> None:
+        """Writes an endpoint down.
+
+        Args:
+            endpoint: The endpoint.
+            traffic: Its traffic from now on; None for what it has.
+            shadows: Its shadows from now on; None for those it has.
+
+        Raises:
+            NotDurable: A function that compares answers was not given as an import path.
+        """
+        if self._state is None:
+            return
+        traffic = endpoint.traffic if traffic is None else traffic
+        flows = endpoint.shadows if shadows is None else shadows
+        declared = DeclaredEndpoint(
+            name=endpoint.name,
+            route=endpoint.route,
+            methods=endpoint.methods,
+            traffic={} if traffic is None else dict(traffic.weights),
+            shadows={
+                tag: DeclaredShadow(proportion=flow.proportion, compare=_path_of(flow))
+                for tag, flow in flows.items()
+            },
+        )
+        await self._write(self._state, declared)
+
+    async def delete_endpoint(self, name: str) -> None:
+        """Writes down that there is no such endpoint any more."""
+        if self._state is not None:
+            await self._write(self._state, DeletedEndpoint(name))
+
+    async def restored(self) -> Restored:
+        """Returns what was written down.
+
+        Raises:
+            StateRefused: The file is damaged.
+        """
+        if self._state is None:
+            await anyio.lowlevel.checkpoint()
+            return Restored([], [])
+        state: DeclaredState = await anyio.to_thread.run_sync(self._state.load)
+        backends = [
+            (
+                one.tag,
+                Definition(one.import_path, tuple(one.init_args), tuple(one.init_kwargs.items())),
+                BackendConfig.of(one.config),
+            )
+            for one in state.backends.values()
+        ]
+        return Restored(backends, list(state.endpoints.values()))
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._state is not None:
+            self._state.close()
+
+    async def _write(self, state: StateFile, change: Change) -> None:
+        # Not to be left half-way: what was written must take effect, and the other way round.
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(state.apply, change)
+
+
+def _declared(tag: str, code: Definition, config: BackendConfig) -> DeclaredBackend:
+    if code.import_path is None:
+        raise NotDurable(
+            f"{code.name} was given as an object, and only an import path can be kept in a state "
+            f"file; write it as 'package.module:{code.name}'"
+        )
+    return DeclaredBackend(
+        tag=tag,
+        import_path=code.import_path,
+        init_args=code.init_args,
+        init_kwargs=dict(code.init_kwargs),
+        config=config.durable(),
+    )
+
+
+def _path_of(flow: ShadowFlow) -> str | None:
+    if flow.compare is None or isinstance(flow.compare, str):
+        return flow.compare
+    raise NotDurable(
+        f"compare={flow.compare!r} was given as an object, and only an import path can be kept in "
+        "a state file; write it as 'package.module:name'"
+    )

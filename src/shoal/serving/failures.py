@@ -1,0 +1,75 @@
+"""What has become of a backend's replicas: how many were started and died, and when to try again."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import anyio
+
+from shoal.core.restarting import Restarts
+from shoal.errors import ReplicaNotStarted
+
+if TYPE_CHECKING:
+    from shoal.serving.keeping import Kept
+
+
+class Failures:
+    """The starts and failures of one backend's replicas.
+
+    Args:
+        name: The backend's tag, for messages.
+
+    Attributes:
+        starts: How many were started.
+        deaths: How many died or were killed.
+        restarts: How many were started in place of one that died.
+        start_failures: How many could not be started.
+        last: Why the last one failed; None when one has become ready since.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.starts = self.deaths = self.restarts = self.start_failures = 0
+        self.last: Exception | None = None
+        self._name = name
+        self._restarts = Restarts()
+        self._to_restart = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether starting has failed so often that nobody should wait for it."""
+        return self._restarts.is_open
+
+    def starting(self) -> float:
+        """Counts a start; returns how long it is to wait, in seconds."""
+        self.starts += 1
+        if self._to_restart:
+            self._to_restart -= 1
+            self.restarts += 1
+        return max(0.0, self._restarts.next_at - anyio.current_time())
+
+    def ready(self) -> None:
+        """Notes that a replica has become ready."""
+        self._restarts.started(anyio.current_time())
+        self.last = None
+
+    def failed(self, kept: Kept, failure: Exception) -> None:
+        """Notes that a replica has died, or could not be started."""
+        self.last = failure
+        now = anyio.current_time()
+        point = random.random()  # noqa: S311 - it spreads restarts in time
+        if kept.ready_at is not None:
+            self.deaths += 1
+            self._to_restart += 1
+            self._restarts.died(now, point, ready_at=kept.ready_at)
+        else:
+            self.start_failures += 1
+            self._restarts.failed(now, point, began_at=kept.began_at)
+
+    def not_started(self) -> ReplicaNotStarted:
+        """Returns the last failure as that of whoever waits for a replica to start."""
+        if isinstance(self.last, ReplicaNotStarted):
+            return self.last
+        failure = ReplicaNotStarted(f"no replica of {self._name} could be started: {self.last}")
+        failure.__cause__ = self.last
+        return failure

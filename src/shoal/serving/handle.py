@@ -1,0 +1,144 @@
+"""The handle of an endpoint in this process: `Handle` of the client's protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.batching.current import running_batch
+from shoal.serving.asking import Asked, routed
+from shoal.serving.child_handle import handle_in_child
+from shoal.serving.endpoint_stream import EndpointStream
+from shoal.serving.sync_client import SyncHandleFace
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+    from shoal.serving.endpoint import Endpoint
+    from shoal.serving.shadow import Answer
+    from shoal.serving.sync_client import Bridge
+
+
+class Owning(Protocol):
+    """Who the endpoints belong to, as far as handles need to know."""
+
+    @property
+    def threads(self) -> Bridge:
+        """What leads into its event loop."""
+        ...
+
+    def endpoint(self, name: str) -> Endpoint:
+        """Returns an endpoint, or raises `NoSuchName`."""
+        ...
+
+    def check_open(self) -> None:
+        """Raises `ShutDown` if calls are taken no more."""
+        ...
+
+
+class EndpointHandle:
+    """Calls one endpoint of a controller in this process.
+
+    Args:
+        owner: Who the endpoint belongs to.
+        endpoint: Its name.
+        asked: What calls ask for.
+        is_inside: Whether it calls for code in a replica of the controller's.
+    """
+
+    def __init__(
+        self,
+        owner: Owning,
+        endpoint: str,
+        asked: Asked | None = None,
+        *,
+        is_inside: bool = False,
+    ) -> None:
+        self._owner = owner
+        self._endpoint = endpoint
+        self._asked = asked or Asked()
+        self._is_inside = is_inside
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's name."""
+        return self._endpoint
+
+    @property
+    def sync(self) -> SyncHandleFace:
+        """The same for threads."""
+        return SyncHandleFace(self, self._owner.threads)
+
+    def options(
+        self,
+        *,
+        method_name: str | None = None,
+        shard_key: str | None = None,
+        http_method: str | None = None,
+        http_headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        priority: int | None = None,
+    ) -> EndpointHandle:
+        """See `Handle.options`."""
+        changes = {
+            "method_name": method_name,
+            "shard_key": shard_key,
+            "http_method": http_method,
+            "http_headers": http_headers,
+            "timeout_s": timeout_s,
+            "priority": priority,
+        }
+        asked = self._asked.with_changes(changes)
+        return EndpointHandle(self._owner, self._endpoint, asked, is_inside=self._is_inside)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Handle.call`."""
+        endpoint = self._found()
+        endpoint.requests += 1
+        answer: Answer | None = None
+        try:
+            line, spent_s = await routed(endpoint, self._asked)
+            if line.streams:
+                raise TypeError(
+                    f"{line.batcher.name} answers by a stream; write\n"
+                    "    async with handle.stream(item) as stream: ..."
+                )
+            entry = line.entry()
+            item = entry.item(args, kwargs)
+            call = entry.begin_item(item, self._asked.wishes(spent_s))
+            if endpoint.shadows:
+                answer = endpoint.copied(line, item)
+            result = await call
+            if answer is not None:
+                answer.set(result)
+            return result
+        except Exception:
+            endpoint.errors += 1
+            raise
+        finally:
+            if answer is not None:
+                answer.end()
+
+    def remote(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """See `Handle.remote`."""
+        return self.call(*args, **kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
+        """See `Handle.stream`."""
+        endpoint = self._found()
+        return EndpointStream(endpoint, self._asked, args, kwargs)
+
+    def _found(self) -> Endpoint:
+        """Returns the endpoint.
+
+        What is under way when the controller is shut down may still make calls, and nobody else.
+        """
+        if not self._is_inside and running_batch.get(None) is None:
+            self._owner.check_open()
+        return self._owner.endpoint(self._endpoint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In a replica's process it calls back into this one.
+        return handle_in_child, (self._endpoint, vars(self._asked))
+
+    def __repr__(self) -> str:
+        return f"<Handle of the endpoint {self._endpoint!r}>"

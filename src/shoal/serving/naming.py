@@ -1,0 +1,99 @@
+"""What backends and endpoints may be called, and which routes and methods an endpoint may have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final, cast
+
+RESERVED: Final = "/-"
+"""Where the server's own routes are."""
+
+METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+TAG_FORM: Final = "a name has 1 to 64 of the characters A-Z a-z 0-9 _ . : -, and not dots alone"
+"""What a name looks like, for messages."""
+
+_TAG: Final = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.:-]{1,64}")
+
+
+def is_tag(tag: str) -> bool:
+    """Says whether text may name a backend or an endpoint.
+
+    A name stands in paths, in metrics and in the tags of replicas; so it is one plain word, and
+    none that a path would take for a step.
+    """
+    return _TAG.fullmatch(tag) is not None
+
+
+def checked_tag(what: str, tag: Any) -> str:
+    """Checks the name of a backend or an endpoint.
+
+    Args:
+        what: What it is, for messages, such as ``"a backend's tag"``.
+        tag: The name.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It is too long, empty, or has other characters than names have.
+    """
+    if not isinstance(tag, str):
+        raise TypeError(f'{what} must be text such as "embed-v2", not {tag!r}')
+    if not is_tag(tag):
+        raise ValueError(f"{tag!r} can't be {what}: {TAG_FORM}")
+    return tag
+
+
+def checked_route(route: Any) -> str | None:
+    """Checks the route of an endpoint.
+
+    Raises:
+        TypeError: It is neither text nor None.
+        ValueError: It is no path, or is reserved.
+    """
+    return None if route is None else checked_path(route, f'route="/{str(route).strip("/")}"')
+
+
+def checked_path(path: Any, line: str) -> str:
+    """Checks the path of an endpoint or a mount.
+
+    Args:
+        path: The path.
+        line: A line that would be right, for the message.
+
+    Raises:
+        TypeError: It is no text.
+        ValueError: It is no path, or is reserved.
+    """
+    if not isinstance(path, str):
+        raise TypeError(f"a path must be text, not {path!r}; write {line}")
+    if not path.startswith("/"):
+        raise ValueError(f'a path must start with "/", and {path!r} does not; write {line}')
+    if set(path) & set("{}?#"):
+        raise ValueError(
+            f"{path!r}: a path is plain text, without parameters, a query or a fragment"
+        )
+    if path == RESERVED or path.startswith(f"{RESERVED}/"):
+        raise ValueError(f"{path!r}: the paths under {RESERVED}/ are the application's own")
+    return path
+
+
+def checked_methods(methods: Any) -> tuple[str, ...]:
+    """Checks the methods of an endpoint, and writes them in capitals.
+
+    Raises:
+        TypeError: They are not names in a tuple or a list.
+        ValueError: There is none, or one that is unknown.
+    """
+    if isinstance(methods, str) or not isinstance(methods, Iterable):
+        raise TypeError(f'methods must be a tuple, not {methods!r}; write methods=("POST",)')
+    found: list[str] = []
+    for method in cast("Iterable[object]", methods):
+        if not isinstance(method, str):
+            raise TypeError(f'a method is a name such as "POST", not {method!r}')
+        if method.upper() not in METHODS:
+            raise ValueError(f"{method!r} is no method; there are {', '.join(METHODS)}")
+        found.append(method.upper())
+    if not found:
+        raise ValueError('an endpoint needs a method; write methods=("POST",)')
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,274 @@
+"""What the controller owns, how long, and under which locks; the verbs are `Controller`'s."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from shoal.core.traffic import Traffic
+from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ShutDown
+from shoal.serving.backend import Backend
+from shoal.serving.declaring import Declarations
+from shoal.serving.endpoint import Endpoint
+from shoal.serving.handle import EndpointHandle
+from shoal.serving.shadow import ShadowFlow
+from shoal.serving.sync_client import PortalBridge
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from anyio.abc import TaskGroup, TaskStatus
+
+    from shoal.replicas.base import Replica
+    from shoal.replicas.calling_out import CallOut
+    from shoal.replicas.definition import Definition
+    from shoal.serving.config import BackendConfig
+    from shoal.serving.state import StateFile
+
+logger: Final = logging.getLogger("shoal.serving")
+
+
+class Owner:
+    """Owns backends and endpoints while it is open."""
+
+    def __init__(self, state: StateFile | None = None) -> None:
+        self.backends: dict[str, Backend] = {}
+        self.endpoints: dict[str, Endpoint] = {}
+        self.routes: dict[str, dict[str, Endpoint]] = {}
+        self.version = 0
+        self._declarations = Declarations(state)
+        self._reserved: set[str] = set()
+        self._declaring = anyio.Lock()
+        self._changing: dict[str, anyio.Lock] = {}
+        self._tasks: TaskGroup | None = None
+        self._scope = anyio.CancelScope()
+        self._exit = AsyncExitStack()
+        self._is_shut_down = False
+        self._was_opened = False
+        self._ended = anyio.Event()
+
+    async def __aenter__(self) -> Self:
+        if self._was_opened:
+            raise RuntimeError("a controller is opened once, and this one was already")
+        self._was_opened = True
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            await tasks.start(self._run)
+            self._exit = stack.pop_all()
+            # The tasks go on while the block is cancelled, so that who cleans up gets answers.
+            self._scope.shield = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._scope.shield = False
+        async with self._exit:
+            await self.shutdown()
+
+    async def shutdown(self) -> None:
+        """See `Client.shutdown`."""
+        if not self._is_shut_down:
+            self._is_shut_down = True
+            try:
+                for endpoint in self.endpoints.values():
+                    if endpoint.traffic is None:
+                        endpoint.close(ShutDown("the controller was shut down"))
+                # The last one first: code may call endpoints that were there before it.
+                for backend in reversed(list(self.backends.values())):
+                    await backend.close()
+            finally:
+                self._ended.set()
+        await self._ended.wait()
+
+    def drain(self) -> None:
+        """Has batches wait for company no more; requests are still taken."""
+        for backend in self.backends.values():
+            backend.drain()
+
+    async def _run(self, *, task_status: TaskStatus[None]) -> None:
+        try:
+            with self._scope:
+                async with BlockingPortal() as portal, anyio.create_task_group() as tasks:
+                    self.threads = PortalBridge(portal)
+                    self._tasks = tasks
+                    await self._restore()
+                    task_status.started()
+                    await self._ended.wait()
+                    tasks.cancel_scope.cancel()
+                    await portal.stop(cancel_remaining=True)
+        finally:
+            self._is_shut_down = True
+            self._ended.set()
+            self._declarations.close()
+
+    @asynccontextmanager
+    async def _starting(
+        self, tag: str, code: Definition, config: BackendConfig
+    ) -> AsyncGenerator[Backend]:
+        """Starts a backend, and ends it again if the block fails."""
+        backend = await self._started(tag, code, config)
+        try:
+            yield backend
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await backend.close(at_once=True)
+            raise
+
+    async def _started(self, tag: str, code: Definition, config: BackendConfig) -> Backend:
+        assert self._tasks is not None
+        backend = Backend(tag, code, config, self._prepare)
+        await self._tasks.start(self._keep, backend)
+        return backend
+
+    async def _ready(self, backend: Backend) -> None:
+        """Waits until a backend is ready.
+
+        Raises:
+            ShutDown: The controller was shut down meanwhile.
+            Exception: See `Backend.ready`.
+        """
+        try:
+            await backend.ready()
+        except BatcherClosed:
+            self.check_open()
+            raise
+
+    async def _keep(self, backend: Backend, *, task_status: TaskStatus[None]) -> None:
+        try:
+            await backend.run(task_status=task_status)
+        except Exception as error:  # a mistake of ours must not end its neighbours
+            logger.exception("the backend %s broke", backend.tag)
+            backend.pool.fail(error)
+
+    async def _restore(self) -> None:
+        """Starts what the state file declares; backends that can't start are tried on and on."""
+        declared = await self._declarations.restored()
+        for tag, code, config in declared.backends:
+            self.backends[tag] = await self._started(tag, code, config)
+        for one in declared.endpoints:
+            endpoint = Endpoint(one.name, one.route, one.methods, self._start_task)
+            if one.traffic:
+                traffic = Traffic.checked(one.traffic, self.backends)
+                endpoint.set_traffic(traffic, {tag: self.backends[tag] for tag in one.traffic})
+            for tag, shadow in one.shadows.items():
+                flow = ShadowFlow(self.backends[tag], shadow.proportion, shadow.compare)
+                endpoint.shadows[tag] = flow
+            self._add_endpoint(endpoint)
+
+    def endpoint(self, name: str) -> Endpoint:
+        """Returns an endpoint.
+
+        Raises:
+            NoSuchName: There is none of that name.
+        """
+        found = self.endpoints.get(name)
+        if found is None:
+            there = ", ".join(sorted(self.endpoints)) or "none"
+            raise NoSuchName(f"there is no endpoint {name!r}; there are: {there}")
+        return found
+
+    def _backend(self, tag: str) -> Backend:
+        found = self.backends.get(tag)
+        if found is None:
+            there = ", ".join(sorted(self.backends)) or "none"
+            raise NoSuchName(f"there is no backend {tag!r}; there are: {there}")
+        return found
+
+    def _reserve(self, tag: str) -> None:
+        if tag in self.backends or tag in self._reserved:
+            raise NameTaken(
+                f"there is a backend {tag!r} already; change it with update_backend_config, or "
+                "choose another tag and move traffic to it with set_traffic"
+            )
+        self._reserved.add(tag)
+
+    @asynccontextmanager
+    async def _changing_backend(self, tag: str) -> AsyncGenerator[Backend]:
+        """Keeps others from changing a backend meanwhile.
+
+        Raises:
+            NoSuchName: There is none of that tag.
+        """
+        self.check_open()
+        self._backend(tag)
+        async with self._changing.setdefault(tag, anyio.Lock()):
+            self.check_open()
+            yield self._backend(tag)
+
+    def _check_free(self, endpoint: Endpoint) -> None:
+        """Checks that an endpoint's name and route are free.
+
+        Raises:
+            NameTaken: One is not.
+        """
+        there = self.endpoints.get(endpoint.name)
+        if there is not None:
+            same = (there.route, set(there.methods)) == (endpoint.route, set(endpoint.methods))
+            raise NameTaken(
+                f"there is an endpoint {endpoint.name!r} already, with route={there.route!r} and "
+                f"methods={list(there.methods)!r}"
+                + ("; move its traffic to another backend with set_traffic" if same else "")
+            )
+        for method in endpoint.methods if endpoint.route is not None else ():
+            taken = self.routes.get(endpoint.route or "", {}).get(method)
+            if taken is not None:
+                raise NameTaken(
+                    f"{method} {endpoint.route} is answered by the endpoint {taken.name!r} already"
+                )
+
+    def _add_endpoint(self, endpoint: Endpoint) -> None:
+        self.version += 1
+        self.endpoints[endpoint.name] = endpoint
+        if endpoint.route is not None:
+            by_method = dict.fromkeys(endpoint.methods, endpoint)
+            self.routes.setdefault(endpoint.route, {}).update(by_method)
+
+    def _remove_endpoint(self, endpoint: Endpoint) -> None:
+        self.version += 1
+        del self.endpoints[endpoint.name]
+        if endpoint.route is not None:
+            methods = self.routes[endpoint.route]
+            for method in endpoint.methods:
+                del methods[method]
+            if not methods:
+                del self.routes[endpoint.route]
+        endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
+
+    def _start_task(self, function: Callable[..., Any], *args: Any) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(function, *args)
+
+    def _prepare(self, replica: Replica) -> None:
+        """Lets a replica in another process call endpoints of this one."""
+        if hasattr(replica, "on_call_out"):
+            replica.on_call_out = self.answer_call_out
+
+    async def answer_call_out(self, call: CallOut) -> Any:
+        """Makes a call for code in a replica's process: gives back its result, or its stream.
+
+        Raises:
+            Exception: As for a call by a handle.
+        """
+        handle = EndpointHandle(self, call.endpoint, is_inside=True).options(
+            method_name=call.method_name,
+            shard_key=call.shard_key,
+            http_method=call.http_method,
+            http_headers=call.http_headers,
+            timeout_s=call.timeout_s,
+            priority=call.priority,
+        )
+        if call.stream:
+            return handle.stream(*call.args, **call.kwargs)
+        return await handle.call(*call.args, **call.kwargs)
+
+    def check_open(self) -> None:
+        """Checks that it is open.
+
+        Raises:
+            ShutDown: It was shut down, or has not been opened.
+        """
+        if self._is_shut_down or self._tasks is None:
+            raise ShutDown("this client was shut down already, or has not been opened")

@@ -1,0 +1,208 @@
+"""The pool: the replicas of a backend that can take work, and who gets the next batch.
+
+Work is pulled. A batch is cut only when a replica can take it (the pool is the batchers' `Room`, by
+way of `LineRoom`), and goes to the one that has the fewest, among those to the one whose turn is
+longest past. So no replica has a line of its own in which work could wait beside an idle neighbour.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+
+from shoal.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from shoal.replicas.base import Replica
+
+
+@dataclass(eq=False)
+class Member:
+    """A replica in the pool.
+
+    Attributes:
+        replica: The replica.
+        slots: How many batches it takes at once.
+        most: How many requests it takes at once; None for as many as those have.
+        batches: How many it has now.
+        ongoing: How many requests these are.
+        total: How many batches it has had.
+        idle: Set while it has none.
+    """
+
+    replica: Replica
+    slots: int
+    most: int | None = None
+    batches: int = 0
+    ongoing: int = 0
+    total: int = 0
+    idle: anyio.Event = field(default_factory=anyio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    def room(self, size: int) -> int:
+        """Returns how many more batches of some size it can take."""
+        slots = self.slots - self.batches
+        if self.most is not None:
+            slots = min(slots, (self.most - self.ongoing) // size)
+        return max(0, slots)
+
+
+class Pool:
+    """The replicas that can take work.
+
+    Args:
+        name: The backend's tag, for messages.
+        on_batch: Called after each batch with the replica that ran it.
+
+    Attributes:
+        failure: Why there is no replica, nor will be soon; None otherwise.
+    """
+
+    def __init__(self, name: str, on_batch: Callable[[Member], None]) -> None:
+        self._name = name
+        self._on_batch = on_batch
+        # The one whose turn is longest past comes first.
+        self._members: dict[Replica, Member] = {}
+        self._listeners: deque[Callable[[], None]] = deque()
+        self._change = anyio.Event()
+        self.failure: BaseException | None = None
+
+    def free(self, size: int) -> int:
+        """Returns how many more batches of some size it can take.
+
+        While the backend has failed it takes any, which fail at once: their callers are told.
+        """
+        if self.failure is not None and not self._members:
+            return 1
+        return sum([member.room(size) for member in self._members.values()])
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """Has a function called whenever there is more or less room; gives back what ends that."""
+        self._listeners.append(on_change)
+        return lambda: self._listeners.remove(on_change)
+
+    def add(self, replica: Replica, slots: int, most: int | None = None) -> Member:
+        """Takes in a replica that is ready.
+
+        Args:
+            replica: The replica.
+            slots: How many batches it takes at once.
+            most: How many requests it takes at once; None for as many as those have.
+        """
+        member = self._members[replica] = Member(replica, slots, most)
+        self.failure = None
+        self._changed()
+        return member
+
+    def withdraw(self, member: Member) -> None:
+        """Gives a replica no more work. Idempotent; what it has goes on."""
+        if self._members.pop(member.replica, None) is not None:
+            self._changed()
+
+    def resize(self, slots: int, most: int | None) -> None:
+        """Changes how much each replica takes at once; arguments as for `add`."""
+        for member in self._members.values():
+            member.slots, member.most = slots, most
+        self._changed()
+
+    def fail(self, failure: BaseException | None) -> None:
+        """Says that there will be no replica soon, or that there may be after all."""
+        self.failure = failure
+        self._changed()
+
+    def take(self, size: int) -> Member | None:
+        """Chooses the replica for a batch of some size; None if all have what they can take."""
+        best: Member | None = None
+        for member in self._members.values():
+            if member.room(size) and (best is None or member.batches < best.batches):
+                best = member
+                if not best.batches:
+                    break
+        return best
+
+    async def wait(self, size: int) -> Member:
+        """Waits until a replica can take a batch of some size, and chooses it.
+
+        Raises:
+            BackendUnavailable: There is none, nor will be soon.
+        """
+        while (member := self.take(size)) is None:
+            self.check_available()
+            await self._change.wait()
+        return member
+
+    def check_available(self) -> None:
+        """Checks that there is a replica, or will be soon.
+
+        Raises:
+            BackendUnavailable: There is none, nor will be soon.
+        """
+        if self.failure is not None:
+            raise BackendUnavailable(
+                f"the backend {self._name} has no replica: {self.failure}"
+            ) from self.failure
+
+    @contextmanager
+    def at_work(self, member: Member, requests: int) -> Generator[Replica]:
+        """Counts a batch in while it runs.
+
+        Args:
+            member: Who runs it; from `take` or `wait`, without a pause in between.
+            requests: How many requests it has.
+        """
+        member.batches += 1
+        member.ongoing += requests
+        member.total += 1
+        if member.batches == 1:
+            member.idle = anyio.Event()
+        if len(self._listeners) > 1:
+            self._changed()  # to the line that the batch is of it is no news
+        if len(self._members) > 1 and self._members.pop(member.replica, None) is not None:
+            self._members[member.replica] = member  # its turn is the latest
+        try:
+            yield member.replica
+        finally:
+            member.batches -= 1
+            member.ongoing -= requests
+            if not member.batches:
+                member.idle.set()
+            self._on_batch(member)
+            self._changed()
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = anyio.Event()
+        # Each time another one is first, or one line could starve the others.
+        self._listeners.rotate(1)
+        for listener in tuple(self._listeners):
+            listener()
+
+
+class LineRoom:
+    """The pool as the room of one line.
+
+    Args:
+        pool: The pool.
+        size: Gives the size of the line's largest batches.
+    """
+
+    def __init__(self, pool: Pool, size: Callable[[], int]) -> None:
+        self._pool = pool
+        self._size = size
+
+    @property
+    def free(self) -> int:
+        """How many more batches the replicas can take."""
+        return self._pool.free(self._size())
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        """See `Room.subscribe`."""
+        return self._pool.subscribe(on_change)

@@ -1,0 +1,227 @@
+"""Calls of an endpoint through the admin API."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.lowlevel
+
+from shoal.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+    import httpx
+
+    from shoal.serving.remote_connection import Connection
+    from shoal.serving.sync_client import SyncHandleFace
+
+_LEAST_S = 0.001
+
+
+@dataclass(frozen=True)
+class RemoteHandle:
+    """Calls an endpoint of a server; see `Handle`. Arguments and results are what JSON has.
+
+    Attributes:
+        endpoint: The endpoint's name.
+        connection: What leads to the server.
+        to_sync: Makes the handle for threads.
+        chosen: The options that are not None.
+    """
+
+    endpoint: str
+    connection: Connection
+    to_sync: Callable[[RemoteHandle], SyncHandleFace]
+    chosen: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def sync(self) -> SyncHandleFace:
+        """The same for threads."""
+        return self.to_sync(self)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call; await its result. See `Handle.call`.
+
+        The deadline of the innermost cancel scope is sent along.
+
+        Raises:
+            ConnectionError: The server can't be reached, or the connection broke.
+
+        Cancellation: closes the connection, and the server cancels the call.
+        """
+        timeout_s, deadline = await self._time()
+        body = self._body(args, kwargs, timeout_s)
+        try:
+            return await self.connection.call(self._path, body, timeout_s)
+        except DeadlineExceeded:
+            # The deadline of a scope is the scope's to tell; the server's clock may be ahead.
+            await anyio.sleep_until(deadline)
+            raise
+
+    async def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Does what `call` does; Ray Serve's spelling."""
+        return await self.call(*args, **kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> RemoteStream:
+        """Makes a call that is answered by a stream, when the stream is entered."""
+
+        async def open_() -> httpx.Response:
+            timeout_s, deadline = await self._time()
+            body = self._body(args, kwargs, timeout_s)
+            try:
+                return await self.connection.open_stream(self._path, body)
+            except DeadlineExceeded:
+                await anyio.sleep_until(deadline)  # as in `call`
+                raise
+
+        return RemoteStream(self.connection, open_)
+
+    def options(
+        self,
+        *,
+        method_name: str | None = None,
+        shard_key: str | None = None,
+        http_method: str | None = None,
+        http_headers: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        priority: int | None = None,
+    ) -> RemoteHandle:
+        """Returns the same handle with options of its own; see `Handle.options`."""
+        given = {
+            "method_name": method_name,
+            "shard_key": shard_key,
+            "http_method": http_method,
+            "http_headers": None if http_headers is None else dict(http_headers),
+            "timeout_s": timeout_s,
+            "priority": priority,
+        }
+        new = {name: value for name, value in given.items() if value is not None}
+        return replace(self, chosen={**self.chosen, **new})
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a handle can't be pickled, it holds connections; make one where it is used:\n"
+            f"    await shoal.connect(url).get_handle({self.endpoint!r})"
+        )
+
+    @property
+    def _path(self) -> str:
+        return f"endpoints/{self.endpoint}/call"
+
+    async def _time(self) -> tuple[float | None, float]:
+        """Returns how long the call may take, and the scope's deadline if that is what says so."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        given_s: float | None = self.chosen.get("timeout_s")
+        deadline = anyio.current_effective_deadline()
+        left_s = max(deadline - anyio.current_time(), _LEAST_S)
+        if left_s < (math.inf if given_s is None else given_s):
+            return left_s, deadline
+        return given_s, -math.inf
+
+    def _body(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout_s: float | None
+    ) -> dict[str, Any]:
+        options = dict(self.chosen)
+        if timeout_s is not None:
+            options["timeout_s"] = timeout_s
+        return {"args": args, "kwargs": kwargs, "options": options}
+
+
+class RemoteStream:
+    """The results of a stream: ``async with handle.stream(x) as stream: async for r in stream``.
+
+    Raises (on entering, or from the iteration, after the results that came before):
+        ConnectionError: The connection broke before the stream had ended.
+        Exception: As the stream of a handle here.
+
+    Cancellation: a wait that is cancelled ends the stream.
+    """
+
+    def __init__(
+        self, connection: Connection, open_: Callable[[], Awaitable[httpx.Response]]
+    ) -> None:
+        self._connection = connection
+        self._open = open_
+        self._response: httpx.Response | None = None
+        self._lines: AsyncGenerator[bytes, None] | None = None
+        self._over = False
+
+    async def __aenter__(self) -> Self:
+        if self._response is None and not self._over:
+            response = await self._open()
+            self._response, self._lines = response, _lines_of(response)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._over:
+            raise StopAsyncIteration
+        if self._lines is None:
+            raise RuntimeError(
+                "enter the stream first: async with handle.stream(...) as stream: ..."
+            )
+        try:
+            return await self._next(self._lines)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Leaves the stream: closes its connection, by which the server knows. Idempotent."""
+        self._over = True
+        response, self._response = self._response, None
+        if response is not None:
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+                await _exhaust(self._lines)
+
+    async def _next(self, lines: AsyncGenerator[bytes, None]) -> Any:
+        import httpx
+
+        try:
+            line = await anext(lines, None)
+        except httpx.TransportError as error:
+            raise self._connection.broken(error) from error
+        if line is None:
+            raise ConnectionError(
+                f"the stream from {self._connection.url} broke off before its end"
+            )
+        said = json.loads(line)
+        if "item" in said:
+            return said["item"]
+        if "error" in said:
+            raise self._connection.error_of(500, said["error"])
+        raise StopAsyncIteration
+
+
+async def _lines_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    # Not `aiter_lines`, which also ends lines at characters that JSON has within text.
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line:  # an empty one is a sign of life
+                yield line
+
+
+async def _exhaust(lines: AsyncGenerator[bytes, None] | None) -> None:
+    """Brings the generators of a closed response to their end.
+
+    httpx has several, one within the other, and closing the outermost leaves the inner ones to the
+    garbage collector. But the connection is closed: to read on ends them all.
+    """
+    if lines is not None:
+        with suppress(Exception):
+            async for _ in lines:
+                pass

@@ -1,0 +1,72 @@
+"""Autoscaling: tells `core.autoscaling` how busy a backend is, and does what that says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+
+from shoal.core.autoscaling import Autoscaler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from shoal.core.autoscaling import AutoscalingOptions
+    from shoal.serving.supervisor import Supervisor
+
+
+class Scaled(Protocol):
+    """A backend, as far as its scaling needs to know."""
+
+    supervisor: Supervisor
+
+    @property
+    def queued(self) -> int:
+        """How many requests are in line."""
+        ...
+
+    @property
+    def ongoing(self) -> int:
+        """How many requests are in replicas."""
+        ...
+
+    def set_wanted(self, num_replicas: int) -> None:
+        """Changes the number of replicas."""
+        ...
+
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Starts a task that ends with the backend."""
+        ...
+
+
+class Scaling:
+    """The autoscaling of one backend: a task that is there only while it is asked for."""
+
+    def __init__(self, backend: Scaled) -> None:
+        self._backend = backend
+        self._scope: anyio.CancelScope | None = None
+        self._options: AutoscalingOptions | None = None
+
+    def configure(self, options: AutoscalingOptions | None) -> None:
+        """Begins, changes or ends it."""
+        if options == self._options:
+            return
+        self._options = options
+        if self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+        if options is not None:
+            self._scope = anyio.CancelScope()
+            self._backend.start_task(self._run, options, self._scope)
+
+    async def _run(self, options: AutoscalingOptions, scope: anyio.CancelScope) -> None:
+        backend = self._backend
+        scaler = Autoscaler(options)
+        with scope:
+            while True:
+                now = anyio.current_time()
+                scaler.observe(now, backend.queued, backend.ongoing)
+                wanted = scaler.decide(now, backend.supervisor.wanted)
+                if wanted != backend.supervisor.wanted:
+                    backend.set_wanted(wanted)
+                await anyio.sleep(options.metrics_interval_s)

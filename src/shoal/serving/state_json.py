@@ -1,0 +1,79 @@
+"""What JSON gives back as it was: the only form in which state is kept, and sent.
+
+``json`` alone is not strict enough. It writes a tuple as a list and the key 1 as ``"1"``, and it
+writes NaN, which is no JSON. What is kept so would come back as something else after a restart, and
+the user's code would meet it there for the first time. So that is refused when it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final, cast
+
+from shoal.errors import NotDurable
+
+_DEEPEST: Final = 100
+
+
+def exact_json(what: str, value: Any) -> Any:
+    """Returns a copy of a value that JSON gives back exactly as it is.
+
+    Args:
+        what: What the value is, for messages.
+        value: None, a truth value, a number, text, or lists and dicts of those.
+
+    Raises:
+        NotDurable: It holds something else; the message says where, and what would do.
+    """
+    return _checked(what, value, 0)
+
+
+def encoded(value: Any) -> str:
+    """Returns the text, in ASCII, of a value from `exact_json`."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _checked(where: str, value: Any, depth: int) -> Any:
+    if value is None or type(value) in (bool, str):
+        return value
+    if depth > _DEEPEST:
+        raise NotDurable(f"{where} is nested too deeply to be kept as JSON")
+    if type(value) in (int, float):
+        return _number(where, value)
+    if type(value) is list:
+        items: list[Any] = cast("Any", value)
+        return [_checked(f"{where}[{at}]", item, depth + 1) for at, item in enumerate(items)]
+    if type(value) is dict:
+        return _mapping(where, cast("Any", value), depth)
+    raise NotDurable(f"{where} can't be kept as JSON: {value!r} is {_hint(value)}")
+
+
+def _number(where: str, value: float) -> float:
+    try:
+        encoded(value)
+    except ValueError as error:  # NaN, infinity, or an int of thousands of digits
+        raise NotDurable(f"{where} can't be kept as JSON: {error}") from None
+    return value
+
+
+def _mapping(where: str, value: dict[Any, Any], depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, item in value.items():
+        if type(key) is not str:
+            raise NotDurable(
+                f"{where} can't be kept as JSON: its key {key!r} would come back as text; "
+                "write text for keys"
+            )
+        found[key] = _checked(f"{where}[{key!r}]", item, depth + 1)
+    return found
+
+
+def _hint(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "a tuple, which would come back as a list; write a list"
+    if callable(value):
+        return 'an object of this process; give an import path, such as "package.module:Name"'
+    return (
+        f"of type {type(value).__name__}; give numbers, text, lists and dicts, and let the code "
+        "make the rest of them"
+    )

@@ -1,0 +1,292 @@
+"""The supervisor: so many replicas of a backend as there should be, whatever happens to them.
+
+It looks at all replicas at once and asks `core.rollout` what to do; everything that happens (one is
+ready, one died, there should be more, all should be replaced) is a reason to look again. When to
+try again after a failure is decided in `core.restarting`. Here it is only carried out.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shoal.core.rollout import Seen, decide
+from shoal.errors import BatcherClosed
+from shoal.replicas.current import Identity
+from shoal.serving.config_batching import DEFAULTS
+from shoal.serving.failures import Failures
+from shoal.serving.keeping import Kept
+from shoal.serving.not_made import NotMade
+from shoal.serving.wearing_out import may_wear_out, worn_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from anyio.abc import TaskGroup
+
+    from shoal.replicas.base import Replica
+    from shoal.replicas.description import Description
+    from shoal.serving.config import BackendConfig
+    from shoal.serving.pool import Member, Pool
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_STALE: Final = -1
+"""The version of a replica that is to be replaced by one of the same kind."""
+
+
+class Supervisor:
+    """Keeps the replicas of one backend.
+
+    Args:
+        name: The backend's tag.
+        make: Makes replica number so-and-so by a config.
+        pool: Where those go that are ready.
+        config: How they run.
+        tasks: Where their tasks run.
+
+    Attributes:
+        config: The config that new replicas are started with.
+        wanted: How many there should be.
+        kept: Those there are, in whatever state.
+        description: What their code can do; None until one has been ready.
+        failures: What has become of those that were started.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[int, BackendConfig], Replica],
+        pool: Pool,
+        config: BackendConfig,
+        tasks: TaskGroup,
+    ) -> None:
+        self.config = config
+        self.wanted = config.num_replicas
+        self.kept: list[Kept] = []
+        self.description: Description | None = None
+        self.failures = Failures(name)
+        self._name = name
+        self._make = make
+        self._pool = pool
+        self._tasks = tasks
+        self._version = 0
+        self._number = 0
+        self._change = anyio.Event()
+        self._is_ending = self._is_over = False
+
+    def begin(self) -> None:
+        """Starts the first replicas."""
+        self._reconcile()
+
+    async def settle(self) -> None:
+        """Waits until there are as many replicas as wanted, all of this version, and no others.
+
+        Raises:
+            ReplicaNotStarted: One could not be started meanwhile.
+        """
+        before = self.failures.start_failures
+        while not self._is_settled():
+            if self.failures.start_failures > before:
+                raise self.failures.not_started()
+            await self._change.wait()
+
+    async def first_ready(self) -> Description:
+        """Waits for the first replica, and returns what it can do.
+
+        Raises:
+            ReplicaNotStarted: None of the first ones could be started.
+            BatcherClosed: The backend is closing.
+        """
+        while self.description is None:
+            if self._is_ending or self._is_over:
+                raise BatcherClosed(f"the backend {self._name} is closed")
+            if self.failures.start_failures >= self.config.num_replicas:
+                raise self.failures.not_started()
+            await self._change.wait()
+        return self.description
+
+    async def described(self) -> Description:
+        """Waits until it is known what the code can do.
+
+        Raises:
+            BackendUnavailable: No replica has been ready, and none can be started.
+            BatcherClosed: The backend is closing.
+        """
+        while self.description is None:
+            if self._is_ending:
+                raise BatcherClosed(f"the backend {self._name} is closed")
+            self._pool.check_available()
+            await self._change.wait()
+        return self.description
+
+    def scale(self, wanted: int) -> None:
+        """Changes how many replicas there should be."""
+        if wanted != self.wanted and not self._is_ending:
+            logger.info("%s: from %d replicas to %d", self._name, self.wanted, wanted)
+            self.wanted = wanted
+            self._reconcile()
+
+    def replace(self, config: BackendConfig) -> Callable[[], None]:
+        """Replaces all replicas by such of another config, or of the same.
+
+        Returns:
+            What undoes that, as long as none of the old ones is gone.
+        """
+        before, old_version = self.config, self._version
+        self.config, self._version = config, self._version + 1
+        new_version = self._version
+        self._reconcile()
+
+        def undo() -> None:
+            self.config = before
+            # The old ones are of the new version from here on; those of the new one are not.
+            for kept in self.kept:
+                if kept.version == new_version:
+                    kept.version = _STALE
+                elif kept.version == old_version:
+                    kept.version = new_version
+            self._reconcile()
+
+        return undo
+
+    def adopt(self, config: BackendConfig) -> None:
+        """Takes in a config that replicas need not be replaced for."""
+        self.config = config
+        for kept in self.ready():
+            self._compare(kept, config)
+            kept.config = config
+        self._reconcile()
+
+    def ready(self) -> list[Kept]:
+        """Returns the replicas that take work."""
+        return [kept for kept in self.kept if kept.life.takes_work]
+
+    def is_missing_some(self) -> bool:
+        """Says whether fewer replicas take work than should."""
+        return len(self.ready()) < self.wanted
+
+    def batch_ended(self, member: Member) -> None:
+        """Looks whether a replica has done its share, or takes too much memory."""
+        if not may_wear_out(self.config):
+            return
+        kept = next((k for k in self.kept if k.member is member), None)
+        if kept is None or kept.version == _STALE or not kept.life.takes_work:
+            return
+        if (reason := worn_out(member, self.config)) is not None:
+            logger.info("%s: is replaced, since it %s", kept.replica.tag, reason)
+            kept.version = _STALE
+            self._reconcile()
+
+    async def end(self, *, at_once: bool) -> None:
+        """Ends all replicas.
+
+        Args:
+            at_once: Whether to leave them no time for what they run.
+        """
+        self.wanted = 0
+        self._is_ending = True
+        self._tell()
+        if at_once:
+            for kept in self.kept:
+                kept.end_at_once()
+        self._reconcile()
+        while self.kept:
+            await self._change.wait()
+
+    def _reconcile(self) -> None:
+        if self._is_over:
+            return  # what were started now would be cancelled, and looked after again
+        seen = [Seen(i, k.version, k.life.state, k.ongoing) for i, k in enumerate(self.kept)]
+        decision = decide(seen, self.wanted, self._version, surge=1)
+        to_drain = [self.kept[i] for i in decision.drain]
+        for _ in range(decision.start):
+            self._start()
+        for kept in to_drain:
+            self._drain(kept)
+
+    def _start(self) -> None:
+        kept = Kept(self._made(), self.config, self._version)
+        self._number += 1
+        self.kept.append(kept)
+        delay_s = self.failures.starting()
+        self._tasks.start_soon(self._keep, kept, delay_s, name=f"shoal replica {kept.replica.tag}")
+
+    def _made(self) -> Replica:
+        try:
+            return self._make(self._number, self.config)
+        except Exception as error:  # a placement that can't even make one
+            return NotMade(Identity(self._name, f"{self._name}#{self._number}"), error)
+
+    def _compare(self, kept: Kept, config: BackendConfig) -> None:
+        """Has a replica replaced that was being started while the others were told something."""
+        if kept.config.user_config != config.user_config:
+            kept.version = _STALE
+
+    def _drain(self, kept: Kept) -> None:
+        kept.life.on("drain")
+        if kept.member is None:
+            kept.abandon()
+            return
+        self._pool.withdraw(kept.member)
+        grace_s = kept.config.batching.get(
+            "graceful_shutdown_timeout_s", DEFAULTS.graceful_shutdown_timeout_s
+        )
+        self._tasks.start_soon(kept.drain, grace_s, name=f"shoal drain {kept.replica.tag}")
+
+    async def _keep(self, kept: Kept, delay_s: float) -> None:
+        try:
+            async with anyio.create_task_group() as tasks:
+                await kept.run(delay_s, partial(self._is_ready, tasks))
+                tasks.cancel_scope.cancel()
+        except BaseException:  # this task is being cancelled, and so are all of them
+            self._is_over = True
+            raise
+        finally:
+            self._has_ended(kept)
+
+    def _is_ready(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
+        kept.ready_at = anyio.current_time()
+        self.failures.ready()
+        if not kept.life.is_leaving:
+            kept.life.on("ready")
+            self.description = self.description or description
+            self._compare(kept, self.config)
+            slots = self.config.slots(description.methods["__call__"].batched)
+            kept.config = self.config
+            kept.member = self._pool.add(kept.replica, slots, self.config.max_ongoing_requests)
+            tasks.start_soon(kept.watch_health, self._is_unhealthy)
+        self._reconcile()
+        self._tell()
+
+    def _is_unhealthy(self, kept: Kept) -> None:
+        assert kept.member is not None
+        self._pool.withdraw(kept.member)
+        self._reconcile()
+        self._tell()
+
+    def _has_ended(self, kept: Kept) -> None:
+        self.kept.remove(kept)
+        if kept.member is not None:
+            self._pool.withdraw(kept.member)
+        if kept.failure is not None:
+            logger.error("%s: %s", kept.replica.tag, kept.failure)
+            self.failures.failed(kept, kept.failure)
+            if self.failures.is_open and not self.ready():
+                self._pool.fail(kept.failure)
+        self._reconcile()
+        self._tell()
+
+    def _is_settled(self) -> bool:
+        ready = self.ready()
+        return (
+            len(ready) == len(self.kept) == self.wanted
+            and all(kept.version == self._version for kept in ready)
+        )  # fmt: skip
+
+    def _tell(self) -> None:
+        self._change.set()
+        self._change = anyio.Event()

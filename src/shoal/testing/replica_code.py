@@ -1,0 +1,294 @@
+"""The code that the replica check runs: it says what happens to it, and waits until it is told.
+
+It does so by a folder, which is an init arg, since it may run in another process. It is here, and
+not in a test, so that it can be imported wherever it runs.
+"""
+
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from shoal.batching.current import current_batch
+from shoal.batching.stream import END, SKIP
+from shoal.replicas.current import current_backend_tag, current_replica_tag
+from shoal.testing.replica_folder import Folder
+
+
+class Mistake(Exception):
+    """What the code raises when it is asked to."""
+
+
+def double(items: list[int]) -> list[int]:
+    """Is plain code that is a function."""
+    return [2 * item for item in items]
+
+
+async def double_async(items: list[int]) -> list[int]:
+    """Is async code that is a function."""
+    await anyio.lowlevel.checkpoint()
+    return [2 * item for item in items]
+
+
+class _Code:
+    """What plain and async code share."""
+
+    def __init__(
+        self,
+        folder: str,
+        trouble: str = "",
+        *,
+        greeting: str = "",
+        crash: Callable[[], Any] | None = None,
+    ) -> None:
+        if crash is not None:
+            crash()
+        self._folder = Folder(folder)
+        self._trouble = trouble
+        self._greeting = greeting
+        self._config: Any = None
+        self._tags = (current_backend_tag(), current_replica_tag())
+        self._folder.note("constructed")
+        if trouble == "raise":
+            raise Mistake("constructor")
+        if trouble == "wait":
+            self._folder.wait("constructor")
+
+    def _take_config(self, user_config: Any) -> None:
+        self._folder.note(f"configured {user_config}")
+        if user_config == "mistake":
+            raise Mistake("reconfigure")
+        self._config = user_config
+
+    def _be_warm(self) -> None:
+        self._folder.note("warmed up")
+        if self._trouble == "warm_up":
+            raise Mistake("warm_up")
+
+    def _is_well(self) -> bool | None:
+        self._folder.note("health")
+        if self._config == "ill":
+            raise Mistake("health")
+        return False if self._config == "false" else None
+
+    def _slots(self) -> list[Any]:
+        return [Mistake("slot"), 1]
+
+    def _marks(self) -> list[Any]:
+        return [END, SKIP, StopIteration, Mistake("slot"), 1]
+
+    def _state(self) -> list[Any]:
+        tags = (current_backend_tag(), current_replica_tag())
+        return [self._greeting, self._config, tags, self._tags]
+
+    def _batch(self) -> list[Any]:
+        batch = current_batch()
+        return [
+            (batch.id, batch.size, str(batch.reason), dict(request.metadata))
+            for request in batch.requests
+        ]
+
+
+class PlainCode(_Code):
+    """Plain code."""
+
+    def reconfigure(self, user_config: Any) -> None:
+        """Is a hook."""
+        self._take_config(user_config)
+
+    def warm_up(self) -> None:
+        """Is a hook."""
+        self._be_warm()
+
+    def health(self) -> bool | None:
+        """Is a hook."""
+        well = self._is_well()
+        if self._config == "hang":
+            self._folder.wait("health")
+        return well
+
+    def close(self) -> None:
+        """Is a hook."""
+        self._folder.note("closed")
+
+    def __call__(self, items: list[int]) -> list[int]:
+        """Doubles numbers."""
+        return double(items)
+
+    def one(self, item: int) -> int:
+        """Doubles a number."""
+        return 2 * item
+
+    def add(self, left: list[int], right: list[int]) -> list[int]:
+        """Adds numbers."""
+        return [a + b for a, b in zip(left, right, strict=True)]
+
+    def fail(self, items: list[int]) -> list[int]:
+        """Raises."""
+        raise Mistake(f"call of {len(items)}")
+
+    def slots(self, items: list[int]) -> list[Any]:
+        """Gives back an exception in a slot."""
+        return self._slots()
+
+    def state(self, item: int) -> list[Any]:
+        """Says what it knows about itself."""
+        return self._state()
+
+    def batch(self, items: list[int]) -> list[Any]:
+        """Says what it knows about its batch."""
+        return self._batch()
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function."""
+        return function()
+
+    def hold(self, name: str) -> str:
+        """Works until it is let go."""
+        self._folder.note(f"holds {name}")
+        try:
+            self._folder.wait(name)
+        finally:
+            self._folder.note(f"leaves {name}")
+        return name
+
+    def count(self, items: list[int]) -> Generator[Sequence[Any]]:
+        """Yields as many steps as it has items."""
+        for step in range(len(items)):
+            yield [item + step for item in items]
+
+    def count_one(self, item: int) -> Generator[Any]:
+        """Yields a number and the next."""
+        yield item
+        yield item + 1
+
+    def marks(self, items: list[int]) -> Generator[Sequence[Any]]:
+        """Yields a step of all that is not an item."""
+        yield self._marks()
+
+    def break_off(self, items: list[int]) -> Generator[Sequence[Any]]:
+        """Yields a step and raises."""
+        yield items
+        raise Mistake("step")
+
+    def go_on(self, name: str) -> Generator[Any]:
+        """Yields who it is for ever."""
+        try:
+            while True:
+                yield current_replica_tag()
+        finally:
+            self._folder.note(f"closes {name}")
+
+    def hold_step(self, name: str) -> Generator[Any]:
+        """Yields a step, and the next when it is let go."""
+        try:
+            yield name
+            yield self.hold(name)
+        finally:
+            self._folder.note(f"closes {name}")
+
+
+class AsyncCode(_Code):
+    """The same, but async."""
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Is a hook."""
+        await anyio.lowlevel.checkpoint()
+        self._take_config(user_config)
+
+    async def warm_up(self) -> None:
+        """Is a hook."""
+        await anyio.lowlevel.checkpoint()
+        self._be_warm()
+
+    async def health(self) -> bool | None:
+        """Is a hook."""
+        well = self._is_well()
+        if self._config == "hang":
+            await self._folder.wait_async("health")
+        return well
+
+    async def close(self) -> None:
+        """Is a hook."""
+        await anyio.lowlevel.checkpoint()
+        self._folder.note("closed")
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        """Doubles numbers."""
+        return await double_async(items)
+
+    async def one(self, item: int) -> int:
+        """Doubles a number."""
+        return 2 * item
+
+    async def add(self, left: list[int], right: list[int]) -> list[int]:
+        """Adds numbers."""
+        return [a + b for a, b in zip(left, right, strict=True)]
+
+    async def fail(self, items: list[int]) -> list[int]:
+        """Raises."""
+        raise Mistake(f"call of {len(items)}")
+
+    async def slots(self, items: list[int]) -> list[Any]:
+        """Gives back an exception in a slot."""
+        return self._slots()
+
+    async def state(self, item: int) -> list[Any]:
+        """Says what it knows about itself."""
+        await anyio.lowlevel.checkpoint()
+        return self._state()
+
+    async def batch(self, items: list[int]) -> list[Any]:
+        """Says what it knows about its batch."""
+        await anyio.lowlevel.checkpoint()
+        return self._batch()
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function."""
+        return function()
+
+    async def hold(self, name: str) -> str:
+        """Works until it is let go."""
+        self._folder.note(f"holds {name}")
+        try:
+            await self._folder.wait_async(name)
+        finally:
+            self._folder.note(f"leaves {name}")
+        return name
+
+    async def count(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
+        """Yields as many steps as it has items."""
+        for step in range(len(items)):
+            await anyio.lowlevel.checkpoint()
+            yield [item + step for item in items]
+
+    async def count_one(self, item: int) -> AsyncGenerator[Any, None]:
+        """Yields a number and the next."""
+        yield item
+        yield item + 1
+
+    async def marks(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
+        """Yields a step of all that is not an item."""
+        yield self._marks()
+
+    async def break_off(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
+        """Yields a step and raises."""
+        yield items
+        raise Mistake("step")
+
+    async def go_on(self, name: str) -> AsyncGenerator[Any, None]:
+        """Yields who it is for ever."""
+        try:
+            while True:
+                yield current_replica_tag()
+        finally:
+            self._folder.note(f"closes {name}")
+
+    async def hold_step(self, name: str) -> AsyncGenerator[Any, None]:
+        """Yields a step, and the next when it is let go."""
+        try:
+            yield name
+            yield await self.hold(name)
+        finally:
+            self._folder.note(f"closes {name}")

@@ -1,0 +1,237 @@
+"""The promises of a replica about its life: start, config, health, and every end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas.definition import Definition
+from shoal.testing.replica_code import Mistake
+from shoal.testing.replica_stage import IDENTITY, READY, STOPPED, Call, Played, outcome
+
+if TYPE_CHECKING:
+    from shoal.testing.replica_stage import Stage
+
+DESCRIBED: Final = "what serve says describes the methods of the code"
+ORDER: Final = (
+    "before it is ready the code is constructed, given its user config and warmed up, "
+    "in this order and once each"
+)
+ARGUMENTS: Final = "a class gets its init args, by place and by name"
+IMPORTED: Final = "code is loaded by its import path, functions too"
+NOT_READY: Final = "run raises ReplicaDied before the replica is ready and after its end"
+NOT_STARTED: Final = "a start that fails makes serve raise ReplicaNotStarted, and say why"
+IN_TIME: Final = "a start that takes longer than start_timeout_s is given up"
+RECONFIGURED: Final = "reconfigure reaches the code, and raises what that raises"
+HEALTH: Final = "check_health raises where health() raises or gives back False, and only there"
+BESIDE: Final = "a health check is made beside the work, and can be given up"
+KILLED: Final = "kill makes work that is under way, and serve, raise ReplicaDied with its reason"
+CANCELLED: Final = "where serve is cancelled, work that is under way raises ReplicaDied"
+CRASHED: Final = "where the code ends what it runs in, its work and serve raise ReplicaDied"
+
+_MODULE: Final = "shoal.testing.replica_code"
+
+
+async def start(stage: Stage, played: Played) -> None:
+    """Checks a start with ``greeting="hello"`` and the user config ``"first"``."""
+    stage.promise = ORDER
+    notes = stage.folder.notes()
+    stage.expect(notes == ["constructed", "configured first", "warmed up"], f"it was {notes}")
+    stage.promise = DESCRIBED
+    found = played.description
+    assert found is not None
+    names = ("__call__", "one", "count", "count_one")
+    kinds = [(found.method(name).batched, found.method(name).streams) for name in names]
+    wanted = [(True, False), (False, False), (True, True), (False, True)]
+    stage.expect(kinds == wanted, f"{names} take lists and stream as {kinds}, not {wanted}")
+    parameters = list(found.method("add").signature.parameters)
+    stage.expect(parameters == ["left", "right"], f"add has the parameters {parameters}")
+    stage.expect("close" not in found.methods, "close() is among them")
+    stage.expect(found.reconfigures and found.checks_health, "it has no hooks")
+
+
+async def arguments(stage: Stage, played: Played) -> None:
+    """Checks what the code is started with."""
+    stage.promise = ARGUMENTS
+    greeting, config, *_ = (await played.run("state", [1]))[0]
+    stage.expect(greeting == "hello", f"greeting='hello' came as {greeting!r}")
+    stage.promise = RECONFIGURED
+    stage.expect(config == "first", f"the first user config came as {config!r}")
+
+
+async def import_path(stage: Stage) -> None:
+    """Checks code that is named, and not given."""
+    name = "double" if stage.kind == "plain" else "double_async"
+    stage.promise = IMPORTED
+    async with stage.playing(Definition(f"{_MODULE}:{name}")) as played:
+        stage.promise = IMPORTED
+        got = await outcome(played.run("__call__", [1, 2]))
+        stage.expect(got == [2, 4], f"it gave {got!r}")
+        stage.promise = HEALTH
+        got = await outcome(played.replica.check_health())
+        stage.expect(got is None, f"without health() it raised {got!r}")
+
+
+async def not_ready(stage: Stage) -> None:
+    """Checks work that comes too early."""
+    stage.promise = NOT_READY
+    played = Played(stage.make(stage.code("wait")))
+    got = await outcome(played.run("__call__", [1]))
+    stage.expect(isinstance(got, ReplicaDied), f"before the start it gave {got!r}")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(played.serve)
+        await stage.until("constructed")
+        got = await outcome(played.run("__call__", [1]))
+        stage.expect(isinstance(got, ReplicaDied), f"during the start it gave {got!r}")
+        stage.promise = READY
+        stage.expect(not played.ready.is_set(), f"it was ready too early, or {played.error!r}")
+        stage.folder.let_go("constructor")
+        await played.ready.wait()
+        stage.expect(played.description is not None, f"it ended with {played.error!r}")
+        stage.promise = STOPPED
+        played.replica.stop()
+        await played.ended.wait()
+
+
+async def starts_that_fail(stage: Stage) -> None:
+    """Checks starts that fail."""
+    stage.promise = NOT_STARTED
+    for definition, user_config, why in [
+        (stage.code("raise"), None, "constructor"),
+        (stage.code(), "mistake", "reconfigure"),
+        (stage.code("warm_up"), None, "warm_up"),
+        (Definition(f"{_MODULE}:nothing_there"), None, "nothing_there"),
+    ]:
+        error = await stage.failed_start(definition, user_config=user_config)
+        is_kept = isinstance(error, ReplicaNotStarted) and why in f"{error} {error.__cause__}"
+        stage.expect(is_kept, f"where {why} was at fault serve ended with {error!r}")
+
+
+async def start_in_time(stage: Stage) -> None:
+    """Checks a start that takes too long."""
+    stage.promise = IN_TIME
+    error = await stage.failed_start(stage.code("wait"), start_timeout_s=0.1)
+    stage.expect(isinstance(error, ReplicaNotStarted), f"serve ended with {error!r}")
+
+
+async def reconfigure(stage: Stage, played: Played) -> None:
+    """Checks new user configs."""
+    stage.promise = RECONFIGURED
+    await played.replica.reconfigure("second")
+    config = (await played.run("state", [1]))[0][1]
+    stage.expect(config == "second", f"the second user config came as {config!r}")
+    got = await outcome(played.replica.reconfigure("mistake"))
+    stage.expect(isinstance(got, Mistake), f"it ended with {got!r}")
+    got = await outcome(played.run("__call__", [1]))
+    stage.expect(got == [2], f"the replica then gave {got!r}")
+
+
+async def health(stage: Stage, played: Played) -> None:
+    """Checks health checks."""
+    async with anyio.create_task_group() as tasks:
+        stage.promise = HEALTH
+        for config, is_well in [("well", True), ("ill", False), ("false", False), ("well", True)]:
+            await played.replica.reconfigure(config)
+            got = await outcome(played.replica.check_health())
+            stage.expect(is_well == (got is None), f"of code that is {config} it said {got!r}")
+        stage.promise = BESIDE
+        work = Call(stage, played.run("hold", ["a"]))
+        tasks.start_soon(work.run)
+        await stage.until("holds a")
+        await played.replica.check_health()
+        stage.expect(not work.ended.is_set(), f"the work had ended with {work.result!r}")
+        stage.folder.let_go("a")
+        await work.ended.wait()
+        await played.replica.reconfigure("hang")
+        looks = stage.folder.notes().count("health")
+        look = Call(stage, played.replica.check_health())
+        tasks.start_soon(look.run)
+        await stage.until("health", times=looks + 1)
+        stage.expect(not look.ended.is_set(), f"health() was still at it, and it {look.result!r}")
+        look.scope.cancel()
+        await look.ended.wait()
+        got = await outcome(played.run("__call__", [1]))
+        stage.expect(got == [2], f"the replica then gave {got!r}")
+        stage.folder.let_go("health")
+
+
+async def stop(stage: Stage) -> None:
+    """Checks the end that is asked for."""
+    async with stage.playing() as played:
+        stage.promise = STOPPED
+        played.replica.stop()
+        played.replica.stop()
+        await played.ended.wait()
+        stage.expect(played.error is None, f"serve raised {played.error!r}")
+        notes = stage.folder.notes()
+        stage.expect(
+            notes.count("closed") == 1, f"close() was called {notes.count('closed')} times"
+        )
+        await _is_over(stage, played)
+
+
+async def kill(stage: Stage) -> None:
+    """Checks the end by force, with a call and with a stream under way."""
+    for method in ("hold", "hold_step"):
+        async with stage.playing() as played, anyio.create_task_group() as tasks:
+            stage.promise = KILLED
+            work = played.run if method == "hold" else played.steps
+            call = Call(stage, work(method, [method]))
+            tasks.start_soon(call.run)
+            await stage.until(f"holds {method}")
+            played.replica.kill("out of luck")
+            played.replica.kill("a second reason")
+            await call.ended.wait()
+            got = call.result if method == "hold" else call.result[-1]
+            stage.expect(_has_died(got, "out of luck"), f"{method} ended with {got!r}")
+            stage.folder.let_go(method)
+            await played.ended.wait()
+            how = f"serve ended with {played.error!r}"
+            stage.expect(_has_died(played.error, "out of luck"), how)
+            await _is_over(stage, played)
+
+
+async def cancelled(stage: Stage) -> None:
+    """Checks the end by cancellation."""
+    async with stage.playing() as played, anyio.create_task_group() as tasks:
+        stage.promise = CANCELLED
+        call = Call(stage, played.run("hold", ["a"]))
+        tasks.start_soon(call.run)
+        await stage.until("holds a")
+        played.scope.cancel()
+        await call.ended.wait()
+        stage.expect(_has_died(call.result), f"a call ended with {call.result!r}")
+        await played.ended.wait()
+        await _is_over(stage, played)
+
+
+async def crash(stage: Stage) -> None:
+    """Checks code that ends what it runs in."""
+    if stage.crash is None:
+        return
+    async with stage.playing() as played:
+        stage.promise = CRASHED
+        got = await outcome(played.run("call", [stage.crash]))
+        stage.expect(_has_died(got), f"a call ended with {got!r}")
+        await played.ended.wait()
+        stage.expect(_has_died(played.error), f"serve ended with {played.error!r}")
+        await _is_over(stage, played)
+    stage.promise = NOT_STARTED
+    error = await stage.failed_start(stage.code(crash=stage.crash))
+    stage.expect(isinstance(error, ReplicaNotStarted), f"after a crash it was {error!r}")
+
+
+def _has_died(error: Any, reason: str = "") -> bool:
+    return (
+        isinstance(error, ReplicaDied)
+        and error.replica == IDENTITY.replica
+        and reason in str(error)
+    )
+
+
+async def _is_over(stage: Stage, played: Played) -> None:
+    stage.promise = NOT_READY
+    got = await outcome(played.run("__call__", [1]))
+    stage.expect(_has_died(got), f"after its end it gave {got!r}")

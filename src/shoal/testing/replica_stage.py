@@ -1,0 +1,241 @@
+"""Where the replica check plays its replicas: one promise at a time, and with limited patience."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import anyio
+
+from shoal.batching.current import running_batch
+from shoal.core.batch import Batch, CutReason
+from shoal.core.request import State
+from shoal.replicas.base import Blueprint, ReplicaOptions
+from shoal.replicas.current import Identity
+from shoal.replicas.definition import Definition
+from shoal.testing.replica_code import AsyncCode, PlainCode
+from shoal.testing.requests import make_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+
+    from shoal.replicas.base import Placement, Replica
+    from shoal.replicas.description import Description
+    from shoal.testing.replica_folder import Folder
+
+Kind: TypeAlias = Literal["plain", "async"]
+"""A kind of code: plain functions, or async ones."""
+
+IDENTITY = Identity("checked", "checked#3")
+READY = "serve says what its code can do as soon as it is ready, and stays"
+STOPPED = "stop has close() called, once, and serve return"
+
+_LOOK_EVERY_S = 0.002
+
+
+class Played:
+    """A replica on its stage.
+
+    Attributes:
+        replica: The replica.
+        description: What it said when it was ready; None before.
+        error: What `serve` raised; None for nothing.
+        ready: Set when it is ready, or has ended.
+        ended: Set when `serve` has ended.
+        scope: What `serve` runs in.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self.description: Description | None = None
+        self.error: BaseException | None = None
+        self.ready = anyio.Event()
+        self.ended = anyio.Event()
+        self.scope = anyio.CancelScope()
+
+    async def serve(self) -> None:
+        """Runs the replica, and notes how it ends."""
+        try:
+            with self.scope:
+                await self.replica.serve(task_status=self)
+        except Exception as error:
+            self.error = error
+        finally:
+            self.ready.set()
+            self.ended.set()
+
+    def started(self, value: Any = None) -> None:
+        """Hears that the replica is ready."""
+        self.description = value
+        self.ready.set()
+
+    async def run(self, method: str, items: list[Any]) -> Any:
+        """Runs a method as the engine does."""
+        with a_batch_of(items):
+            return await self.replica.run(method, items)
+
+    async def steps(self, method: str, items: list[Any]) -> list[Any]:
+        """Returns all steps of a generator; its error is the last."""
+        found: list[Any] = []
+        with a_batch_of(items):
+            try:
+                async for step in self.replica.run_stream(method, items):
+                    found.append(step)  # noqa: PERF401 - those before an error count
+            except Exception as error:
+                found.append(error)
+        return found
+
+
+class Call:
+    """A call in a task of its own.
+
+    Args:
+        stage: Where it is made.
+        work: The call.
+
+    Attributes:
+        result: What it gave back or raised; None if it was cancelled.
+        notes: What the code had said when the call ended.
+        scope: What the call runs in.
+        ended: Set when it has ended.
+    """
+
+    def __init__(self, stage: Stage, work: Awaitable[Any]) -> None:
+        self.result: Any = None
+        self.notes: list[str] = []
+        self.scope = anyio.CancelScope()
+        self.ended = anyio.Event()
+        self._stage = stage
+        self._work = work
+
+    async def run(self) -> None:
+        """Makes the call."""
+        try:
+            with self.scope:
+                self.result = await outcome(self._work)
+        finally:
+            self.notes = self._stage.folder.notes()
+            self.ended.set()
+
+
+class Stage:
+    """Plays replicas of one placement, with one kind of code.
+
+    Args:
+        placement: What makes the replicas.
+        kind: The kind of code.
+        folder: Where the code tells what happens to it.
+        patience_s: How long a check may take.
+
+    Attributes:
+        promise: Which promise is looked at; it is the one that is broken if anything goes wrong.
+        crash: What ends whatever the code runs in.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        kind: Kind,
+        folder: Folder,
+        patience_s: float,
+        crash: Callable[[], Any] | None,
+    ) -> None:
+        self.kind = kind
+        self.folder = folder
+        self.promise = READY
+        self.crash = crash
+        self._placement = placement
+        self._patience_s = patience_s
+
+    def broken(self, how: str) -> AssertionError:
+        """Makes the error that says which promise was broken."""
+        name = getattr(self._placement, "__qualname__", None) or repr(self._placement)
+        return AssertionError(
+            f"{name} breaks a promise: {self.promise}; with {self.kind} code, {how}"
+        )
+
+    def expect(self, kept: bool, how: str) -> None:
+        """Looks whether the promise is kept."""
+        if not kept:
+            raise self.broken(how)
+
+    def code(self, trouble: str = "", **kwargs: Any) -> Definition:
+        """Returns the code to play."""
+        code = PlainCode if self.kind == "plain" else AsyncCode
+        return Definition(code, (self.folder.path, trouble), tuple(kwargs.items()))
+
+    def make(self, definition: Definition, user_config: Any = None, **options: Any) -> Replica:
+        """Makes a replica."""
+        options = {"start_timeout_s": self._patience_s, "cancel_grace_s": 0.5, **options}
+        return self._placement(
+            Blueprint(
+                identity=IDENTITY,
+                definition=definition,
+                user_config=user_config,
+                options=ReplicaOptions(**options),
+            )
+        )
+
+    @asynccontextmanager
+    async def playing(
+        self, definition: Definition | None = None, user_config: Any = None, **options: Any
+    ) -> AsyncGenerator[Played, None]:
+        """Plays a replica in a block, which begins when it is ready; stops it in the end."""
+        played = Played(self.make(definition or self.code(), user_config, **options))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.serve)
+            await played.ready.wait()
+            self.expect(played.description is not None, f"it ended with {played.error!r}")
+            try:
+                yield played
+            except BaseException:
+                self.folder.let_go("all")
+                tasks.cancel_scope.cancel()
+                raise
+            self.promise = STOPPED
+            played.replica.stop()
+            await played.ended.wait()
+
+    async def failed_start(
+        self, definition: Definition, user_config: Any = None, **options: Any
+    ) -> BaseException | None:
+        """Plays a replica that must not become ready, and returns what `serve` raised."""
+        played = Played(self.make(definition, user_config, **options))
+        await played.serve()
+        self.expect(played.description is None, "it was ready")
+        return played.error
+
+    async def until(self, line: str, times: int = 1) -> None:
+        """Waits until the code has said something."""
+        while self.folder.notes().count(line) < times:  # noqa: ASYNC110 - by another process
+            await anyio.sleep(_LOOK_EVERY_S)
+
+    async def expire(self, scope: anyio.CancelScope) -> None:
+        """Ends a check when it has taken too long."""
+        await anyio.sleep(self._patience_s)
+        scope.cancel()
+        self.folder.let_go("all")
+
+
+@contextmanager
+def a_batch_of(items: list[Any]) -> Generator[None]:
+    """Makes a batch of some items the one that is running."""
+    batch = Batch(7, CutReason.FULL, [])
+    requests = [make_request(item, metadata={"place": n}) for n, item in enumerate(items)]
+    batch.admit(requests)
+    token = running_batch.set(batch)
+    try:
+        yield
+    finally:
+        running_batch.reset(token)
+        for request in requests:
+            request.state = State.FINISHED
+            request.batch = None
+
+
+async def outcome(call: Awaitable[Any]) -> Any:
+    """Returns what a call gives back, or what it raises."""
+    try:
+        return await call
+    except Exception as error:
+        return error

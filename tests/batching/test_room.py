@@ -1,0 +1,270 @@
+"""A batcher whose handler has room for so many batches, whatever its slots say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, Recorder, line_up, outcome, outcomes, settle
+from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.anyio
+
+
+class Places:
+    """A room of so many places, which handlers take and give back.
+
+    Attributes:
+        free: How many there are.
+        listeners: Who wants to be told of changes.
+    """
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        self.listeners.append(on_change)
+        return lambda: self.listeners.remove(on_change)
+
+    def change(self, by: int) -> None:
+        self.free += by
+        for listener in tuple(self.listeners):
+            listener()
+
+    def handler(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """Makes a handler that has a place for as long as it runs."""
+
+        async def taking(items: list[Any]) -> list[Any]:
+            assert self.free > 0
+            self.change(-1)
+            try:
+                return await run(items)
+            finally:
+                self.change(1)
+
+        return taking
+
+
+async def test_requests_pile_up_while_there_is_no_room_and_go_in_one_batch() -> None:
+    places, recorder = Places(0), Recorder()
+    handler = places.handler(recorder)
+    async with shoal.Batcher(handler, room=places, max_batch_size=8) as call:
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, *[call(item) for item in range(5)])
+            await anyio.sleep(60)
+            assert recorder.batches == []
+            places.change(1)
+        assert recorder.batches == [[0, 1, 2, 3, 4]]
+        assert [caller.outcome for caller in callers] == [0, 1, 2, 3, 4]
+
+
+async def test_no_batch_is_larger_than_it_may_be_for_having_waited() -> None:
+    places, recorder = Places(0), Recorder()
+    async with (
+        shoal.Batcher(places.handler(recorder), room=places, max_batch_size=4) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, *[call(item) for item in range(10)])
+        await settle()
+        places.change(1)
+    assert recorder.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+async def test_no_more_batches_run_than_there_is_room_for() -> None:
+    places, held = Places(2), Held()
+    batcher = shoal.Batcher(places.handler(held), room=places, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *[call(item) for item in range(5)])
+        await settle()
+        assert len(held.batches) == 2
+        places.change(1)
+        await settle()
+        assert len(held.batches) == 3
+        held.gate.set()
+
+
+async def test_where_there_is_room_it_alone_says_how_many_batches_run() -> None:
+    places, held = Places(3), Held()
+    batcher = shoal.Batcher(
+        places.handler(held), room=places, max_batch_size=1, max_concurrent_batches=1
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, *[call(item) for item in range(5)])
+        await settle()
+        assert len(held.batches) == 3
+        held.gate.set()
+
+
+async def test_a_caller_that_leaves_while_there_is_no_room_costs_nothing() -> None:
+    places, recorder = Places(0), Recorder()
+    async with shoal.Batcher(places.handler(recorder), room=places) as call:
+        async with anyio.create_task_group() as tasks:
+            first, second = await line_up(tasks, call(1), call(2))
+            await settle()
+            first.leave()
+            await settle()
+            places.change(1)
+        assert recorder.batches == [[2]]
+        assert second.outcome == 2
+
+
+async def test_one_that_waited_for_room_does_not_wait_out_a_window_again() -> None:
+    places, recorder = Places(0), Recorder()
+    async with (
+        shoal.Batcher(places.handler(recorder), room=places, batch_wait_timeout_s=2) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, call(1))
+        await anyio.sleep(5)
+        places.change(1)
+    assert recorder.started_at == [5]
+
+
+async def test_one_that_finds_room_waits_out_the_rest_of_its_window() -> None:
+    places, recorder = Places(0), Recorder()
+    async with (
+        shoal.Batcher(places.handler(recorder), room=places, batch_wait_timeout_s=3) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, call(1))
+        await anyio.sleep(1)
+        places.change(1)
+    assert recorder.started_at == [3]
+
+
+async def test_a_deadline_passes_while_there_is_no_room() -> None:
+    places, recorder = Places(0), Recorder()
+    async with shoal.Batcher(places.handler(recorder), room=places) as call:
+        error = await outcome(call.options(deadline_s=2)(1))
+        assert isinstance(error, DeadlineExceeded)
+        assert anyio.current_time() == 2
+        places.change(1)
+        await settle()
+    assert recorder.batches == []
+
+
+async def test_without_a_line_a_call_needs_room() -> None:
+    places, held = Places(1), Held()
+    batcher = shoal.Batcher(places.handler(held), room=places, max_queued_requests=0)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(1))
+        await settle()
+        assert isinstance(await outcome(call(2)), Overloaded)
+        places.change(1)
+        await line_up(tasks, call(3))
+        await settle()
+        assert held.batches == [[1], [3]]
+        held.gate.set()
+
+
+@pytest.mark.parametrize("batchers", [2, 3])
+async def test_batchers_that_share_a_room_all_get_their_turn(batchers: int) -> None:
+    places = Places(1)
+    runs = [0] * batchers
+
+    def counted(number: int) -> Any:
+        async def run(items: list[int]) -> list[int]:
+            runs[number] += 1
+            await anyio.sleep(1)
+            return items
+
+        return places.handler(run)
+
+    async def call_on(call: Any) -> None:
+        while True:
+            await call(1)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(batchers):
+            batcher = shoal.Batcher(counted(number), room=places, max_batch_size=2)
+            call = await tasks.start(batcher.run)
+            for _ in range(6):
+                tasks.start_soon(call_on, call)
+        await anyio.sleep(300)
+        tasks.cancel_scope.cancel()
+    assert sum(runs) == pytest.approx(300, abs=2)
+    assert min(runs) > 300 / batchers / 3
+
+
+async def test_a_batcher_that_is_closed_listens_no_more() -> None:
+    places = Places(1)
+    async with shoal.Batcher(places.handler(Recorder()), room=places) as call:
+        await call(1)
+        assert len(places.listeners) == 1
+    assert places.listeners == []
+
+
+async def test_what_finds_no_room_until_the_end_of_the_grace_fails() -> None:
+    places, recorder = Places(0), Recorder()
+    async with anyio.create_task_group() as tasks:
+        batcher = shoal.Batcher(
+            places.handler(recorder), room=places, graceful_shutdown_timeout_s=5
+        )
+        call = await tasks.start(batcher.run)
+        [caller] = await line_up(tasks, call(1))
+        await batcher.aclose()
+        assert anyio.current_time() == 5
+    assert isinstance(caller.outcome, BatcherClosed)
+    assert recorder.batches == []
+
+
+async def test_what_finds_room_before_the_end_of_the_grace_is_run() -> None:
+    places, recorder = Places(0), Recorder()
+    async with anyio.create_task_group() as tasks:
+        batcher = shoal.Batcher(places.handler(recorder), room=places)
+        call = await tasks.start(batcher.run)
+        [caller] = await line_up(tasks, call(1))
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        places.change(1)
+    assert caller.outcome == 1
+
+
+@pytest.mark.parametrize("fill", ["open", "continuous"])
+async def test_an_open_batch_is_begun_only_where_there_is_room(fill: Any) -> None:
+    places = Places(0)
+    begun_at: list[float] = []
+
+    async def handler(batch: shoal.OpenBatch[int, int]) -> None:
+        begun_at.append(anyio.current_time())
+        async for request in batch:
+            request.finish(-request.item)
+
+    async with (
+        shoal.Batcher(handler, room=places, fill=fill, max_batch_size=2) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, call(1), call(2))
+        await anyio.sleep(3)
+        assert begun_at == []
+        places.change(1)
+        await anyio.sleep(3)
+        assert [caller.outcome for caller in callers] == [-1, -2]
+    assert begun_at == [3]
+
+
+async def test_room_that_shrinks_lets_what_runs_end() -> None:
+    places, held = Places(2), Held()
+    batcher = shoal.Batcher(places.handler(held), room=places, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(1), call(2), call(3))
+        await settle()
+        places.change(-1)  # one of the two that are taken goes when it is given back
+        held.gate.set()
+        await settle()
+        assert [caller.outcome for caller in callers] == [1, 2, 3]
+    assert places.free == 1
+
+
+async def test_many_calls_at_once_end_each_with_its_own_result() -> None:
+    places, recorder = Places(2), Recorder()
+    batcher = shoal.Batcher(places.handler(recorder), room=places, max_batch_size=3)
+    async with batcher as call:
+        assert await outcomes(*[call(item) for item in range(50)]) == [*range(50)]

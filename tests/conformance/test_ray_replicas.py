@@ -1,0 +1,631 @@
+"""What Ray Serve's tests assert of requests (groups RI and RC), by handles on a controller.
+
+Ray Serve's ``handle.cancel()`` is to cancel whoever awaits the call.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import (
+    LEFT,
+    PENDING,
+    Held,
+    Recorder,
+    Steps,
+    line_up,
+    outcome,
+    outcomes,
+    read_all,
+    settle,
+)
+from conformance.replica_scenes import chain, living_tasks, served, service
+from shoal.replicas.accepting import accept_batch
+from shoal.serving.controller import Controller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+# RI: whole requests.
+
+
+async def test_ri1_calls_at_once_share_batches() -> None:
+    handler = Recorder()
+    async with served(handler, max_batch_size=5, batch_wait_timeout_s=1) as handle:
+        assert sorted(await outcomes(*map(handle.call, range(20)))) == list(range(20))
+    assert len(handler.batches) < 20
+
+
+@pytest.mark.parametrize(("replicas", "at_once"), [(1, 2), (2, 1)])
+async def test_ri2_two_batches_of_five_are_in_flight_at_any_time(
+    replicas: int, at_once: int
+) -> None:
+    in_flight: list[int] = []
+    seen: list[tuple[int, int]] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        in_flight.append(len(items))
+        await anyio.sleep(0.5)
+        seen.append((len(in_flight), sum(in_flight)))
+        await anyio.sleep(0.5)
+        in_flight.remove(len(items))
+        return items
+
+    async with served(
+        handler,
+        num_replicas=replicas,
+        max_concurrent_batches=at_once,
+        max_batch_size=5,
+        batch_wait_timeout_s=1,
+    ) as handle:
+        assert await outcomes(*map(handle.call, range(20))) == list(range(20))
+    assert seen == [(2, 10)] * 4
+
+
+async def test_ri3_a_handler_that_returns_a_number_is_a_type_error_of_the_caller() -> None:
+    async def handler(items: list[int]) -> Any:
+        return 5
+
+    async with served(accept_batch(handler)) as handle:
+        with pytest.raises(TypeError):
+            await handle.call(1)
+
+
+async def test_ri4_items_of_a_stream_need_not_be_hashable() -> None:
+    async def handler(prompts: list[str]) -> AsyncIterator[list[dict[str, str]]]:
+        for _ in range(10):
+            yield [{"text": prompt} for prompt in prompts]
+
+    async with (
+        served(handler, max_batch_size=4) as handle,
+        anyio.create_task_group() as tasks,
+    ):
+        readers = await read_all(tasks, *map(handle.stream, "abcd"))
+        await settle()
+        texts = ["".join(item["text"] for item in reader.items) for reader in readers]
+    assert texts == ["a" * 10, "b" * 10, "c" * 10, "d" * 10]
+
+
+async def test_ri6_every_stream_gets_its_chunks_in_order() -> None:
+    async def handler(items: list[int]) -> AsyncIterator[list[str]]:
+        for number in range(10):
+            yield [str(number)] * len(items)
+
+    async with served(handler, max_batch_size=3, batch_wait_timeout_s=1) as handle:
+        async with anyio.create_task_group() as tasks:
+            readers = await read_all(tasks, *map(handle.stream, range(3)))
+    assert ["".join(reader.items) for reader in readers] == ["0123456789"] * 3
+
+
+async def test_ri8_each_batch_sees_the_contexts_of_its_requests() -> None:
+    request_id: ContextVar[str] = ContextVar("request_id", default="")
+    own: list[str] = []
+
+    async def handler(items: list[int]) -> list[str]:
+        own.append(request_id.get())
+        requests = shoal.current_batch().requests
+        assert len(requests) == 3
+        return [request.context[request_id] for request in requests]
+
+    async with served(
+        handler, max_batch_size=3, max_concurrent_batches=2, batch_wait_timeout_s=1
+    ) as handle:
+
+        async def caller(number: int) -> str:
+            request_id.set(f"id {number}")
+            return await handle.call(number)
+
+        got = await outcomes(*map(caller, range(6)))
+    assert got == [f"id {number}" for number in range(6)]
+    assert own == ["", ""]
+
+
+class Costs:
+    """Code whose first batch is held until all other calls are in line."""
+
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
+        self.batches: list[list[Any]] = []
+        self.gate = anyio.Event()
+        self._answer = answer
+
+    async def __call__(self, items: list[Any]) -> list[Any]:
+        if items == ["plug"]:
+            await self.gate.wait()
+            return items
+        self.batches.append(items)
+        return [self._answer(item) for item in items]
+
+
+@pytest.mark.parametrize(
+    ("cost", "answer", "most", "items", "answers", "total"),
+    [
+        pytest.param(
+            lambda item: item[1],
+            lambda item: 2 * item[0],
+            100,
+            [(1, 30), (2, 40), (3, 20), (4, 25)],
+            [2, 4, 6, 8],
+            115,
+            id="ri9 sizes",
+        ),
+        pytest.param(
+            len,
+            sum,
+            100,
+            [[n] * nodes for n, nodes in enumerate((30, 40, 35, 50), start=1)],
+            [30, 80, 105, 200],
+            155,
+            id="ri10 nodes",
+        ),
+        pytest.param(
+            lambda text: len(text.split()),
+            lambda text: len(text.split()),
+            1000,
+            ["word " * words for words in (5, 12, 1, 10)],
+            [5, 12, 1, 10],
+            28,
+            id="ri11 words",
+        ),
+        pytest.param(
+            lambda size: size, str, 10, [6, 6, 3, 4], ["6", "6", "3", "4"], 19, id="ri14 no fit"
+        ),
+        pytest.param(
+            lambda size: size,
+            lambda size: size,
+            100,
+            [10, 20, 50, 15, 90, 5],
+            [10, 20, 50, 15, 90, 5],
+            190,
+            id="ri15 tokens",
+        ),
+    ],
+)
+async def test_ri9_to_ri15_batches_are_bounded_by_what_their_items_cost(
+    cost: Any, answer: Any, most: int, items: list[Any], answers: list[Any], total: int
+) -> None:
+    code = Costs(answer)
+    size = lambda item: 1 if item == "plug" else cost(item)  # noqa: E731
+    async with (
+        served(code, max_batch_size=most, batch_size_fn=size) as handle,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, handle.call("plug"))
+        await settle()
+        callers = await line_up(tasks, *map(handle.call, items))
+        await settle()
+        code.gate.set()
+        await settle()
+        assert [caller.outcome for caller in callers] == answers
+    loads = [sum(map(cost, batch)) for batch in code.batches]
+    assert sum(loads) == total
+    assert max(loads) <= most
+
+
+async def test_ri12_ten_calls_get_their_own_results() -> None:
+    async with served(Recorder(lambda item: 2 * item), max_batch_size=5) as handle:
+        assert await outcomes(*map(handle.call, range(10))) == list(range(0, 20, 2))
+
+
+async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
+    handler = Recorder()
+    async with served(handler, max_batch_size=10, batch_size_fn=lambda size: size) as handle:
+        refused, answered = await outcomes(handle.call(15), handle.call(10))
+    assert type(refused) is shoal.ItemTooLarge
+    assert answered == 10
+    assert handler.batches == [[10]]
+
+
+# RC1-RC9: callers that leave.
+
+
+async def test_rc3_rc5_cancelling_a_running_call_cancels_the_handler_and_what_it_calls() -> None:
+    async with chain() as (handle, outer, inner), anyio.create_task_group() as tasks:
+        (caller,) = await line_up(tasks, handle.call(1))
+        await settle()
+        assert inner.batches == [[1]]
+        caller.leave()
+        await settle()
+        assert caller.outcome == LEFT
+        assert outer.cancelled == inner.cancelled == [[1]]
+
+
+async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handler() -> None:
+    held = Held()
+    async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
+        first, second = await line_up(tasks, handle.call(1), handle.call(2))
+        await settle()
+        second.leave()
+        await settle()
+        assert second.outcome == LEFT
+        held.gate.set()
+    assert first.outcome == 1
+    assert held.batches == [[1]]
+
+
+async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_never_reaches_a_handler() -> (
+    None
+):
+    handler = Recorder()
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        await controller.create_backend("b", handler)
+        await controller.create_endpoint("e", backend=None)
+        handle = await controller.get_handle("e")
+        left, stays = await line_up(tasks, handle.call("left"), handle.call("stays"))
+        await settle()
+        left.leave()
+        await settle()
+        assert left.outcome == LEFT
+        await controller.set_traffic("e", {"b": 1})
+        await settle()
+        assert stays.outcome == "stays"
+    assert handler.batches == [["stays"]]
+
+
+async def test_rc7_cancelling_a_stream_cancels_its_generator() -> None:
+    with Steps() as steps:
+        async with (
+            served(steps.handler) as handle,
+            anyio.create_task_group() as tasks,
+        ):
+            (reader,) = await read_all(tasks, handle.stream("a"))
+            steps.step("hi")
+            await settle()
+            assert reader.items == ["hi"]
+            assert not steps.closed
+            reader.leave()
+            await settle()
+            assert reader.outcome == LEFT
+            assert steps.closed
+
+
+async def test_rc7_a_stream_that_was_closed_has_no_next_item() -> None:
+    with Steps() as steps:
+        async with served(steps.handler) as handle:
+            async with handle.stream("a") as stream:
+                steps.step("hi")
+                assert await anext(stream) == "hi"
+                await stream.aclose()
+                await settle()
+                assert steps.closed
+                with pytest.raises(StopAsyncIteration):
+                    await anext(stream)
+
+
+async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it() -> None:
+    held = Held()
+    answers: list[Any] = []
+    async with anyio.create_task_group() as background, Controller() as controller:
+        inner = await service(controller, "inner", held)
+        running = Held()
+
+        async def work(item: int) -> None:
+            answers.append(await inner.call(item))
+
+        async def code(items: list[int]) -> list[int]:
+            background.start_soon(work, items[0])
+            return await running(items)
+
+        handle = await service(controller, "outer", code)
+        with anyio.move_on_after(1):
+            await handle.call(1)
+        await settle()
+        assert running.cancelled == [[1]]
+        assert held.cancelled == []
+        held.gate.set()
+        await settle()
+        assert answers == [1]
+
+
+# RC10-RC12: overload.
+
+
+async def test_rc10_above_the_bound_calls_are_rejected_at_once() -> None:
+    held = Held()
+    async with (
+        served(held, max_ongoing_requests=1, max_queued_requests=1, max_batch_size=1) as handle,
+        anyio.create_task_group() as tasks,
+    ):
+        (running,) = await line_up(tasks, handle.call("running"))
+        await settle()
+        (queued,) = await line_up(tasks, handle.call("queued"))
+        await settle()
+        with anyio.fail_after(1):
+            started = anyio.current_time()
+            got = await outcomes(*map(handle.call, range(10)))
+            assert anyio.current_time() == started
+        assert [type(one) for one in got] == [shoal.Overloaded] * 10
+        held.gate.set()
+    assert (running.outcome, queued.outcome) == ("running", "queued")
+    assert held.batches == [["running"], ["queued"]]
+
+
+async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> None:
+    bound = {"max_batch_size": 1, "max_queued_requests": 0}
+    async with chain(inner=bound) as (handle, outer, inner), anyio.create_task_group() as tasks:
+        (busy,) = await line_up(tasks, outer.handle.call("busy"))
+        await settle()
+        with anyio.fail_after(1):
+            direct = await outcome(outer.handle.call(1))
+            got = await outcome(handle.call(1))
+        assert type(got) is type(direct) is shoal.Overloaded
+        assert str(got) == str(direct)
+        inner.gate.set()
+    assert busy.outcome == "busy"
+    assert inner.batches == [["busy"]]
+
+
+# RC13-RC19: time-outs.
+
+
+async def test_rc13_fast_calls_are_answered_within_their_time_out() -> None:
+    async with served(Recorder()) as handle:
+        assert await outcomes(*map(handle.options(timeout_s=5).call, range(10))) == list(range(10))
+
+
+async def test_rc14_a_call_whose_handler_hangs_times_out() -> None:
+    async with served(Held()) as handle:
+        started = anyio.current_time()
+        with pytest.raises(TimeoutError):
+            await handle.options(timeout_s=0.1).call(1)
+        assert anyio.current_time() - started == pytest.approx(0.1)
+
+
+async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served() -> None:
+    held = Held()
+    async with served(held, max_batch_size=1) as handle:
+        limited = handle.options(timeout_s=0.5)
+        got = await outcomes(limited.call(1), limited.call(2))
+        assert [type(one) for one in got] == [shoal.DeadlineExceeded] * 2
+        held.gate.set()
+        assert await limited.call(3) == 3
+    assert held.batches == [[1], [3]]
+
+
+async def test_rc17_nothing_is_left_of_calls_that_timed_out() -> None:
+    async with (
+        Controller() as controller,
+        chain(controller, max_batch_size=2) as (handle, _, inner),
+    ):
+        limited = handle.options(timeout_s=0.5)
+        await outcome(limited.call(0))
+        await settle()
+        before = living_tasks()
+        got = await outcomes(*map(limited.call, range(10)))
+        assert [type(one) for one in got] == [shoal.DeadlineExceeded] * 10
+        await settle()
+        assert living_tasks() == before
+        status = controller.status_now()
+        for backend in status.backends.values():
+            assert (backend.queued, backend.ongoing) == (0, 0)
+        assert inner.cancelled == inner.batches
+
+
+async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls() -> None:
+    async with chain() as (handle, outer, inner):
+        with pytest.raises(shoal.DeadlineExceeded):
+            await handle.options(timeout_s=1).call(1)
+        await settle()
+        assert outer.cancelled == inner.cancelled == [[1]]
+
+
+async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_service() -> None:
+    async with chain() as (handle, _, inner):
+        seen: list[float | None] = []
+
+        async def note(items: list[int]) -> list[int]:
+            seen.extend(request.deadline for request in shoal.current_batch().requests)
+            return items
+
+        inner.__class__ = type("Noting", (Held,), {"__call__": lambda _, items: note(items)})
+        started = anyio.current_time()
+        await handle.options(timeout_s=7).call(1)
+    assert seen == [pytest.approx(started + 7)]
+
+
+async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
+    held = Held()
+    async with served(held, max_batch_size=1) as handle, anyio.create_task_group() as tasks:
+        await line_up(tasks, handle.call(1))
+        await settle()
+        got = await outcome(handle.options(timeout_s=1).call(2))
+        assert type(got) is shoal.DeadlineExceeded
+        held.gate.set()
+    assert held.batches == [[1]]
+
+
+# RC20-RC24: streams.
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.real_time
+async def test_rc20_chunks_arrive_in_order(kind: str) -> None:
+    def sync_count(items: list[int]) -> Iterator[list[int]]:
+        for number in range(10):
+            yield [number] * len(items)
+
+    async def async_count(items: list[int]) -> AsyncIterator[list[int]]:
+        for number in range(10):
+            yield [number] * len(items)
+
+    async with served(sync_count if kind == "sync" else async_count) as handle:
+        async with handle.stream(1) as stream:
+            assert [item async for item in stream] == list(range(10))
+
+
+async def test_rc21_chunks_arrive_one_by_one_and_streams_are_independent() -> None:
+    with Steps() as one, Steps() as other:
+        async with Controller() as controller, anyio.create_task_group() as tasks:
+            first_handle = await service(controller, "one", one.handler)
+            second_handle = await service(controller, "other", other.handler)
+            (first,) = await read_all(tasks, first_handle.stream(1))
+            (second,) = await read_all(tasks, second_handle.stream(2))
+            one.step("1")
+            await settle()
+            assert (first.items, second.items) == (["1"], [])
+            await anyio.sleep(0.01)
+            assert first.items == ["1"]
+            one.step("2")
+            other.step("1")
+            await settle()
+            assert (first.items, second.items) == (["1", "2"], ["1"])
+            one.end()
+            other.end()
+    assert (first.outcome, second.outcome) == ("end", "end")
+
+
+async def test_rc23_an_error_after_the_first_chunk_comes_after_it() -> None:
+    with Steps() as steps:
+        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, handle.stream(1))
+            steps.step("1")
+            steps.fail(RuntimeError("broken"))
+            await settle()
+            assert reader.items == ["1"]
+            assert type(reader.outcome) is RuntimeError
+
+
+async def test_rc24_a_generator_is_not_cancelled_while_its_reader_stays() -> None:
+    with Steps() as steps:
+        async with served(steps.handler) as handle, anyio.create_task_group() as tasks:
+            (reader,) = await read_all(tasks, handle.stream("a"))
+            await anyio.sleep(1000)
+            assert not steps.closed
+            assert reader.outcome == PENDING
+            reader.leave()
+            await settle()
+            assert steps.closed
+
+
+# RC25-RC31: the end of a controller.
+
+
+class Ending(Held):
+    """Held code that notes the steps of its end.
+
+    Args:
+        name: What to call it.
+        steps: Where it notes them.
+    """
+
+    def __init__(self, name: str, steps: list[str]) -> None:
+        super().__init__()
+        self._name = name
+        self._steps = steps
+
+    async def __call__(self, items: list[Any]) -> list[Any]:
+        try:
+            return await super().__call__(items)
+        finally:
+            self._steps.append(f"{self._name} ran")
+
+    async def close(self) -> None:
+        self._steps.append(f"{self._name} closed")
+
+
+async def test_rc25_what_is_under_way_ends_before_the_replica_and_who_calls_before_who_is_called() -> (
+    None
+):
+    steps: list[str] = []
+    called, caller = Ending("called", steps), Ending("caller", steps)
+    async with anyio.create_task_group() as tasks:
+        async with Controller() as controller:
+            inner = await service(controller, "called", called)
+            outer = await service(controller, "caller", caller)
+            waiting = await line_up(tasks, outer.call(1), inner.call(1))
+            await settle()
+            tasks.start_soon(controller.shutdown)
+            await settle()
+            assert steps == []
+            caller.gate.set()
+            await settle()
+            assert steps == ["caller ran", "caller closed"]
+            called.gate.set()
+        assert steps == ["caller ran", "caller closed", "called ran", "called closed"]
+    assert [one.outcome for one in waiting] == [1, 1]
+
+
+async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget() -> None:
+    steps: list[str] = []
+    held = Ending("it", steps)
+    async with served(held, graceful_shutdown_timeout_s=1) as handle:
+        async with anyio.create_task_group() as tasks:
+            (caller,) = await line_up(tasks, handle.call(1))
+            await settle()
+            started = anyio.current_time()
+            await handle._owner.shutdown()
+            assert anyio.current_time() - started == pytest.approx(1)
+    assert isinstance(caller.outcome, shoal.BatcherClosed)
+    assert steps == ["it ran", "it closed"]
+
+
+async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_completes() -> None:
+    held = Held()
+    async with anyio.create_task_group() as tasks:
+        async with served(held, graceful_shutdown_timeout_s=0.05) as handle:
+            (caller,) = await line_up(tasks, handle.call(1))
+            await settle()
+            started = anyio.current_time()
+        assert anyio.current_time() - started == pytest.approx(0.05)
+    assert isinstance(caller.outcome, shoal.BatcherClosed)
+    assert held.cancelled == [[1]]
+
+
+async def test_rc27_a_replica_that_never_started_is_only_ended() -> None:
+    steps: list[str] = []
+
+    class Starting(Ending):
+        async def warm_up(self) -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                steps.append("start cancelled")
+
+    async with anyio.create_task_group() as tasks:
+        async with Controller() as controller:
+            (creator,) = await line_up(
+                tasks, controller.create_backend("b", Starting("it", steps))
+            )
+            await settle()
+            started = anyio.current_time()
+        assert anyio.current_time() == started
+        await settle()
+        assert isinstance(creator.outcome, shoal.ShoalError)
+    assert steps == ["start cancelled"]
+
+
+async def test_rc30_an_idle_replica_ends_without_waiting_for_a_health_check() -> None:
+    async with Controller() as controller:
+        handle = await service(controller, "b", Recorder(), health_check_period_s=10)
+        await handle.call(1)
+        started = anyio.current_time()
+        await controller.shutdown()
+        assert anyio.current_time() == started
+
+
+async def test_rc31_from_its_end_on_only_code_that_is_being_answered_makes_calls() -> None:
+    async with anyio.create_task_group() as tasks:
+        async with Controller() as controller:
+            gate = anyio.Event()
+            inner = await service(controller, "inner", Recorder())
+
+            async def code(items: list[int]) -> list[int]:
+                await gate.wait()
+                return [await inner.call(item) for item in items]
+
+            outer = await service(controller, "outer", code)
+            (caller,) = await line_up(tasks, outer.call(1))
+            await settle()
+            tasks.start_soon(controller.shutdown)
+            await settle()
+            for handle in (inner, outer):
+                assert type(await outcome(handle.call(2))) is shoal.ShutDown
+            gate.set()
+    assert caller.outcome == 1

@@ -1,0 +1,139 @@
+"""The life of a replica: its table is whole, and what the table does not have is refused."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import product
+from typing import get_args
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from shoal.core.replica_life import TRANSITIONS, Event, LifeState, ReplicaLife
+
+EVENTS: tuple[Event, ...] = get_args(Event)
+OVER = {LifeState.ENDED, LifeState.FAILED, LifeState.DIED}
+
+
+def life_in(state: LifeState) -> ReplicaLife:
+    life = ReplicaLife()
+    life.state = state
+    return life
+
+
+def reachable(start: LifeState) -> set[LifeState]:
+    reached, to_do = {start}, deque([start])
+    while to_do:
+        new = set(TRANSITIONS[to_do.popleft()].values()) - reached
+        reached |= new
+        to_do += new
+    return reached
+
+
+def test_the_table_has_every_state_and_event() -> None:
+    assert set(TRANSITIONS) == set(LifeState)
+    assert {event for row in TRANSITIONS.values() for event in row} == set(EVENTS)
+
+
+def test_every_state_can_be_reached() -> None:
+    assert reachable(LifeState.NEW) == set(LifeState)
+
+
+@pytest.mark.parametrize("state", LifeState)
+def test_every_life_can_end_and_does_not_come_back(state: LifeState) -> None:
+    assert reachable(state) & OVER
+    if state in OVER:
+        assert reachable(state) == {state}
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(LifeState, EVENTS)))
+def test_an_event_moves_on_or_is_refused(state: LifeState, event: Event) -> None:
+    life = life_in(state)
+    if event in TRANSITIONS[state]:
+        assert life.on(event) is life.state is TRANSITIONS[state][event]
+    else:
+        with pytest.raises(AssertionError, match=f"that is {state.value} can't meet '{event}'"):
+            life.on(event)
+        assert life.state is state
+
+
+@pytest.mark.parametrize("state", LifeState)
+def test_only_a_ready_replica_takes_work(state: LifeState) -> None:
+    assert life_in(state).takes_work == (state is LifeState.READY)
+
+
+@pytest.mark.parametrize("state", LifeState)
+def test_a_life_is_over_when_it_ended_failed_or_died(state: LifeState) -> None:
+    assert life_in(state).is_over == (state in OVER)
+
+
+@pytest.mark.parametrize(
+    ("told", "ends_as"),
+    [
+        (["ended"], LifeState.FAILED),
+        (["start", "start_failed"], LifeState.FAILED),
+        (["start", "died"], LifeState.FAILED),
+        (["start", "ended"], LifeState.FAILED),
+        (["start", "ready", "died"], LifeState.DIED),
+        (["start", "ready", "ended"], LifeState.DIED),
+        (["start", "ready", "unhealthy", "died"], LifeState.DIED),
+        (["start", "ready", "drain", "died"], LifeState.DIED),
+        (["start", "ready", "drain", "idle", "ended"], LifeState.ENDED),
+        (["start", "ready", "drain", "idle", "died"], LifeState.ENDED),
+        (["start", "ready", "stop", "died"], LifeState.ENDED),
+        (["start", "drain", "start_failed"], LifeState.ENDED),
+        (["start", "drain", "ready", "ended"], LifeState.ENDED),
+        (["drain"], LifeState.ENDED),
+    ],
+)
+def test_how_a_life_ends_depends_on_what_was_asked(told: list[Event], ends_as: LifeState) -> None:
+    life = ReplicaLife()
+    for event in told:
+        life.on(event)
+    assert life.state is ends_as
+
+
+class LifeMachine(RuleBasedStateMachine):
+    """Any events in any order, and what must have happened for the state that they lead to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = ReplicaLife()
+        self.met: list[Event] = []
+
+    @rule(event=st.sampled_from(EVENTS))
+    def happens(self, event: Event) -> None:
+        before = self.life.state
+        try:
+            self.life.on(event)
+        except AssertionError:
+            assert self.life.state is before
+        else:
+            self.met.append(event)
+
+    @invariant()
+    def the_state_has_its_reasons(self) -> None:
+        state, met = self.life.state, set(self.met)
+        was_asked = bool(met & {"drain", "stop"})
+        assert "start" in met or state in {LifeState.NEW, LifeState.ENDED, LifeState.FAILED}
+        assert not self.life.takes_work or ("ready" in met and not was_asked)
+        assert self.life.is_leaving <= was_asked
+        if state is LifeState.FAILED:
+            assert not was_asked
+            assert "ready" not in met
+        if state is LifeState.DIED:
+            assert "ready" in met
+            assert "stop" not in met
+            assert "idle" not in met
+        if self.life.is_over:
+            assert not self.life.takes_work
+        elif was_asked:
+            assert self.life.is_leaving
+
+
+LifeMachine.TestCase.settings = settings(
+    max_examples=200, stateful_step_count=20, deadline=None, derandomize=True, database=None
+)
+TestAnyLife = LifeMachine.TestCase

@@ -1,0 +1,198 @@
+"""Restarts: how long the waits are, what makes them short again, and when nobody need wait."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.core.restarting import Restarts
+
+ALL = 1.0  # a point at the end of its range: the longest wait that chance can choose
+EXAMPLES = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+
+
+def fail(restarts: Restarts, times: int, now: float = 0.0) -> list[float]:
+    """Lets a replica fail to start, each time as soon as it was tried again; gives the waits."""
+    waits = []
+    for _ in range(times):
+        again_at = restarts.failed(now, ALL)
+        waits.append(again_at - now)
+        now = again_at
+    return waits
+
+
+def test_the_first_replica_need_not_wait() -> None:
+    assert Restarts().next_at == -math.inf
+    assert not Restarts().is_open
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    waits = fail(Restarts(), 12)
+    assert waits[:4] == pytest.approx([0.1, 0.2, 0.4, 0.8])
+    assert waits[8:] == pytest.approx([25.6, 30.0, 30.0, 30.0])
+
+
+def test_the_longest_wait_stays_after_ever_so_many_failures() -> None:
+    assert fail(Restarts(), 5000)[-1] == pytest.approx(30.0)
+
+
+def test_chance_chooses_the_whole_wait() -> None:
+    chance = random.Random(3)
+    waits = []
+    for _ in range(1000):
+        restarts = Restarts()
+        again_at = sum(fail(restarts, 3)) + 10
+        waits.append(restarts.failed(again_at, chance.random()) - again_at)
+    assert min(waits) < 0.01
+    assert max(waits) > 0.79
+    assert sum(waits) / len(waits) == pytest.approx(0.4, abs=0.02)
+
+
+def test_other_waits_can_be_asked_for() -> None:
+    restarts = Restarts(initial_s=1, factor=3, max_s=5)
+    assert fail(restarts, 3) == pytest.approx([1, 3, 5])
+
+
+def test_replicas_that_are_started_together_fail_once() -> None:
+    together, alone = Restarts(), Restarts()
+    for number in range(10):
+        together.failed(5.0 + number, ALL, began_at=0.0)
+    alone.failed(5.0, ALL, began_at=0.0)
+    assert together.next_at == alone.next_at
+    assert not together.is_open
+
+
+def test_a_failure_during_a_wait_does_not_make_it_longer() -> None:
+    restarts = Restarts()
+    again_at = sum(fail(restarts, 3))
+    assert restarts.next_at == pytest.approx(again_at)
+    assert restarts.failed(again_at - 0.01, ALL) == pytest.approx(again_at)
+    assert restarts.died(again_at - 0.01, ALL, ready_at=again_at - 1) == pytest.approx(again_at)
+
+
+def test_a_replica_that_dies_soon_waits_longer_from_time_to_time() -> None:
+    restarts = Restarts()
+    waits, now = [], 0.0
+    for _ in range(4):
+        restarts.started(now)
+        now += 1.0
+        again_at = restarts.died(now, ALL)
+        waits.append(again_at - now)
+        now = again_at
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8])
+
+
+def test_replicas_that_die_soon_and_in_turn_wait_longer_as_well() -> None:
+    """Each has become ready before the other's death, so neither may count as the same failure."""
+    restarts = Restarts()
+    for number in range(40):
+        restarts.died(number * 0.5, ALL, ready_at=number * 0.5 - 5)
+    assert restarts.next_at - 40 * 0.5 > 5
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_death_of_a_replica_that_lived_well_is_a_first_failure(known: bool) -> None:
+    restarts = Restarts()
+    now = sum(fail(restarts, 8))
+    restarts.started(now)
+    again_at = restarts.died(now + 10.0, ALL, ready_at=now if known else None)
+    assert again_at - (now + 10.0) == pytest.approx(0.1)
+    restarts.started(again_at)
+    assert restarts.died(again_at + 9.9, ALL) - (again_at + 9.9) == pytest.approx(0.2)
+
+
+def test_a_replica_that_lives_well_shortens_the_wait_of_the_others() -> None:
+    restarts = Restarts()
+    now = sum(fail(restarts, 8)[:-1])
+    assert restarts.next_at > now + 10
+    restarts.lived_well(now)
+    assert restarts.next_at == pytest.approx(now + 0.1)
+    assert restarts.failed(now + 1, ALL) == pytest.approx(now + 1.1)
+
+
+def test_living_well_makes_nobody_wait() -> None:
+    restarts = Restarts()
+    restarts.lived_well(5.0)
+    assert restarts.next_at == -math.inf
+
+
+# The circuit
+
+
+def test_the_circuit_opens_after_so_many_failures_to_start_in_a_row() -> None:
+    restarts = Restarts()
+    fail(restarts, 2)
+    assert not restarts.is_open
+    fail(restarts, 1, now=10.0)
+    assert restarts.is_open
+
+
+def test_tries_go_on_while_the_circuit_is_open_and_the_first_success_closes_it() -> None:
+    restarts = Restarts(open_after=1)
+    now = sum(fail(restarts, 5))
+    assert restarts.is_open
+    assert restarts.next_at < math.inf
+    restarts.started(now)
+    assert not restarts.is_open
+
+
+def test_a_success_between_failures_keeps_the_circuit_closed() -> None:
+    restarts = Restarts()
+    for number in range(10):
+        fail(restarts, 2, now=number * 1000.0)
+        restarts.started(number * 1000.0 + 500)
+    assert not restarts.is_open
+
+
+def test_deaths_do_not_open_the_circuit() -> None:
+    restarts = Restarts()
+    for number in range(20):
+        restarts.started(number * 100.0)
+        restarts.died(number * 100.0 + 1, ALL)
+    assert not restarts.is_open
+
+
+# Whatever happens
+
+
+EVENT = st.tuples(
+    st.sampled_from(["failed", "died", "started", "lived_well"]),
+    st.floats(0, 40),
+    st.floats(0, 1, exclude_max=True),
+)
+
+
+@EXAMPLES
+@given(events=st.lists(EVENT, max_size=40))
+def test_a_wait_ends_and_the_circuit_counts_what_is_in_a_row(
+    events: list[tuple[str, float, float]],
+) -> None:
+    restarts, now, in_a_row = Restarts(), 0.0, 0
+    for what, later_s, point in events:
+        now += later_s
+        if what == "failed":
+            in_a_row += now >= restarts.next_at
+            assert restarts.failed(now, point) == restarts.next_at
+        elif what == "died":
+            assert restarts.died(now, point) == restarts.next_at
+        elif what == "started":
+            restarts.started(now)
+            in_a_row = 0
+        else:
+            restarts.lived_well(now)
+        assert restarts.next_at <= now + 30.0
+        assert restarts.is_open == (in_a_row >= 3)
+
+
+@EXAMPLES
+@given(failures=st.integers(1, 40), point=st.floats(0, 1, exclude_max=True))
+def test_a_wait_is_its_share_of_what_it_could_be(failures: int, point: float) -> None:
+    longest, some = Restarts(), Restarts()
+    now = sum(fail(longest, failures - 1)) + 100
+    fail(some, failures - 1)
+    whole = longest.failed(now, ALL) - now
+    assert some.failed(now, point) - now == pytest.approx(point * whole, abs=1e-9)

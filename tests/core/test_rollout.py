@@ -1,0 +1,255 @@
+"""Rollouts: capacity is never taken away, bounds hold, and all comes out right in the end."""
+
+from __future__ import annotations
+
+from itertools import combinations_with_replacement, product
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shoal.core.replica_life import LifeState, ReplicaLife
+from shoal.core.rollout import Decision, Seen, decide
+
+VERSION = 7
+STATES = {
+    "n": LifeState.NEW,
+    "s": LifeState.STARTING,
+    "r": LifeState.READY,
+    "d": LifeState.DRAINING,
+    "x": LifeState.STOPPING,
+    "e": LifeState.ENDED,
+    "f": LifeState.FAILED,
+    "k": LifeState.DIED,
+}
+CAPACITY = {LifeState.NEW, LifeState.STARTING, LifeState.READY}
+
+
+def scene(words: str) -> list[Seen[str]]:
+    """Reads a scene: ``"a:r a2:r3"`` is two ready replicas, the second one with three requests.
+
+    Capitals are of the version wanted, small letters of an older one.
+    """
+    seen = []
+    for word in words.split():
+        name, _, (state, *ongoing) = word.partition(":")
+        version = VERSION if name.isupper() else VERSION - 1
+        seen.append(Seen(name, version, STATES[state], int("".join(ongoing) or 0)))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("replicas", "wanted", "start", "drain"),
+    [
+        # scaling up
+        pytest.param("", 0, 0, "", id="none is wanted and there is none"),
+        pytest.param("", 5, 5, "", id="all that are missing start at once"),
+        pytest.param("A:r B:s", 5, 3, "", id="those that start are counted"),
+        pytest.param("A:r B:n", 2, 0, "", id="those that wait to be started, too"),
+        pytest.param("A:d B:x C:r", 2, 1, "", id="those that leave are not"),
+        pytest.param("A:e B:f C:k", 2, 2, "", id="nor those that are over"),
+        pytest.param("A:r B:r C:r", 3, 0, "", id="all is as it should be"),
+        # scaling down
+        pytest.param("A:r9 B:r1 C:r5", 2, 0, "B", id="the least busy one goes"),
+        pytest.param("A:r1 B:r1 C:r1", 1, 0, "A B", id="of equals the oldest ones go"),
+        pytest.param("A:r B:s C:n", 1, 0, "C B", id="before it those that are not ready"),
+        pytest.param("A:r9 b:r9 C:r0", 2, 0, "b", id="before it those of an older version"),
+        pytest.param("A:r b:r C:d d:x", 0, 0, "b A", id="all go when none is wanted"),
+        pytest.param("A:s b:s C:n d:n", 0, 0, "b d C A", id="also those that are not ready"),
+        pytest.param("A:s B:s C:r", 2, 0, "B", id="one that is ready is kept"),
+        # replacing
+        pytest.param("a:r b:r c:r", 3, 1, "", id="one starts beside the old ones"),
+        pytest.param("a:r b:r c:r D:s", 3, 0, "", id="they stay until it is ready"),
+        pytest.param("a:r2 b:r1 c:r3 D:r", 3, 1, "b", id="then one goes and the next starts"),
+        pytest.param("a:r b:d D:r E:s", 2, 0, "", id="one that drains is not waited for"),
+        pytest.param("a:r", 1, 1, "", id="one alone is replaced by a second"),
+        pytest.param("a:r B:r", 1, 0, "a", id="which takes its place"),
+        pytest.param("a:s b:n", 2, 2, "a b", id="old ones that are not ready are of no use"),
+        pytest.param("a:r b:r", 4, 3, "", id="growing makes room for several"),
+        pytest.param("a:r b:r c:r d:r", 2, 1, "a b", id="shrinking goes on at once"),
+        pytest.param("a:r b:r C:s D:s E:s", 2, 0, "E D", id="shrinking gives up starts"),
+        pytest.param("a:r", 3, 3, "", id="those that died are made up for at once"),
+    ],
+)
+def test_a_scene_has_its_decision(replicas: str, wanted: int, start: int, drain: str) -> None:
+    assert decide(scene(replicas), wanted, VERSION) == Decision(start, tuple(drain.split()))
+
+
+@pytest.mark.parametrize(
+    ("replicas", "surge", "start"),
+    [("a:r b:r c:r", 2, 2), ("a:r b:r c:r D:s", 2, 1), ("a:r", 5, 1)],
+)
+def test_so_many_are_replaced_at_once_as_the_surge_says(
+    replicas: str, surge: int, start: int
+) -> None:
+    wanted = sum(word[0].islower() for word in replicas.split())
+    assert decide(scene(replicas), wanted, VERSION, surge=surge).start == start
+
+
+def test_any_other_version_is_to_be_replaced() -> None:
+    seen = [Seen(0, -1, LifeState.READY, 0), Seen(1, VERSION + 1, LifeState.READY, 0)]
+    assert decide(seen, 2, VERSION) == Decision(1, ())
+
+
+def ready_of(replicas: list[Seen[int]]) -> int:
+    return sum(seen.state is LifeState.READY for seen in replicas)
+
+
+def capacity_of(replicas: list[Seen[int]]) -> int:
+    return sum(seen.state in CAPACITY for seen in replicas)
+
+
+def test_every_small_scene_keeps_the_rules() -> None:
+    """All scenes of up to five replicas, whatever led there."""
+    kinds = list(product((VERSION, VERSION - 1), ["s", "r", "d"]))
+    for size in range(6):
+        for kinds_of_all in combinations_with_replacement(kinds, size):
+            replicas = [
+                Seen(number, version, STATES[letter], number % 2)
+                for number, (version, letter) in enumerate(kinds_of_all)
+            ]
+            for wanted, surge in product(range(6), (1, 2)):
+                check(replicas, wanted, surge)
+
+
+def check(replicas: list[Seen[int]], wanted: int, surge: int) -> None:
+    decision = decide(replicas, wanted, VERSION, surge)
+    gone = set(decision.drain)
+    assert len(gone) == len(decision.drain)
+    staying = [seen for seen in replicas if seen.id not in gone]
+    assert all(replicas[number].state in CAPACITY for number in gone)
+    assert decision.start >= 0
+    assert ready_of(staying) == min(wanted, ready_of(replicas))
+    # Ready ones of an older version may be as many as wanted, beside those that replace them.
+    assert capacity_of(staying) + decision.start <= wanted + surge
+    of_version = [seen for seen in staying if seen.version == VERSION]
+    assert capacity_of(of_version) + decision.start <= wanted
+    old = [seen for seen in staying if seen.version != VERSION]
+    assert capacity_of(old) == ready_of(old)
+    if not any(seen.version == VERSION for seen in replicas if seen.id in gone):
+        assert capacity_of(of_version) + decision.start >= min(wanted, surge)
+    # It is all done at once: once carried out, there is nothing more to do.
+    started = [Seen(number + 100, VERSION, LifeState.NEW, 0) for number in range(decision.start)]
+    assert decide([*staying, *started], wanted, VERSION, surge) == Decision(0, ())
+
+
+class RolloutMachine(RuleBasedStateMachine):
+    """Replicas that start, fail and die as they like, and a supervisor that asks what to do."""
+
+    @initialize(wanted=st.integers(0, 4), surge=st.integers(1, 3))
+    def begin(self, wanted: int, surge: int) -> None:
+        self.wanted = wanted
+        self.surge = surge
+        self.version = 0
+        self.number = 0
+        self.lives: dict[int, tuple[int, ReplicaLife]] = {}
+        # How many must be ready: those that have been so, less those that died or aren't wanted.
+        self.floor = 0
+        self.look()
+
+    def look(self) -> None:
+        decision = decide(self.seen(), self.wanted, self.version, self.surge)
+        for number in decision.drain:
+            self.lives[number][1].on("drain")
+        for _ in range(decision.start):
+            self.lives[self.number] = (self.version, ReplicaLife())
+            self.number += 1
+
+    def seen(self) -> list[Seen[int]]:
+        return [
+            Seen(number, version, life.state, number % 3)
+            for number, (version, life) in self.lives.items()
+        ]
+
+    def of(self, *states: LifeState) -> list[ReplicaLife]:
+        return [life for _, life in self.lives.values() if life.state in states]
+
+    def forget_those_that_are_over(self) -> None:
+        self.lives = {n: kept for n, kept in self.lives.items() if not kept[1].is_over}
+        self.look()
+        self.floor = max(self.floor, min(self.wanted, len(self.of(LifeState.READY))))
+
+    @precondition(lambda self: self.of(LifeState.NEW))
+    @rule(data=st.data())
+    def starts(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.of(LifeState.NEW))).on("start")
+        self.look()
+
+    @precondition(lambda self: self.of(LifeState.STARTING))
+    @rule(data=st.data(), succeeds=st.sampled_from([True, True, False]))
+    def start_ends(self, data: st.DataObject, succeeds: bool) -> None:
+        life = data.draw(st.sampled_from(self.of(LifeState.STARTING)))
+        life.on("ready" if succeeds else "start_failed")
+        self.forget_those_that_are_over()
+
+    @precondition(lambda self: self.of(LifeState.READY))
+    @rule(data=st.data())
+    def dies(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.of(LifeState.READY))).on("died")
+        self.floor = max(0, self.floor - 1)
+        self.forget_those_that_are_over()
+
+    @precondition(lambda self: self.of(LifeState.DRAINING))
+    @rule(data=st.data())
+    def has_drained(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.of(LifeState.DRAINING))).on("idle")
+        self.look()
+
+    @precondition(lambda self: self.of(LifeState.STOPPING))
+    @rule(data=st.data())
+    def has_ended(self, data: st.DataObject) -> None:
+        data.draw(st.sampled_from(self.of(LifeState.STOPPING))).on("ended")
+        self.forget_those_that_are_over()
+
+    @rule(wanted=st.integers(0, 5))
+    def scale(self, wanted: int) -> None:
+        self.wanted = wanted
+        self.floor = min(self.floor, wanted)
+        self.forget_those_that_are_over()
+
+    @rule()
+    def update(self) -> None:
+        self.version += 1
+        self.look()
+
+    @precondition(lambda self: self.lives)
+    @rule(data=st.data())
+    def is_to_be_recycled(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.lives)))
+        self.lives[number] = (-1, self.lives[number][1])
+        self.look()
+
+    @invariant()
+    def we_take_no_capacity_away(self) -> None:
+        assert len(self.of(LifeState.READY)) >= self.floor
+
+    @invariant()
+    def there_are_not_too_many(self) -> None:
+        assert len(self.of(*CAPACITY)) <= self.wanted + self.surge
+
+    def teardown(self) -> None:
+        """Lets all go well from here on: then exactly those are there that should be."""
+        if not hasattr(self, "lives"):
+            return
+        for _ in range(100):
+            for life in self.of(LifeState.NEW):
+                life.on("start")
+            for life in self.of(LifeState.STARTING)[:1]:
+                life.on("ready")
+            for life in self.of(LifeState.DRAINING):
+                life.on("idle")
+            for life in self.of(LifeState.STOPPING):
+                life.on("ended")
+            self.forget_those_that_are_over()
+            self.we_take_no_capacity_away()
+            self.there_are_not_too_many()
+        assert [(version, life.state) for version, life in self.lives.values()] == [
+            (self.version, LifeState.READY)
+        ] * self.wanted
+
+
+RolloutMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
+)
+TestAnyRollout = RolloutMachine.TestCase

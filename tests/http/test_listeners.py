@@ -1,0 +1,315 @@
+"""Where a server listens: several addresses at once, UNIX sockets, sockets that it inherits."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from echo_app import EchoApp
+from live_server import HANG_S, read_all, read_until, request
+from trio.testing import wait_all_tasks_blocked
+
+from shoal.http.listeners import Inherited, Listening, Tcp, Unix, bind
+from shoal.http.server import ServerConfig, serve
+
+pytestmark = pytest.mark.trio
+
+
+class Live:
+    """A server at several addresses; `urls` are theirs, in order."""
+
+    def __init__(self):
+        self.urls = []
+        self.stop = trio.Event()
+        self.drained = None
+
+    async def run(self, app, config, doors, more, task_status):
+        def started(url):
+            self.urls.append(url)
+            if len(self.urls) == 1 + len(doors):
+                task_status.started()
+
+        listening = [
+            Listening(address=address, app=of_door, started=started) for address, of_door in doors
+        ]
+        self.drained = await serve(
+            app, config, shutdown=self.stop.wait, started=started, doors=listening, **more
+        )
+
+
+@asynccontextmanager
+async def running(app, config=None, doors=(), **more):
+    live = Live()
+    with trio.fail_after(HANG_S):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(live.run, app, config or ServerConfig(port=0), doors, more)
+            yield live
+            live.stop.set()
+
+
+def exists(path):
+    return os.path.lexists(path)
+
+
+async def connect(url):
+    if url.startswith("unix:"):
+        return await trio.open_unix_socket(url.removeprefix("unix:"))
+    return await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
+
+
+async def talk(url, sent=None):
+    async with await connect(url) as client:
+        await client.send_all(request("/", close=True) if sent is None else sent)
+        return await read_all(client)
+
+
+def saying(word):
+    async def app(scope, receive, send):
+        assert scope["type"] == "http", "only the first application has a lifespan"
+        await EchoApp().answer(send, 200, word)
+
+    return app
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "shoal.sock")
+
+
+async def test_each_address_has_its_own_application(path):
+    doors = [(Unix(path), saying(b"unix")), (Tcp("127.0.0.1", 0), saying(b"tcp"))]
+    async with running(EchoApp(), doors=doors) as live:
+        assert live.urls[1] == f"unix:{path}"
+        answers = [(await talk(url)).split()[-1] for url in live.urls]
+    assert answers == [b"hello", b"unix", b"tcp"]
+
+
+async def test_the_first_address_may_be_a_unix_socket(path):
+    async with running(EchoApp(), ServerConfig(uds=path)) as live:
+        assert live.urls == [f"unix:{path}"]
+        for _ in range(2):
+            assert (await talk(live.urls[0])).endswith(b"hello")
+
+
+async def test_a_client_at_a_unix_socket_has_no_address(path):
+    scopes = []
+
+    async def app(scope, receive, send):
+        scopes.append(scope)
+        await EchoApp().answer(send, 200, b"seen")
+
+    async with running(app, ServerConfig(uds=path), lifespan=False) as live:
+        await talk(live.urls[0])
+    assert (scopes[0]["client"], scopes[0]["server"]) == (None, None)
+
+
+async def test_an_error_of_a_client_at_a_unix_socket_is_logged(path, caplog):
+    async with running(EchoApp(), ServerConfig(uds=path)) as live:
+        bad = request("/", headers=["Connection: \x85Upgrade", "Upgrade: websocket"])
+        await talk(live.urls[0], bad)
+        assert (await talk(live.urls[0])).endswith(b"hello")
+    (record,) = caplog.records
+    assert record.getMessage() == "an error ended the connection from a UNIX socket"
+
+
+async def test_a_client_at_a_unix_socket_that_talks_on_still_gets_its_answer(path):
+    async with running(EchoApp(), ServerConfig(uds=path)) as live:
+        upload = request("/early", method="POST", headers=["Content-Length: 10000000"])
+        async with await connect(live.urls[0]) as client:
+            await client.send_all(upload + bytes(2**17))
+            assert b"too large" in await read_until(client, b"too large")
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o660])
+async def test_only_whom_the_mode_lets_in_can_connect(path, mode):
+    before = os.umask(0)
+    try:
+        async with running(EchoApp(), ServerConfig(uds=path, uds_mode=mode)):
+            assert stat.S_IMODE(os.stat(path).st_mode) == mode
+    finally:
+        os.umask(before)
+
+
+async def test_nothing_is_left_of_a_unix_socket(path, tmp_path):
+    async with running(EchoApp(), ServerConfig(uds=path)):
+        assert exists(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_unix_socket_is_free_again_while_the_server_drains(path):
+    app = EchoApp()
+    async with running(app, ServerConfig(uds=path)) as old, await connect(old.urls[0]) as client:
+        await client.send_all(request("/hold"))
+        await app.entered.wait()
+        old.stop.set()
+        await wait_all_tasks_blocked()
+        async with running(EchoApp(), ServerConfig(uds=path)) as new:
+            assert (await talk(new.urls[0])).endswith(b"hello")
+            app.release.set()
+            assert (await read_all(client)).endswith(b"held")
+            assert (await talk(new.urls[0])).endswith(b"hello")
+
+
+async def test_a_socket_file_of_a_dead_server_is_replaced(path):
+    died = f"""
+import os, socket
+from shoal.http.listeners import Unix, bind
+bind(Unix({path!r})).socket.listen()
+os.kill(os.getpid(), 9)
+"""
+    ended = await trio.run_process([sys.executable, "-c", died], check=False)
+    assert ended.returncode == -9
+    assert exists(path)
+    async with running(EchoApp(), ServerConfig(uds=path)) as live:
+        assert (await talk(live.urls[0])).endswith(b"hello")
+
+
+@pytest.mark.parametrize("listens", [False, True])
+async def test_a_socket_of_a_live_server_is_refused(path, listens):
+    held = bind(Unix(path))
+    if listens:
+        held.socket.listen()
+    with pytest.raises(OSError, match="another server listens there"):
+        bind(Unix(path))
+    held.close()
+    bind(Unix(path)).close()
+
+
+async def test_a_socket_of_a_server_that_has_no_lock_is_refused(path):
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        with pytest.raises(OSError, match="another server listens there"):
+            bind(Unix(path))
+        assert exists(path)
+    bind(Unix(path)).close()
+
+
+async def test_a_file_that_is_no_socket_is_left_alone(path, tmp_path):
+    (tmp_path / "shoal.sock").write_text("precious")
+    with pytest.raises(OSError, match="no socket"):
+        bind(Unix(path))
+    assert list(tmp_path.iterdir()) == [tmp_path / "shoal.sock"]
+
+
+async def test_a_socket_that_another_has_put_there_is_not_removed(path):
+    held = bind(Unix(path))
+    os.unlink(path)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        held.close()
+        assert exists(path)
+
+
+async def test_a_path_that_is_too_long_is_said_to_be(tmp_path):
+    with pytest.raises(OSError, match="too long"):
+        bind(Unix(str(tmp_path / ("x" * 120))))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_inherited_socket_is_not_passed_on_to_child_processes():
+    inherited = socket.create_server(("127.0.0.1", 0))
+    inherited.set_inheritable(True)
+    held = bind(Inherited(inherited.detach()))
+    assert not held.socket.get_inheritable()
+    held.close()
+
+
+@pytest.mark.parametrize("listens", [False, True])
+async def test_an_inherited_socket_is_served(listens):
+    inherited = socket.socket()
+    inherited.bind(("127.0.0.1", 0))
+    if listens:
+        inherited.listen()
+    port = inherited.getsockname()[1]
+    async with running(EchoApp(), ServerConfig(fd=inherited.detach())) as live:
+        assert live.urls == [f"http://127.0.0.1:{port}"]
+        assert (await talk(live.urls[0])).endswith(b"hello")
+
+
+async def test_what_is_no_stream_socket_is_refused():
+    with socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+        with pytest.raises(OSError, match="no stream socket"):
+            bind(Inherited(datagrams.fileno()))
+        assert datagrams.fileno() >= 0
+        os.fstat(datagrams.fileno())
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        bind(Inherited(10_000))
+
+
+async def test_one_server_has_one_address():
+    with pytest.raises(ValueError, match="two addresses"):
+        ServerConfig(uds="/x", fd=3)
+
+
+async def test_an_address_that_is_taken_frees_the_others(path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        doors = [Listening(address=Tcp(*taken.getsockname()), app=EchoApp())]
+        app = EchoApp()
+        with pytest.raises(OSError, match="in use"):
+            await serve(app, ServerConfig(uds=path), shutdown=trio.sleep_forever, doors=doors)
+    assert app.lifespan_events == []
+    assert not exists(path)
+
+
+async def test_a_drain_is_that_of_all_addresses(path):
+    public, admin = EchoApp(), EchoApp()
+    doors = [(Unix(path), admin)]
+    async with (
+        running(public, doors=doors) as live,
+        await connect(live.urls[0]) as one,
+        await connect(live.urls[1]) as other,
+    ):
+        for client, app in ((one, public), (other, admin)):
+            await client.send_all(request("/hold"))
+            await app.entered.wait()
+        live.stop.set()
+        await wait_all_tasks_blocked()
+        assert not exists(path)
+        for client, app in ((one, public), (other, admin)):
+            app.release.set()
+            answer = await read_all(client)
+            assert answer.endswith(b"held")
+            assert b"connection: close" in answer
+    assert (live.drained.finished, live.drained.cut) == (2, 0)
+    assert public.lifespan_events == ["lifespan.startup", "lifespan.shutdown"]
+    assert admin.lifespan_events == []
+
+
+async def test_what_does_not_end_in_time_is_cut_off_at_all_addresses(path):
+    public, admin = EchoApp(), EchoApp()
+    config = ServerConfig(port=0, graceful_timeout_s=0.05, send_timeout_s=HANG_S * 2)
+    async with running(public, config, [(Unix(path), admin)]) as live:
+        clients = [await connect(url) for url in live.urls]
+        for client, app in zip(clients, (public, admin), strict=True):
+            await client.send_all(request("/flood"))  # and nobody reads it
+            await app.entered.wait()
+        live.stop.set()
+    for client in clients:
+        await client.aclose()
+    assert (live.drained.finished, live.drained.cut) == (0, 2)
+
+
+async def test_the_operator_gets_in_where_the_public_has_taken_all_places(path):
+    app = EchoApp()
+    config = ServerConfig(port=0, max_connections=1)
+    admin = running(app, config, [(Unix(path), saying(b"admin"))])
+    async with admin as live, await connect(live.urls[0]) as client:
+        await client.send_all(request("/hold", close=True))
+        await app.entered.wait()
+        assert (await talk(live.urls[1])).endswith(b"admin")
+        app.release.set()
+        await read_all(client)
+
+
+async def test_a_lifespan_that_is_open_already_is_not_run():
+    app = EchoApp()
+    async with running(app, lifespan=False) as live:
+        assert (await talk(live.urls[0])).endswith(b"hello")
+    assert app.lifespan_events == []
+    assert (live.drained.started, live.drained.failure) == (True, None)

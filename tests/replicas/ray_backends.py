@@ -1,0 +1,152 @@
+"""Backends for Ray's actors, and what the tests put on a cluster beside them.
+
+Ray's processes import this module: the tests give them the path to it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+
+import shoal
+from shoal.replicas.ray_bridge import loop_of_caller
+from shoal.testing.replica_folder import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+
+class Opaque:
+    """It can't be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not to be pickled")
+
+    def __repr__(self) -> str:
+        return "Opaque"
+
+
+class KnownHereOnly:
+    """It can be pickled, and not be made again in any other process than this one."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        if state["pid"] != os.getpid():
+            raise LookupError("known elsewhere only")
+
+
+class Box:
+    """An item that is no array, and as large as one."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.content = bytes(nbytes)
+        self.nbytes = nbytes
+
+
+class Model:
+    """Says where it runs, and does what it is asked to.
+
+    Args:
+        folder: Where it notes what happens.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Folder(folder)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        return items
+
+    def reconfigure(self, user_config: Any) -> None:
+        self.folder.note(f"configured {user_config}")
+
+    def close(self) -> None:
+        self.folder.note("closed")
+
+    def pids(self, items: list[Any]) -> list[int]:
+        return [os.getpid() for _ in items]
+
+    def nodes(self, items: list[Any]) -> list[str]:
+        context = sys.modules["ray"].get_runtime_context()
+        return [context.get_node_id() for _ in items]
+
+    def environment(self, names: list[str]) -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    async def loops(self, items: list[Any]) -> list[str]:
+        return [loop_of_caller()[0] for _ in items]
+
+    async def seconds_left(self, items: list[Any]) -> list[Any]:
+        now = anyio.current_time()
+        return [r.deadline and r.deadline - now for r in shoal.current_batch().requests]
+
+    def sums(self, boxes: list[Box]) -> list[int]:
+        return [len(box.content) for box in boxes]
+
+    def opaque(self, items: list[Any]) -> list[Any]:
+        return [Opaque() for _ in items]
+
+    def strange(self, items: list[Any]) -> list[Any]:
+        return [KnownHereOnly() for _ in items]
+
+    def raises(self, errors: list[Exception]) -> list[Any]:
+        raise errors[0]
+
+    def raises_strangely(self, items: list[Any]) -> list[Any]:
+        raise ValueError("at a distance", Opaque())
+
+    def exits(self, items: list[Any]) -> list[Any]:
+        sys.exit(3)
+
+    async def exits_in_the_loop(self, items: list[Any]) -> list[Any]:
+        sys.exit(3)
+
+    def is_stuck(self, items: list[Any]) -> list[Any]:
+        self.folder.note("began")
+        self.folder.wait("on")
+        return items
+
+    async def waits(self, items: list[Any]) -> list[Any]:
+        self.folder.note("began")
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.folder.note("cancelled")
+        return items
+
+    def counts(self, items: list[int]) -> Generator[list[Any]]:
+        for number in range(items[0]):
+            self.folder.note("step")
+            yield [number for _ in items]
+
+    async def counts_in_a_scope(self, items: list[int]) -> AsyncGenerator[list[Any]]:
+        with anyio.CancelScope():
+            for number in range(items[0]):
+                await anyio.lowlevel.checkpoint()
+                yield [number for _ in items]
+
+    def is_stuck_in_a_step(self, items: list[Any]) -> Generator[list[Any]]:
+        yield items
+        self.folder.wait("on")
+
+    def crashes_in_a_step(self, items: list[Any]) -> Generator[list[Any]]:
+        yield items
+        self.folder.wait("on")
+        os._exit(3)
+
+
+class AlwaysStuck:
+    """All that it does takes for ever, and its health is not the worse for that."""
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        threading.Event().wait()
+        return items
+
+    def health(self) -> bool:
+        return True

@@ -1,0 +1,155 @@
+"""Which code takes lists."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence  # noqa: TC003 - the annotations are read
+from typing import Any
+
+import pytest
+
+from shoal.replicas.accepting import accept_batch, takes_lists
+
+
+def of_list(items: list[int]) -> list[int]:
+    return items
+
+
+def of_sequence(items: Sequence[bytes]) -> list[bytes]:
+    return list(items)
+
+
+def of_bare_list(items: list) -> list:
+    return items
+
+
+def of_two_lists(left: list[int], right: list[str]) -> list[str]:
+    return right
+
+
+async def of_list_async(items: list[int]) -> list[int]:
+    return items
+
+
+def of_one(item: int) -> int:
+    return item
+
+
+def of_text(item: str) -> str:
+    return item
+
+
+def of_bytes(item: bytes) -> bytes:
+    return item
+
+
+def of_pair(item: tuple[int, int]) -> int:
+    return item[0]
+
+
+def of_dict(item: dict[str, Any]) -> int:
+    return len(item)
+
+
+def of_anything(item):
+    return item
+
+
+def of_list_and_one(items: list[int], factor: int) -> list[int]:
+    return [factor * item for item in items]
+
+
+def of_nothing() -> int:
+    return 0
+
+
+class Model:
+    def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+    def one(self, item: int) -> int:
+        return item
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        of_list,
+        of_sequence,
+        of_bare_list,
+        of_two_lists,
+        of_list_async,
+        Model(),
+        Model().__call__,
+        functools.partial(of_list_and_one, factor=3),
+    ],
+)
+def test_code_whose_annotations_are_all_of_lists_takes_lists(function):
+    assert takes_lists(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        of_one,
+        of_text,
+        of_bytes,
+        of_pair,
+        of_dict,
+        of_anything,
+        of_list_and_one,
+        of_nothing,
+        Model().one,
+        functools.partial(of_one),
+    ],
+)
+def test_other_code_takes_one_item_at_a_time(function):
+    assert not takes_lists(function)
+
+
+def test_a_function_that_is_marked_takes_lists():
+    @accept_batch
+    def unannotated(items):
+        return items
+
+    assert takes_lists(unannotated)
+
+
+def test_a_method_that_is_marked_takes_lists():
+    class Marked:
+        def __call__(self, item):
+            return item
+
+        @accept_batch
+        def other(self, items):
+            return items
+
+    assert takes_lists(Marked().other)
+    assert not takes_lists(Marked())
+
+
+def test_a_class_that_is_marked_takes_lists_when_called():
+    @accept_batch
+    class Marked:
+        def __call__(self, items):
+            return items
+
+        def other(self, item):
+            return item
+
+    assert takes_lists(Marked())
+    assert not takes_lists(Marked().other)
+
+
+def test_the_mark_gives_back_what_it_marks():
+    def function(items):
+        return items
+
+    assert accept_batch(function) is function
+    assert accept_batch(Model) is Model
+
+
+@pytest.mark.parametrize("code", [Model().one, len, 7])
+def test_what_can_not_be_marked_is_refused(code):
+    with pytest.raises(TypeError, match=r"accept_batch\(\) marks a function, a method or a class"):
+        accept_batch(code)

@@ -1,0 +1,207 @@
+"""An instance of a backend's code: its methods, hooks and handlers."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import shoal
+from shoal.replicas.accepting import accept_batch
+from shoal.replicas.definition import Definition
+from shoal.replicas.instance import Instance
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+def of_one(item):
+    return item
+
+
+class Model:
+    """Has a method of every kind."""
+
+    size = 3
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.arguments = args, kwargs
+
+    def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+    async def one(self, item: int, scale: float = 1.0) -> float:
+        return item * scale
+
+    def steps(self, items: list[str]) -> Iterator[list[str]]:
+        yield items
+
+    async def steps_of_one(self, item: str) -> AsyncIterator[str]:
+        yield item
+
+    @accept_batch
+    def marked(self, items):
+        return items
+
+    @staticmethod
+    def static(items: list[int]) -> list[int]:
+        return items
+
+    @classmethod
+    def of_class(cls, item: int) -> int:
+        return cls.size * item
+
+    def helper(self, *anything: int) -> int:
+        return len(anything)
+
+    def nothing(self) -> int:
+        return 0
+
+    def _private(self, item: int) -> int:
+        return item
+
+    @property
+    def state(self) -> int:
+        raise AssertionError("a property is not to be looked at")
+
+
+class Hooked:
+    def __call__(self, item):
+        return item
+
+    def reconfigure(self, user_config):
+        pass
+
+    def health(self):
+        pass
+
+    def warm_up(self):
+        pass
+
+    close = None
+
+
+def instance_of(target, *args, **options) -> Instance:
+    return Instance(Definition(target, args, **options))
+
+
+def test_the_methods_of_a_class_are_described():
+    methods = instance_of(Model).description.methods
+    assert {name: (m.batched, m.streams) for name, m in methods.items()} == {
+        "__call__": (True, False),
+        "one": (False, False),
+        "steps": (True, True),
+        "steps_of_one": (False, True),
+        "marked": (True, False),
+        "static": (True, False),
+        "of_class": (False, False),
+        "nothing": (False, False),
+    }
+
+
+def test_the_signature_is_that_of_a_call_of_one_item():
+    methods = instance_of(Model).description.methods
+    assert str(methods["__call__"].signature) == "(items: int) -> int"
+    assert str(methods["one"].signature).startswith("(item: ")
+    assert methods["one"].signature.parameters["scale"].default == 1.0
+    assert list(methods["marked"].signature.parameters) == ["items"]
+
+
+@pytest.mark.parametrize(
+    ("target", "batched"),
+    [(double, True), (of_one, False), (functools.partial(double), True), (Model(), True)],
+)
+def test_a_function_or_an_object_has_a_call(target, batched):
+    instance = instance_of(target)
+    assert instance.description.method("__call__").batched is batched
+
+
+def test_a_function_has_nothing_but_its_call():
+    instance = instance_of(double)
+    assert list(instance.description.methods) == ["__call__"]
+    assert not instance.description.reconfigures
+    assert not instance.description.checks_health
+    assert all(instance.hook(name) is None for name in ("reconfigure", "health", "close"))
+
+
+def test_a_class_is_constructed_with_its_init_args():
+    definition = Definition(Model, (1, 2), (("size", 3),))
+    call = Instance(definition).handlers["__call__"].function
+    assert call.arguments == ((1, 2), {"size": 3})
+
+
+def test_what_the_constructor_raises_is_raised():
+    class Broken(Model):
+        def __init__(self):
+            raise KeyError("weights")
+
+    with pytest.raises(KeyError, match="weights"):
+        instance_of(Broken)
+
+
+def test_hooks_are_not_methods():
+    instance = instance_of(Hooked)
+    assert list(instance.description.methods) == ["__call__"]
+    assert instance.description.reconfigures
+    assert instance.description.checks_health
+    assert instance.hook("warm_up") is not None
+    assert instance.hook("close") is None
+
+
+def test_a_method_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(
+        AttributeError, match=r"no method 'embed'; it has __call__, marked, nothing"
+    ):
+        instance_of(Model).description.method("embed")
+
+
+def test_code_that_shoal_batches_already_is_refused():
+    @shoal.batch
+    def decorated(items: list[int]) -> list[int]:
+        return items
+
+    with pytest.raises(TypeError, match=r"is decorated with @shoal\.batch"):
+        instance_of(decorated)
+
+
+def test_a_class_whose_call_is_batched_already_is_refused():
+    class Decorated:
+        @shoal.batch
+        def __call__(self, items: list[int]) -> list[int]:
+            return items
+
+    with pytest.raises(TypeError, match=r"is decorated with @shoal\.batch"):
+        instance_of(Decorated)
+
+
+def test_a_call_without_a_form_is_refused():
+    def anything(*items):
+        return items
+
+    with pytest.raises(TypeError, match="must be named, but it takes"):
+        instance_of(anything)
+
+
+def test_whether_it_takes_lists_can_be_said_for_it():
+    assert instance_of(of_one, accept_batch=True).description.method("__call__").batched
+    assert not instance_of(double, accept_batch=False).description.method("__call__").batched
+
+
+async def test_a_handler_of_lists_gives_back_what_the_code_does():
+    handlers = instance_of(Model).handlers
+    assert await handlers["__call__"].results([1, 2]) == [1, 2]
+    assert [step async for step in handlers["steps"].steps(["a", "b"])] == [["a", "b"]]
+
+
+async def test_a_handler_of_one_item_gives_back_lists_of_one():
+    handlers = instance_of(Model).handlers
+    assert await handlers["one"].results([(4, 0.5)]) == [2.0]
+    assert await handlers["of_class"].results([4]) == [12]
+    assert [step async for step in handlers["steps_of_one"].steps(["a"])] == [["a"]]

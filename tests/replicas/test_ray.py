@@ -1,0 +1,424 @@
+"""Replicas in Ray actors, on a cluster of several nodes that are all on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+from replicas.ray_backends import AlwaysStuck, Box, KnownHereOnly, Model, Opaque
+from shoal.batching.current import running_batch
+from shoal.core.batch import Batch, CutReason
+from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted, WrongResultType
+from shoal.replicas.base import Blueprint, ReplicaOptions
+from shoal.replicas.current import Identity
+from shoal.replicas.definition import Definition
+from shoal.testing.replica_check import check_replica
+from shoal.testing.replica_folder import Folder
+from shoal.testing.replica_stage import Played
+from shoal.testing.requests import make_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+    from pathlib import Path
+
+ray = pytest.importorskip("ray")
+
+from shoal.replicas.ray import RayReplica  # noqa: E402 - it needs Ray
+from shoal.replicas.ray_actor import WORK_THREADS, ReplicaActor  # noqa: E402
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.real_time,
+    pytest.mark.timeout(120),
+    # Older versions of Ray leave the log files of its processes open.
+    pytest.mark.filterwarnings(
+        "ignore:Exception ignored in. <_io.FileIO name='/tmp/ray"
+        ":pytest.PytestUnraisableExceptionWarning"
+    ),
+]
+
+NODE = {"object_store_memory": 80 * 2**20}
+QUICK_TO_NOTICE = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_timeout_ms": 300,
+    "health_check_failure_threshold": 3,
+}
+SMALL = {"num_cpus": 0.01}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Generator[Any]:
+    """A cluster of two nodes, one of them with a resource ``x``; the replicas join it."""
+    from ray.cluster_utils import Cluster
+
+    tests = os.path.dirname(os.path.dirname(__file__))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", tests, prepend=os.pathsep)
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        cluster = Cluster()
+        cluster.add_node(num_cpus=2, _system_config=QUICK_TO_NOTICE, **NODE)
+        cluster.add_node(num_cpus=2, resources={"x": 1}, **NODE)
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cluster(cluster: Any) -> None:
+    """Every test is."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(str(tmp_path))
+
+
+@asynccontextmanager
+async def playing(target: Any, *init_args: Any, **options: Any) -> AsyncGenerator[Played]:
+    """Plays a replica; stops it in the end, if it has not ended."""
+    options = {"ray_options": SMALL, "cancel_grace_s": 10.0, **options}
+    played = Played(
+        RayReplica(
+            Blueprint(
+                identity=Identity("model", "model#7"),
+                definition=Definition(target, init_args),
+                options=ReplicaOptions(**options),
+            )
+        )
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(played.serve)
+        await played.ready.wait()
+        try:
+            yield played
+            played.replica.stop()
+            await played.ended.wait()
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def noted(folder: Folder, line: str, times: int = 1) -> None:
+    """Waits until an actor has said something."""
+    while folder.notes().count(line) < times:  # noqa: ASYNC110 - it is in another process
+        await anyio.sleep(0.005)
+
+
+async def test_the_replicas_keep_the_promises_of_all_replicas():
+    def placement(blueprint: Blueprint) -> RayReplica:
+        options = ReplicaOptions(
+            start_timeout_s=blueprint.options.start_timeout_s,
+            cancel_grace_s=blueprint.options.cancel_grace_s,
+            ray_options=SMALL,
+        )
+        return RayReplica(
+            Blueprint(
+                identity=blueprint.identity,
+                definition=blueprint.definition,
+                user_config=blueprint.user_config,
+                options=options,
+            )
+        )
+
+    await check_replica(placement, crash=partial(os._exit, 3), patience_s=30.0)
+
+
+async def test_joining_ray_leaves_the_handler_of_sigterm_alone(folder):
+    ray.shutdown()
+    before = signal.getsignal(signal.SIGTERM)
+    async with playing(Model, folder.path) as played:
+        assert played.error is None
+        assert ray.is_initialized()
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_a_replica_runs_where_its_resources_are(cluster, folder):
+    (node,) = [n["NodeID"] for n in ray_nodes() if "x" in n["Resources"]]
+    async with playing(Model, folder.path, ray_options={**SMALL, "resources": {"x": 1}}) as played:
+        assert await played.run("nodes", [1]) == [node]
+
+
+def ray_nodes() -> list[dict[str, Any]]:
+    if not ray.is_initialized():
+        ray.init()
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+async def test_the_resources_of_a_stopped_replica_are_free(folder):
+    options = {"ray_options": {**SMALL, "resources": {"x": 1}}}
+    for _ in range(2):
+        async with playing(Model, folder.path, **options) as played:
+            assert await played.run("__call__", [1]) == [1]
+
+
+async def test_a_replica_that_finds_no_place_says_what_it_asks_for(folder):
+    ask = {"resources": {"nowhere": 1}}
+    async with playing(Model, folder.path, ray_options=ask, start_timeout_s=0.5) as played:
+        assert isinstance(played.error, ReplicaNotStarted)
+        assert "not placed" in str(played.error)
+        assert "nowhere" in str(played.error)
+
+
+@pytest.mark.parametrize("name", ["max_restarts", "lifetime", "name"])
+async def test_what_shoal_says_to_ray_itself_is_refused_in_ray_options(folder, name):
+    async with playing(Model, folder.path, ray_options={name: "anything"}) as played:
+        assert isinstance(played.error, ReplicaNotStarted)
+        assert isinstance(played.error.__cause__, ValueError)
+        assert name in str(played.error)
+
+
+async def test_environment_variables_go_over_those_of_the_runtime_env(folder):
+    options = {
+        "env": {"SHOAL_A": "ours"},
+        "ray_options": {
+            **SMALL,
+            "runtime_env": {"env_vars": {"SHOAL_A": "theirs", "SHOAL_B": "kept"}},
+        },
+    }
+    async with playing(Model, folder.path, **options) as played:
+        assert await played.run("environment", ["SHOAL_A", "SHOAL_B"]) == ["ours", "kept"]
+
+
+async def test_async_code_has_the_kind_of_event_loop_of_the_program(folder, anyio_backend_name):
+    async with playing(Model, folder.path) as played:
+        assert await played.run("loops", [1]) == [anyio_backend_name]
+
+
+async def test_deadlines_arrive_as_the_time_that_is_left(folder):
+    async with playing(Model, folder.path) as played:
+        now = anyio.current_time()
+        batch = Batch(1, CutReason.FULL, [make_request(1, deadline=now + 1000), make_request(2)])
+        token = running_batch.set(batch)
+        left_s, nothing = await played.replica.run("seconds_left", [1, 2])
+        running_batch.reset(token)
+        assert 900 < left_s <= 1000
+        assert nothing is None
+
+
+async def test_large_items_arrive(folder):
+    async with playing(Model, folder.path) as played:
+        assert await played.run("sums", [Box(3_000_000), Box(1)]) == [3_000_000, 1]
+
+
+async def test_many_calls_run_at_once(folder):
+    async with playing(Model, folder.path) as played, anyio.create_task_group() as tasks:
+        for _ in range(50):
+            tasks.start_soon(played.run, "is_stuck", [1])
+        await noted(folder, "began", 50)
+        folder.let_go("on")
+
+
+async def test_a_replica_whose_process_is_killed_dies(folder):
+    async with playing(Model, folder.path) as played:
+        (pid,) = await played.run("pids", [1])
+        call: list[Any] = []
+
+        async def wait() -> None:
+            try:
+                await played.run("waits", [1])
+            except ReplicaDied as death:
+                call.append(death)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await noted(folder, "began")
+            os.kill(pid, signal.SIGKILL)
+            await played.ended.wait()
+        for death in (played.error, *call):
+            assert isinstance(death, ReplicaDied)
+            assert death.replica == "model#7"
+            assert isinstance(death.__cause__, ray.exceptions.RayActorError)
+        assert call[0] is not played.error
+        with pytest.raises(ReplicaDied):
+            await played.run("__call__", [1])
+
+
+async def test_an_idle_replica_whose_process_is_killed_dies(folder):
+    async with playing(Model, folder.path) as played:
+        (pid,) = await played.run("pids", [1])
+        os.kill(pid, signal.SIGKILL)
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
+
+
+async def test_all_work_on_a_node_that_is_lost_fails(cluster, folder):
+    node = cluster.add_node(num_cpus=1, resources={"doomed": 1}, **NODE)
+    on_it = {"ray_options": {**SMALL, "resources": {"doomed": 0.1}}}
+    deaths: list[ReplicaDied] = []
+
+    async def wait(played: Played) -> None:
+        try:
+            await played.run("waits", [1])
+        except ReplicaDied as death:
+            deaths.append(death)
+
+    async with (
+        playing(Model, folder.path, **on_it) as one,
+        playing(Model, folder.path, **on_it) as other,
+        anyio.create_task_group() as tasks,
+    ):
+        for played in (one, one, other):
+            tasks.start_soon(wait, played)
+        await noted(folder, "began", 3)
+        await anyio.to_thread.run_sync(partial(cluster.remove_node, node, allow_graceful=False))
+        await one.ended.wait()
+        await other.ended.wait()
+    assert len(deaths) == 3
+    assert isinstance(one.error, ReplicaDied)
+    assert isinstance(other.error, ReplicaDied)
+
+
+@pytest.mark.parametrize("method", ["exits", "exits_in_the_loop"])
+async def test_code_that_exits_is_the_death_of_its_replica(folder, method):
+    async with playing(Model, folder.path) as played:
+        with pytest.raises(ReplicaDied):
+            await played.run(method, [1])
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
+
+
+async def test_code_that_is_stuck_when_it_is_cancelled_is_killed(folder):
+    async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.run, "is_stuck", [1])
+            await noted(folder, "began")
+            tasks.cancel_scope.cancel()
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
+        assert "0.1 s after it was cancelled" in str(played.error)
+
+
+async def test_a_generator_that_is_stuck_when_it_is_left_is_killed(folder):
+    async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
+        async with aclosing(played.replica.run_stream("is_stuck_in_a_step", [1])) as steps:
+            assert await anext(steps) == [1]
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
+
+
+async def test_async_code_that_is_cancelled_leaves_the_replica_alive(folder):
+    async with playing(Model, folder.path) as played:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.run, "waits", [1])
+            await noted(folder, "began")
+            tasks.cancel_scope.cancel()
+        assert "cancelled" in folder.notes()
+        assert await played.run("__call__", [1]) == [1]
+
+
+@pytest.mark.parametrize("method", ["is_stuck", "waits"])
+def test_a_call_that_was_cancelled_before_it_came_is_not_made(folder, method):
+    actor = ReplicaActor(("model", "model#7"), "trio")
+    actor.begin(Definition(Model, (folder.path,)), None)
+    actor.cancel(5)
+    assert actor.run(5, method, ([1], None)) == (None, None)
+    assert folder.notes() == []
+
+
+async def test_a_generator_runs_only_a_little_ahead_of_its_reader(folder):
+    async with (
+        playing(Model, folder.path) as played,
+        aclosing(played.replica.run_stream("counts", [1000])) as steps,
+    ):
+        assert await anext(steps) == [0]
+        await noted(folder, "step", 5)
+        assert await played.run("__call__", [1]) == [1]
+        assert folder.notes().count("step") < 20
+
+
+async def test_an_async_generator_may_hold_a_cancel_scope_between_its_steps(folder):
+    async with playing(Model, folder.path) as played:
+        assert await played.steps("counts_in_a_scope", [50]) == [[n] for n in range(50)]
+
+
+async def test_a_crash_in_a_stream_comes_after_its_steps(folder):
+    async with playing(Model, folder.path) as played:
+        async with aclosing(played.replica.run_stream("crashes_in_a_step", [1])) as steps:
+            assert await anext(steps) == [1]
+            folder.let_go("on")
+            with pytest.raises(ReplicaDied):
+                await anext(steps)
+        await played.ended.wait()
+
+
+async def test_health_does_not_wait_for_work(folder):
+    async with (
+        playing(AlwaysStuck, cancel_grace_s=0.0) as played,
+        anyio.create_task_group() as tasks,
+    ):
+        for _ in range(WORK_THREADS + 1):
+            tasks.start_soon(played.run, "__call__", [1])
+        await anyio.wait_all_tasks_blocked()
+        await played.replica.check_health()
+        tasks.cancel_scope.cancel()
+
+
+async def test_close_is_called_before_the_actor_ends(folder):
+    async with playing(Model, folder.path) as played:
+        await played.replica.reconfigure(5)
+    assert played.error is None
+    assert folder.notes() == ["configured 5", "closed"]
+
+
+async def test_an_error_whose_class_only_this_program_knows_keeps_its_type(folder):
+    class Mine(Exception):
+        pass
+
+    async with playing(Model, folder.path) as played:
+        with pytest.raises(Mine, match="some text"):
+            await played.run("raises", [Mine("some text")])
+
+
+async def test_an_error_that_can_not_be_sent_is_told_as_text(folder):
+    async with playing(Model, folder.path) as played:
+        with pytest.raises(HandlerFailed, match="at a distance"):
+            await played.run("raises_strangely", [1])
+
+
+async def test_items_that_can_not_be_sent_are_a_type_error(folder):
+    async with playing(Model, folder.path) as played:
+        with pytest.raises(TypeError, match="can't be sent"):
+            await played.run("__call__", [Opaque()])
+        assert await played.run("__call__", [1]) == [1]
+
+
+async def test_items_that_can_not_be_loaded_are_a_type_error(folder):
+    async with playing(Model, folder.path) as played:
+        with pytest.raises(TypeError, match="known elsewhere only"):
+            await played.run("__call__", [KnownHereOnly()])
+        assert await played.run("__call__", [1]) == [1]
+
+
+@pytest.mark.parametrize(("method", "why"), [("opaque", "pickled"), ("strange", "elsewhere")])
+async def test_results_that_can_not_be_sent_are_of_the_wrong_type(folder, method, why):
+    async with playing(Model, folder.path) as played:
+        with pytest.raises(WrongResultType, match=why):
+            await played.run(method, [1])
+        assert await played.run("__call__", [1]) == [1]
+
+
+async def test_a_replica_that_is_killed_while_it_starts_is_not_started(folder):
+    replica = Played(
+        RayReplica(
+            Blueprint(
+                identity=Identity("model", "model#8"),
+                definition=Definition(Model, (folder.path,)),
+                options=ReplicaOptions(ray_options={"resources": {"nowhere": 1}}),
+            )
+        )
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(replica.serve)
+        await anyio.lowlevel.checkpoint()
+        replica.replica.kill("nobody wants it")
+    assert isinstance(replica.error, ReplicaNotStarted)
+    assert "nobody wants it" in str(replica.error)

@@ -1,0 +1,257 @@
+"""What a client promises holds for the one in the controller's process and for the remote one."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.to_thread
+import httpx
+import pytest
+
+from shoal import errors
+from shoal.http.admin import AdminApi
+from shoal.http.door import Door
+from shoal.serving.config import BackendConfig
+from shoal.serving.controller import Controller
+from shoal.serving.remote_client import RemoteClient
+
+# Replicas load their code in threads.
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+CODE = "serving.plain_code"
+
+
+@asynccontextmanager
+async def here():
+    async with Controller() as controller:
+        yield controller
+
+
+@asynccontextmanager
+async def remote():
+    async with Controller() as controller:
+        door = Door(AdminApi(controller, token=None, allowed_modules=[CODE]))
+        transport = httpx.ASGITransport(app=door)
+        async with RemoteClient("http://localhost", transport=transport) as client:
+            yield client
+
+
+@pytest.fixture(params=[here, remote], ids=["here", "remote"])
+def opened(request):
+    return request.param
+
+
+async def test_a_backend_is_made_called_changed_and_deleted(opened):
+    async with opened() as client:
+        await client.create_backend("s", f"{CODE}:Scaled", 3, init_kwargs={"offset": 1})
+        await client.create_endpoint("e", backend="s")
+        handle = await client.get_handle("e")
+        assert await handle.call(2) == 7
+        assert await handle.remote(3) == 10
+        await client.update_backend_config("s", {"user_config": {"factor": 5}})
+        assert await handle.call(2) == 11
+        assert (await client.get_backend_config("s")).user_config == {"factor": 5}
+        await client.scale_backend("s", 2)
+        await client.restart_backend("s")
+        assert await client.list_backends() == {
+            "s": BackendConfig(user_config={"factor": 5}, num_replicas=2)
+        }
+        with pytest.raises(errors.InUse, match="gets traffic of e"):
+            await client.delete_backend("s")
+        await client.delete_endpoint("e")
+        await client.delete_backend("s")
+        assert await client.list_backends() == {}
+
+
+async def test_a_stream_is_read_and_left(opened):
+    async with opened() as client:
+        await client.create_backend("s", f"{CODE}:steps")
+        await client.create_endpoint("e", backend="s")
+        handle = await client.get_handle("e")
+        async with handle.stream(3) as stream:
+            assert [step async for step in stream] == [0, 1, 2]
+        async with handle.stream(2) as stream:
+            assert await anext(stream) == 0
+        with pytest.raises(TypeError, match=r"handle\.stream"):
+            await handle.call(3)
+
+
+async def test_traffic_is_divided_and_shadowed(opened):
+    async with opened() as client:
+        for tag in ("a", "b"):
+            await client.create_backend(tag, f"{CODE}:double")
+        await client.create_endpoint("e", backend="a", route="/e", methods=["POST"])
+        await client.set_traffic("e", {"a": 0.25, "b": 0.75})
+        await client.shadow_traffic("e", "b", 0.5)
+        assert await client.list_endpoints() == {
+            "e": {
+                "route": "/e",
+                "methods": ["POST"],
+                "traffic": {"a": 0.25, "b": 0.75},
+                "shadows": {"b": 0.5},
+            }
+        }
+        status = await client.status()
+        assert status.endpoints["e"].traffic == {"a": 0.25, "b": 0.75}
+        assert status.backends["a"].replicas[0].state == "ready"
+        await client.shadow_traffic("e", "b", 0)
+        assert (await client.list_endpoints())["e"]["shadows"] == {}
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "kwargs", "error"),
+    [
+        ("create_backend", ("a", f"{CODE}:double"), {}, errors.NameTaken),
+        ("create_backend", ("a b", f"{CODE}:double"), {}, ValueError),
+        ("create_backend", (5, f"{CODE}:double"), {}, TypeError),
+        ("create_backend", ("x", "no path"), {}, ValueError),
+        ("create_backend", ("x", f"{CODE}:absent"), {}, errors.ReplicaNotStarted),
+        ("create_backend", ("x", f"{CODE}:Broken"), {}, errors.ReplicaNotStarted),
+        ("create_backend", ("x", f"{CODE}:double"), {"config": {"replicas": 1}}, TypeError),
+        ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": -1}}, ValueError),
+        ("update_backend_config", ("no", {}), {}, errors.NoSuchName),
+        ("update_backend_config", ("a", {"retries": "x"}), {}, TypeError),
+        ("update_backend_config", ("a", 5), {}, TypeError),
+        ("get_backend_config", ("no",), {}, errors.NoSuchName),
+        ("scale_backend", ("a", 0), {}, ValueError),
+        ("restart_backend", ("no",), {}, errors.NoSuchName),
+        ("delete_backend", ("no",), {}, errors.NoSuchName),
+        ("create_endpoint", ("e",), {"backend": "a"}, errors.NameTaken),
+        ("create_endpoint", ("x",), {"backend": "no"}, errors.NoSuchName),
+        ("create_endpoint", ("x",), {"backend": "a", "route": "x"}, ValueError),
+        ("create_endpoint", ("x",), {"backend": "a", "methods": 5}, TypeError),
+        ("delete_endpoint", ("no",), {}, errors.NoSuchName),
+        ("set_traffic", ("e", {"a": 0.5}), {}, ValueError),
+        ("set_traffic", ("e", {"a": "x"}), {}, TypeError),
+        ("set_traffic", ("e", {"no": 1.0}), {}, errors.NoSuchName),
+        ("set_traffic", ("no", {"a": 1.0}), {}, errors.NoSuchName),
+        ("shadow_traffic", ("e", "a", 2), {}, ValueError),
+        ("shadow_traffic", ("e", "a", "x"), {}, TypeError),
+        ("shadow_traffic", ("e", "no", 0.5), {}, errors.NoSuchName),
+        ("get_handle", ("no",), {}, errors.NoSuchName),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_wrong_command_is_refused_with_the_same_words(verb, args, kwargs, error):
+    said = []
+    for opened in (here, remote):
+        async with opened() as client:
+            await client.create_backend("a", f"{CODE}:double")
+            await client.create_endpoint("e", backend="a")
+            with pytest.raises(error) as caught:
+                await getattr(client, verb)(*args, **kwargs)
+            assert type(caught.value) is error
+            said.append(str(caught.value))
+            assert (await client.list_backends()).keys() == {"a"}
+            assert (await client.list_endpoints()).keys() == {"e"}
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "error"),
+    [
+        ("fail", ("x",), LookupError),
+        ("absent", ("x",), (errors.NoSuchName, AttributeError)),
+        (None, (), TypeError),
+        (None, (1, 2), TypeError),
+    ],
+)
+async def test_a_call_that_fails_does_so_with_the_same_words(method, args, error):
+    said = []
+    for opened in (here, remote):
+        async with opened() as client:
+            await client.create_backend("s", f"{CODE}:Scaled", 3)
+            await client.create_endpoint("e", backend="s")
+            handle = (await client.get_handle("e")).options(method_name=method)
+            with pytest.raises(error) as caught:
+                await handle.call(*args)
+            said.append((type(caught.value), str(caught.value)))
+    assert said[0] == said[1]
+
+
+async def test_a_missing_endpoint_may_be_asked_for(opened):
+    async with opened() as client:
+        assert await client.get_handle("no", missing_ok=True) is None
+
+
+async def test_a_held_call_ends_at_its_deadline(opened):
+    async with opened() as client:
+        await client.create_endpoint("e", backend=None)
+        handle = await client.get_handle("e")
+        with pytest.raises(errors.DeadlineExceeded):
+            await handle.options(timeout_s=0.05).call(1)
+        with anyio.move_on_after(0.05) as scope:
+            await handle.call(1)
+        assert scope.cancelled_caught
+
+
+async def test_after_a_shutdown_every_verb_but_that_says_so(opened):
+    async with opened() as client:
+        await client.create_backend("a", f"{CODE}:double")
+        await client.create_endpoint("e", backend="a")
+        handle = await client.get_handle("e")
+        await client.shutdown()
+        await client.shutdown()
+        for verb in (client.status, client.list_backends, lambda: handle.call(1)):
+            with pytest.raises(errors.ShutDown, match="was shut down"):
+                await verb()
+
+
+# Threads
+
+
+async def test_a_thread_drives_the_controller_of_this_process():
+    def drive(client):
+        client.create_backend("s", f"{CODE}:Scaled", 3)
+        client.create_endpoint("e", backend="s")
+        handle = client.get_handle("e")
+        assert handle.call(2) == 6
+        with pytest.raises(LookupError, match="no such word: x"):
+            handle.options(method_name="fail").call("x")
+        client.create_backend("t", f"{CODE}:steps")
+        client.set_traffic("e", {"t": 1.0})
+        with handle.stream(3) as stream:
+            assert list(stream) == [0, 1, 2]
+        with handle.stream(3) as stream:
+            assert next(stream) == 0
+        return client.status()
+
+    async with Controller() as controller:
+        status = await anyio.to_thread.run_sync(drive, controller.sync)
+        assert status.backends.keys() == {"s", "t"}
+        with pytest.raises(RuntimeError, match=r"await client\.status\(\.\.\.\)"):
+            controller.sync.status()
+
+
+async def test_a_thread_shuts_the_controller_of_this_process_down():
+    async with Controller() as controller:
+        await anyio.to_thread.run_sync(controller.sync.shutdown)
+        with pytest.raises(errors.ShutDown):
+            await anyio.to_thread.run_sync(controller.sync.status)
+        await anyio.to_thread.run_sync(controller.sync.shutdown)
+    with pytest.raises(errors.ShutDown):
+        await anyio.to_thread.run_sync(controller.sync.status)
+
+
+async def test_a_thread_that_waits_when_the_controller_ends_is_told_so():
+    waiting = threading.Event()
+    said = []
+
+    def wait(handle):
+        waiting.set()
+        try:
+            handle.call(1)
+        except errors.ShutDown as error:
+            said.append(error)
+
+    async with Controller() as controller:
+        await controller.create_endpoint("e", backend=None)
+        handle = await controller.get_handle("e")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, wait, handle.sync)
+            await anyio.to_thread.run_sync(waiting.wait)
+            await anyio.wait_all_tasks_blocked()
+            await controller.shutdown()
+    assert len(said) == 1

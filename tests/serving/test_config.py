@@ -1,0 +1,486 @@
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal.core.autoscaling import AutoscalingOptions
+from shoal.core.option_keywords import OptionKeywords
+from shoal.errors import NotDurable
+from shoal.replicas.base import Blueprint, Replica, ReplicaOptions
+from shoal.serving.config import BackendConfig
+from shoal.serving.config_keywords import NAMES, RENAMED, BackendKeywords
+
+
+def cost(item: str) -> float:
+    return len(item)
+
+
+def place(blueprint: Blueprint) -> Replica:
+    raise NotImplementedError
+
+
+class OpenPlacement:
+    takes_open_batches = True
+
+    def __call__(self, blueprint: Blueprint) -> Replica:
+        raise NotImplementedError
+
+
+HERE = f"{__name__}:cost"
+
+
+# options and their values
+
+
+def test_the_options_of_batchers_and_replicas_are_options_of_backends() -> None:
+    assert set(OptionKeywords.__annotations__) < set(NAMES)
+    assert {field.name for field in fields(ReplicaOptions)} < set(NAMES)
+    assert set(NAMES) | set(RENAMED) == set(BackendKeywords.__annotations__)
+
+
+def test_an_option_that_is_not_given_has_its_default() -> None:
+    config = BackendConfig()
+    batching = shoal.BatchOptions(max_queued_requests=1024)
+    assert config.as_dict() == {
+        "num_replicas": 1,
+        "placement": "task",
+        "max_ongoing_requests": None,
+        "retries": 0,
+        "user_config": None,
+        "health_check_period_s": 10.0,
+        "health_check_timeout_s": 30.0,
+        "autoscaling": None,
+        "max_batches_per_replica": None,
+        "fill": "closed",
+        "streams": False,
+        **{field.name: getattr(ReplicaOptions(), field.name) for field in fields(ReplicaOptions)},
+        **{field.name: getattr(batching, field.name) for field in fields(batching)},
+    }
+    assert config.replica == ReplicaOptions()
+    assert config.batching == {}
+    assert config.given() == {}
+
+
+def test_a_given_option_has_its_value() -> None:
+    given: dict[str, Any] = {
+        "num_replicas": 3,
+        "placement": "process",
+        "user_config": {"a": 1},
+        "health_check_period_s": 1,
+        "max_batches_per_replica": 100,
+        "python": Path("/opt/venv/bin/python"),
+        "env": {"A": "1"},
+        "cpu_affinity": [[0, 1], [2]],
+        "max_memory_bytes": 2**30,
+        "max_batch_size": 8,
+        "allowed_batch_sizes": [4, 8],
+    }
+    config = BackendConfig.of(given)
+    assert config.num_replicas == 3
+    assert config.placement == "process"
+    assert config.user_config == {"a": 1}
+    assert config.health_check_period_s == 1.0
+    assert config.max_batches_per_replica == 100
+    assert config.replica == ReplicaOptions(
+        python="/opt/venv/bin/python",
+        env={"A": "1"},
+        cpu_affinity=((0, 1), (2,)),
+        max_memory_bytes=2**30,
+    )
+    assert config.batching == {"max_batch_size": 8, "allowed_batch_sizes": (4, 8)}
+    assert list(config.given()) == list(given)
+    assert config.as_dict() | config.given() == config.as_dict()
+
+
+def test_an_old_name_stands_for_its_option() -> None:
+    config = BackendConfig.of(
+        {
+            "max_concurrent_queries": 8,
+            "batch_wait_timeout": 0.5,
+            "ray_actor_options": {"num_gpus": 1},
+            "placement": "ray",
+        }
+    )
+    assert config.max_ongoing_requests == 8
+    assert config.batching == {"batch_wait_timeout_s": 0.5}
+    assert config.replica.ray_options == {"num_gpus": 1}
+    assert not set(RENAMED) & set(config.given())
+
+
+def test_an_option_may_be_given_twice_alike_but_not_otherwise() -> None:
+    assert BackendConfig(max_concurrent_queries=8, max_ongoing_requests=8).max_ongoing_requests == 8
+    with pytest.raises(TypeError, match=r"given twice, as 8 and as 9: max_concurrent_queries is"):
+        BackendConfig(max_ongoing_requests=8, max_concurrent_queries=9)
+
+
+def test_records_may_be_given_as_mappings() -> None:
+    config = BackendConfig(
+        adaptive={"p99_s": 0.1},
+        default_queue_policy={"timeout_s": 1},
+        queue_policies={"2": {"timeout_s": 2}},
+        priority_levels=3,
+        autoscaling={"min_replicas": 2, "max_replicas": 4},
+    )
+    assert config.batching["adaptive"] == shoal.LatencyTarget(p99_s=0.1)
+    assert config.batching["default_queue_policy"] == shoal.QueuePolicy(timeout_s=1)
+    assert config.batching["queue_policies"] == {2: shoal.QueuePolicy(timeout_s=2)}
+    assert config.autoscaling == AutoscalingOptions(min_replicas=2, max_replicas=4)
+
+
+@pytest.mark.parametrize("least", [0, 1, 3])
+def test_autoscaling_starts_with_its_least_and_not_with_none(least: int) -> None:
+    config = BackendConfig(autoscaling={"min_replicas": least, "max_replicas": 4})
+    assert config.num_replicas == max(1, least)
+
+
+def test_a_config_is_taken_as_it_is() -> None:
+    config = BackendConfig(num_replicas=2)
+    assert BackendConfig.of(config) is config
+    assert BackendConfig.of(None) == BackendConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"num_replica": 1}, TypeError, "'num_replica' is not an .* did you mean 'num_replicas'"),
+        ({"zebra": 1}, TypeError, "'zebra' is not an option.*shoal.BackendConfig says which"),
+        ({3: 1}, TypeError, "3 is not an option of a backend: an option has a name"),
+        (["a"], TypeError, "config must be a mapping, not \\['a'\\]; write config="),
+        ({"num_replicas": 0}, ValueError, "num_replicas must be at least 1, not 0"),
+        ({"num_replicas": "2"}, TypeError, "num_replicas must be a whole number, not '2'"),
+        ({"placement": "wood"}, ValueError, "'task', 'thread', 'process' or 'ray', not 'wood'"),
+        ({"placement": 3}, TypeError, "a function that makes a Replica .*, not 3"),
+        ({"placement": "a b:c"}, ValueError, "no import path"),
+        ({"max_ongoing_requests": 0}, ValueError, "at least 1"),
+        ({"retries": -1}, ValueError, "retries must be at least 0"),
+        ({"health_check_period_s": 0}, ValueError, "more than 0 seconds"),
+        ({"health_check_timeout_s": None}, TypeError, "a number of seconds, not None"),
+        ({"max_batches_per_replica": 0}, ValueError, "at least 1"),
+        ({"autoscaling": 4}, TypeError, "autoscaling must be"),
+        ({"autoscaling": {"max_replica": 4}}, TypeError, "max_replica"),
+        ({"autoscaling": {"max_replicas": 2}, "num_replicas": 3}, ValueError, "max_replicas=2"),
+        ({"fill": "half"}, ValueError, "fill must be"),
+        ({"fill": "open", "placement": "thread"}, ValueError, "needs placement='task', not 'thre"),
+        ({"fill": "open", "bucket_by": cost}, ValueError, "do not go together"),
+        ({"fill": "open", "bucket_by": "a:b"}, ValueError, "bucket_by='a:b' do not go together"),
+        ({"streams": True}, TypeError, "streams=True is for fill='open'"),
+        ({"streams": 1}, TypeError, "streams must be True or False"),
+        ({"start_timeout_s": 0}, ValueError, "more than 0"),
+        ({"cancel_grace_s": float("inf")}, ValueError, "for ever"),
+        ({"python": 3, "placement": "process"}, TypeError, "/opt/venv/bin/python.*not 3"),
+        ({"python": "", "placement": "process"}, TypeError, "path of an interpreter"),
+        ({"env": {"A": 1}, "placement": "process"}, TypeError, "'A': 1 does not"),
+        ({"env": {"A=B": "1"}, "placement": "process"}, ValueError, "environment variable"),
+        ({"env": ["A=1"], "placement": "process"}, TypeError, "env must be a mapping"),
+        ({"cpu_affinity": [0, 1], "placement": "process"}, TypeError, "some CPUs for each"),
+        ({"cpu_affinity": "01", "placement": "process"}, TypeError, "some CPUs for each"),
+        ({"cpu_affinity": [[]], "placement": "process"}, ValueError, "some CPUs for each"),
+        ({"cpu_affinity": [[-1]], "placement": "process"}, ValueError, "a CPU of cpu_affinity"),
+        ({"max_memory_bytes": 0}, ValueError, "at least 1"),
+        ({"arena_bytes": -1}, ValueError, "at least 0"),
+        ({"log_lines": 1.5}, TypeError, "whole number"),
+        ({"ray_options": {1: 2}, "placement": "ray"}, TypeError, "names for keys"),
+        ({"max_batch_size": 0}, ValueError, "at least 1"),
+        ({"pad": cost}, ValueError, "nothing to pad to"),
+        ({"batch_size_fn": 3}, TypeError, "must be a callable"),
+        ({"batch_size_fn": "cost"}, ValueError, "batch_size_fn: 'cost' is no import path"),
+        ({"adaptive": {"p50_s": 1}}, TypeError, "adaptive has no 'p50_s'; it has p99_s"),
+        ({"adaptive": {"p99_s": -1}}, ValueError, "adaptive: p99_s must be above 0"),
+        ({"adaptive": 3}, TypeError, "must be a LatencyTarget"),
+        ({"queue_policies": {"x": {}}}, TypeError, "level of queue_policies"),
+        ({"queue_policies": 3}, TypeError, "queue_policies must be a mapping"),
+        ({"max_ongoing_requests": 4, "batch_size_fn": cost}, ValueError, "counts requests"),
+        (
+            {"max_ongoing_requests": 4, "max_batch_size": 8, "allowed_batch_sizes": [8]},
+            ValueError,
+            r"leaves none of allowed_batch_sizes=\(8,\)",
+        ),
+    ],
+)
+def test_a_wrong_option_is_refused(given: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        BackendConfig.of(given)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "places"),
+    [
+        ("python", "/opt/python", {"process"}),
+        ("cpu_affinity", [[0]], {"process"}),
+        ("max_memory_bytes", 2**30, {"process"}),
+        ("env", {"A": "1"}, {"process", "ray"}),
+        ("ray_options", {"num_gpus": 1}, {"ray"}),
+    ],
+)
+def test_an_option_without_effect_is_refused(name: str, value: Any, places: set[str]) -> None:
+    for placement in ("task", "thread", "process", "ray"):
+        if placement in places:
+            BackendConfig.of({name: value, "placement": placement})
+        else:
+            with pytest.raises(ValueError, match=f"{name} is for placement="):
+                BackendConfig.of({name: value, "placement": placement})
+    BackendConfig.of({name: value, "placement": place})
+
+
+def test_open_batches_go_to_a_placement_that_takes_them() -> None:
+    assert BackendConfig(fill="open").fill == "open"
+    assert BackendConfig(fill="continuous", streams=True, placement=OpenPlacement()).streams
+    with pytest.raises(ValueError, match="needs placement='task'"):
+        BackendConfig(fill="open", placement=place)
+
+
+# changes
+
+
+def test_a_change_changes_what_it_names() -> None:
+    before = BackendConfig(num_replicas=2, max_batch_size=8, placement="process", env={"A": "1"})
+    after = before.changed({"max_batch_size": 16, "max_concurrent_queries": 32})
+    assert after.given() == {**before.given(), "max_batch_size": 16, "max_ongoing_requests": 32}
+    assert before.batching == {"max_batch_size": 8}
+    assert before.changed(BackendConfig(num_replicas=3)) == before.changed({"num_replicas": 3})
+    assert before.changed({}) == before
+
+
+def test_a_change_is_checked_together_with_what_stays() -> None:
+    before = BackendConfig(max_batch_size=8, allowed_batch_sizes=(4, 8))
+    with pytest.raises(ValueError, match="must be max_batch_size=9"):
+        before.changed({"max_batch_size": 9})
+    assert before.changed({"max_batch_size": 9, "allowed_batch_sizes": (9,)})
+    with pytest.raises(TypeError, match="did you mean"):
+        before.changed({"max_batchsize": 9})
+
+
+def test_a_config_can_not_be_changed_in_place() -> None:
+    config = BackendConfig(num_replicas=2, env={"A": "1"}, placement="process")
+    with pytest.raises(FrozenInstanceError):
+        config.num_replicas = 3  # type: ignore[misc]
+    config.given()["num_replicas"] = 3
+    assert config.given()["num_replicas"] == 2
+
+
+def test_configs_of_equal_options_are_equal() -> None:
+    assert BackendConfig(num_replicas=1) == BackendConfig()
+    assert BackendConfig(num_replicas=2) != BackendConfig()
+    assert BackendConfig(max_batch_size=4) != BackendConfig(max_batch_size=5)
+    assert BackendConfig(log_lines=4) != BackendConfig()
+    assert BackendConfig() != {}
+    config = BackendConfig(max_batch_size=4, placement="process")
+    assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
+
+
+def test_a_config_shows_what_was_given() -> None:
+    config = BackendConfig(num_replicas=2, batch_size_fn="models:cost")
+    assert repr(config) == "BackendConfig(num_replicas=2, batch_size_fn='models:cost')"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"placement": "thread"},
+        {"placement": "process", "env": {"A": "2"}},
+        {"placement": "process", "python": "/opt/python"},
+        {"arena_bytes": 0},
+        {"cancel_grace_s": 2},
+        {"fill": "open"},
+    ],
+)
+def test_what_a_running_replica_can_not_take_in_needs_new_ones(change: dict[str, Any]) -> None:
+    before = BackendConfig()
+    assert before.changed(change).needs_new_replicas(before)
+
+
+def test_what_replicas_are_not_made_with_needs_no_new_ones() -> None:
+    before = BackendConfig(placement="process")
+    after = before.changed(
+        {
+            "num_replicas": 3,
+            "user_config": {"a": 1},
+            "max_batch_size": 3,
+            "max_ongoing_requests": 3,
+            "retries": 2,
+            "start_timeout_s": 5,
+            "health_check_period_s": 1,
+            "max_batches_per_replica": 10,
+            "env": {},
+        }
+    )
+    assert not after.needs_new_replicas(before)
+
+
+# what a batcher is told
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_line_is_bounded_unless_it_is_said_otherwise(batched: bool) -> None:
+    options = BackendConfig().batch_options(batched)
+    assert options == {
+        "max_queued_requests": 1024,
+        "overload": "reject",
+        "max_batch_size": 10 if batched else 1,
+    }
+    unbounded = BackendConfig(max_queued_requests=None, overload="wait").batch_options(batched)
+    assert unbounded["max_queued_requests"] is None
+    assert unbounded["overload"] == "wait"
+
+
+def test_a_batcher_takes_the_options_of_a_config() -> None:
+    async def handler(items: list[str]) -> list[str]:
+        return items
+
+    config = BackendConfig(
+        max_batch_size=64, max_concurrent_batches=3, batch_size_fn=HERE, adaptive={"p99_s": 0.1}
+    )
+    options = config.batch_options(batched=True)
+    assert options["batch_size_fn"] is cost
+    assert "max_concurrent_batches" not in options
+    shoal.Batcher(handler, max_concurrent_batches=config.slots(batched=True), **options)
+
+
+def test_an_import_path_stays_one_until_it_is_needed() -> None:
+    config = BackendConfig(batch_size_fn="no.such.module:cost")
+    assert config.given() == config.batching == {"batch_size_fn": "no.such.module:cost"}
+    assert config.slots(batched=True) == 1
+    with pytest.raises(ValueError, match="there is no module 'no"):
+        config.batch_options(batched=True)
+    with pytest.raises(TypeError, match="batch_size_fn must be a callable"):
+        BackendConfig(batch_size_fn=f"{__name__}:HERE").batch_options(batched=True)
+
+
+def test_import_paths_are_known_before_they_are_loaded() -> None:
+    config = BackendConfig(batch_size_fn="a:cost", bucket_by=cost, placement="c.d:Place")
+    assert config.import_paths() == ["a:cost", "c.d:Place"]
+    assert BackendConfig(placement="process", user_config="e:F").import_paths() == []
+
+
+@pytest.mark.parametrize(
+    ("size", "at_once", "most", "expected_size", "expected_slots"),
+    [
+        (10, 1, None, 10, 1),
+        (10, 3, None, 10, 3),
+        (10, 3, 30, 10, 3),
+        (10, 3, 29, 10, 2),
+        (10, 3, 10, 10, 1),
+        (10, 3, 9, 9, 1),
+        (10, 1, 1, 1, 1),
+        (10, 1, 1000, 10, 1),
+    ],
+)
+def test_batches_fit_into_what_a_replica_may_have(
+    size: int, at_once: int, most: int | None, expected_size: int, expected_slots: int
+) -> None:
+    config = BackendConfig(
+        max_batch_size=size, max_concurrent_batches=at_once, max_ongoing_requests=most
+    )
+    assert config.batch_options(batched=True)["max_batch_size"] == expected_size
+    assert config.slots(batched=True) == expected_slots
+    is_odd = most is not None and most < size * at_once
+    assert (config.oddity(batched=True) is not None) == is_odd
+
+
+def test_the_oddity_says_what_it_comes_to() -> None:
+    config = BackendConfig(max_batch_size=10, max_concurrent_batches=3, max_ongoing_requests=4)
+    assert config.oddity(batched=True) == (
+        "max_ongoing_requests=4 is below max_batch_size * max_concurrent_batches = 30, so a "
+        "replica's batches are of at most 4, and 1 at once"
+    )
+
+
+def test_sizes_that_fit_are_kept() -> None:
+    allowed = BackendConfig(
+        max_batch_size=16, allowed_batch_sizes=(2, 4, 16), max_ongoing_requests=9
+    )
+    options = allowed.batch_options(batched=True)
+    assert (options["allowed_batch_sizes"], options["max_batch_size"]) == ((2, 4), 4)
+    assert allowed.slots(batched=True) == 1
+    preferred = BackendConfig(
+        max_batch_size=16, preferred_batch_sizes=(4, 12), max_ongoing_requests=9
+    )
+    options = preferred.batch_options(batched=True)
+    assert (options["preferred_batch_sizes"], options["max_batch_size"]) == ((4,), 9)
+    shoal.BatchOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "most", "slots"),
+    [(None, None, 1), (None, 8, 8), (3, None, 3), (3, 8, 3), (8, 3, 3)],
+)
+def test_code_that_takes_one_item_has_as_many_at_once_as_a_replica_may_have(
+    at_once: int | None, most: int | None, slots: int
+) -> None:
+    given = {"max_concurrent_batches": at_once, "max_ongoing_requests": most}
+    config = BackendConfig.of({name: value for name, value in given.items() if value is not None})
+    assert config.slots(batched=False) == slots
+    assert config.batch_options(batched=False)["max_batch_size"] == 1
+    assert (config.oddity(batched=False) is not None) == (at_once == 8)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"max_batch_size": 2},
+        {"batch_size_fn": cost},
+        {"max_batch_size": 8, "allowed_batch_sizes": (8,)},
+        {"preferred_batch_sizes": (2,)},
+    ],
+)
+def test_code_that_takes_one_item_has_no_options_of_lists(given: dict[str, Any]) -> None:
+    config = BackendConfig.of(given)
+    for ask in (config.batch_options, config.slots, config.oddity):
+        with pytest.raises(ValueError, match=r"@shoal.accept_batch, or annotate .* list"):
+            ask(False)
+        ask(True)
+
+
+def test_code_of_open_batches_takes_many_items() -> None:
+    config = BackendConfig(fill="open", max_batch_size=8, max_concurrent_batches=2)
+    assert config.batch_options(batched=False)["max_batch_size"] == 8
+    assert config.slots(batched=False) == 2
+
+
+# what is kept
+
+
+def test_a_config_comes_back_from_json_as_it_was() -> None:
+    config = BackendConfig(
+        num_replicas=2,
+        placement="process",
+        user_config={"a": [1, None, {"b": "c"}]},
+        autoscaling={"max_replicas": 3},
+        cpu_affinity=[[0], [1, 2]],
+        env={"A": "1"},
+        max_batch_size=8,
+        batch_size_fn=HERE,
+        preferred_batch_sizes=(4, 8),
+        queue_policies={1: shoal.QueuePolicy(timeout_s=1, batch_wait_timeout_s=None)},
+        default_queue_policy=shoal.QueuePolicy(timeout_action="delay"),
+    )
+    kept = json.loads(json.dumps(config.durable(), allow_nan=False))
+    assert BackendConfig.of(kept) == config
+    assert BackendConfig.of(kept).given() == config.given()
+    target = BackendConfig(adaptive=shoal.LatencyTarget(p99_s=0.2, growth=2))
+    assert BackendConfig.of(json.loads(json.dumps(target.durable()))) == target
+    assert BackendConfig().durable() == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"bucket_by": cost}, "bucket_by=.*give its import path: bucket_by="),
+        ({"placement": place}, "placement=.*import path"),
+        ({"user_config": (1, 2)}, "user_config.*write a list"),
+        ({"user_config": {"a": {1: 2}}}, "user_config\\['a'\\].*text"),
+        ({"user_config": object()}, "user_config.*of type object"),
+        ({"batch_wait_timeout_s": float("inf")}, "batch_wait_timeout_s.*JSON"),
+        ({"ray_options": {"x": cost}, "placement": "ray"}, "ray_options\\['x'\\].*import path"),
+    ],
+)
+def test_what_json_has_no_form_for_is_not_kept(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(NotDurable, match=says):
+        BackendConfig.of(given).durable()

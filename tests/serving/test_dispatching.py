@@ -1,0 +1,512 @@
+"""Which replica runs a batch, and what becomes of it when that replica dies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
+from serving.scenes import Gated, Stage, echo, failing, serving, slowly
+from shoal.errors import BackendUnavailable, ReplicaDied
+from shoal.replicas.current import current_replica_tag, running_replica
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from serving.scenes import ScriptedReplica
+    from shoal.serving.handle import EndpointHandle
+
+pytestmark = pytest.mark.anyio
+
+
+class Deadly:
+    """Code that kills its replica when it meets a certain item, a second after it has begun.
+
+    Args:
+        stage: Where its replicas are.
+        killers: The items that kill.
+    """
+
+    def __init__(self, stage: Stage, *killers: int) -> None:
+        self._stage = stage
+        self._killers = {*killers}
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        await anyio.sleep(1)
+        if self._killers & {*items}:
+            self._replica().die()
+            await anyio.sleep_forever()
+        return [-item for item in items]
+
+    def _replica(self) -> ScriptedReplica:
+        tag = running_replica.get().replica
+        return next(replica for replica in self._stage.replicas if replica.tag == tag)
+
+
+async def read(handle: EndpointHandle, item: Any) -> list[Any]:
+    """Reads a stream; what it ends with stands last, if that is an error."""
+    got: list[Any] = []
+    try:
+        async with handle.stream(item) as stream:
+            async for step in stream:
+                got.append(step)  # noqa: PERF401 - what came before an error is kept
+    except Exception as error:
+        got.append(error)
+    return got
+
+
+async def test_batches_go_to_idle_replicas_in_turn() -> None:
+    async with serving(echo, num_replicas=3) as (_, handle, stage):
+        for item in range(6):
+            assert await handle.call(item) == item
+        assert [number for number, _ in stage.calls] == [0, 1, 2, 0, 1, 2]
+
+
+async def test_requests_pile_up_while_all_replicas_are_busy() -> None:
+    held = Held()
+    async with (
+        serving(held, num_replicas=2, max_batch_size=4) as (_, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, handle.call(0))
+        await settle()
+        await line_up(tasks, handle.call(1))
+        await settle()
+        await line_up(tasks, *[handle.call(item) for item in range(2, 8)])
+        await settle()
+        assert stage.calls == [(0, [0]), (1, [1])]
+        held.gate.set()
+        await settle()
+        assert [items for _, items in stage.calls] == [[0], [1], [2, 3, 4, 5], [6, 7]]
+
+
+async def test_a_busy_replica_does_not_hold_up_an_idle_one() -> None:
+    async with (
+        serving(slowly, num_replicas=2, max_batch_size=1) as (_, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, handle.call(100.0))
+        for _ in range(5):
+            await handle.call(1.0)
+        assert anyio.current_time() == pytest.approx(5)
+        tasks.cancel_scope.cancel()
+
+
+async def test_code_knows_its_replica() -> None:
+    async def tag(items: list[int]) -> list[str]:
+        return [current_replica_tag()] * len(items)
+
+    async with serving(tag, num_replicas=2) as (_, handle, _):
+        assert [await handle.call(0) for _ in range(3)] == ["b#0", "b#1", "b#0"]
+
+
+async def test_methods_share_the_replicas_and_none_starves() -> None:
+    class Code:
+        async def __call__(self, items: list[int]) -> list[int]:
+            await anyio.sleep(1)
+            return items
+
+        async def first(self, items: list[int]) -> list[int]:
+            return await self(items)
+
+        async def second(self, items: list[int]) -> list[int]:
+            return await self(items)
+
+    done = {"__call__": 0, "first": 0, "second": 0}
+
+    async def call_on(handle: EndpointHandle, method: str) -> None:
+        while True:
+            await handle.options(method_name=method).call(1)
+            done[method] += 1
+
+    async with (
+        serving(Code, max_batch_size=1) as (_, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        for method in done:
+            for _ in range(3):
+                tasks.start_soon(call_on, handle, method)
+        await anyio.sleep(300.5)
+        assert stage.replicas[0].most_batches == 1
+        assert sum(done.values()) == 300
+        assert min(done.values()) > 30
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_method_of_lists_does_not_starve_beside_one_of_items() -> None:
+    class Code:
+        async def __call__(self, item: float) -> float:
+            await anyio.sleep(item)
+            return item
+
+        async def many(self, items: list[float]) -> list[float]:
+            await anyio.sleep(1)
+            return items
+
+    async def call_on(handle: EndpointHandle, item: float) -> None:
+        while True:
+            await handle.call(item)
+
+    async with (
+        serving(Code, max_ongoing_requests=4) as (_, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(8):
+            tasks.start_soon(call_on, handle, 1 + number / 10)
+        await anyio.sleep(5)
+        many = handle.options(method_name="many")
+        with anyio.fail_after(100):
+            assert await many.call(1.0) == 1.0
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
+    held = Held()
+    async with (
+        serving(held, num_replicas=2, max_batch_size=2) as (_, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, *[handle.call(item) for item in range(4)])
+        await settle()
+        stage.replicas[0].die("ran out of luck")
+        await settle()
+        held.gate.set()
+        await settle()
+        first, second, *others = [caller.outcome for caller in callers]
+        assert isinstance(first, ReplicaDied)
+        assert isinstance(second, ReplicaDied)
+        assert first is not second
+        assert "ran out of luck" in str(first)
+        assert others == [2, 3]
+
+
+async def test_a_batch_runs_again_where_retries_allow_it() -> None:
+    held = Held()
+    async with (
+        serving(held, num_replicas=2, retries=1, max_batch_size=2) as (_, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, handle.call(0), handle.call(1))
+        await settle()
+        stage.replicas[0].die()
+        await settle()
+        assert stage.calls == [(0, [0, 1]), (1, [0, 1])]
+        held.gate.set()
+        await settle()
+        assert [caller.outcome for caller in callers] == [0, 1]
+
+
+async def test_a_batch_that_runs_again_waits_for_a_replica() -> None:
+    held = Held()
+    async with (
+        serving(held, retries=1) as (_, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        [caller] = await line_up(tasks, handle.call(0))
+        await settle()
+        stage.replicas[0].die()
+        held.gate.set()
+        await anyio.sleep(1)
+        assert caller.outcome == 0
+        assert stage.calls == [(0, [0]), (1, [0])]
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+async def test_a_batch_that_kills_is_run_so_often_and_no_more(retries: int) -> None:
+    stage = Stage()
+    async with serving(Deadly(stage, 666), stage, retries=retries) as (controller, handle, _):
+        assert isinstance(await outcome(handle.call(666)), ReplicaDied)
+        assert len(stage.calls) == retries + 1
+        assert await handle.call(1) == -1
+        assert (await controller.status()).backends["b"].deaths == retries + 1
+
+
+async def test_retries_are_those_of_the_config_when_the_replica_dies() -> None:
+    held = Held()
+    async with (
+        serving(held, num_replicas=2) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        [caller] = await line_up(tasks, handle.call(0))
+        await settle()
+        await controller.update_backend_config("b", {"retries": 1})
+        stage.replicas[0].die()
+        held.gate.set()
+        await settle()
+        assert caller.outcome == 0
+
+
+async def test_one_item_that_kills_fails_alone_where_errors_are_isolated() -> None:
+    stage = Stage()
+    code = Deadly(stage, 666)
+    async with serving(code, stage, isolate_errors=True, max_batch_size=8) as (_, handle, _):
+        items = [1, 2, 666, 4, 5, 6, 7, 8]
+        results = await outcomes(*[handle.call(item) for item in items])
+        assert isinstance(results[2], ReplicaDied)
+        assert [*results[:2], *results[3:]] == [-1, -2, -4, -5, -6, -7, -8]
+
+
+async def test_the_death_of_another_backends_replica_is_no_reason_to_run_again() -> None:
+    held = Held()
+    async with serving(held) as (controller, inner, stage):
+
+        async def code(items: list[int]) -> list[int]:
+            return [await inner.call(item) for item in items]
+
+        others = Stage()
+        await controller.create_backend("o", code, config={"placement": others, "retries": 5})
+        await controller.create_endpoint("oe", backend="o")
+        outer = await controller.get_handle("oe")
+        async with anyio.create_task_group() as tasks:
+            [caller] = await line_up(tasks, outer.call(1))
+            await settle()
+            stage.replicas[0].die()
+            await settle()
+            assert isinstance(caller.outcome, ReplicaDied)
+            assert caller.outcome.replica == "b#0"
+        assert len(others.calls) == 1
+        assert len(others.alive) == 1
+
+
+async def test_an_error_of_the_code_is_no_reason_to_run_again() -> None:
+    async def code(items: list[int]) -> list[int]:
+        raise ZeroDivisionError(items)
+
+    async with serving(code, retries=5) as (_, handle, stage):
+        assert isinstance(await outcome(handle.call(1)), ZeroDivisionError)
+        assert len(stage.calls) == 1
+
+
+async def test_a_caller_that_leaves_while_its_batch_waits_for_a_replica_is_let_go() -> None:
+    stage, held = Stage(), Held()
+    async with (
+        serving(held, stage, retries=3) as (_, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        first, second = await line_up(tasks, handle.call(1), handle.call(2))
+        await settle()
+        stage.start = gated = Gated()
+        stage.replicas[0].die()
+        await anyio.sleep(1)
+        first.leave()
+        await settle()
+        assert first.outcome is LEFT
+        assert second.outcome is PENDING
+        gated.let(1)
+        held.gate.set()
+        await settle()
+        assert second.outcome == 2
+
+
+async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica() -> None:
+    stage, held = Stage(), Held()
+    async with (
+        serving(held, stage, retries=3) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, handle.call(1), handle.call(2))
+        await settle()
+        stage.start = gated = Gated()
+        stage.replicas[0].die()
+        await anyio.sleep(1)
+        for caller in callers:
+            caller.leave()
+        await settle()
+        gated.let(1)
+        await settle()
+        assert len(stage.calls) == 1
+        assert (await controller.status()).backends["b"].ongoing == 0
+
+
+async def test_the_code_is_cancelled_when_all_callers_have_left() -> None:
+    held = Held()
+    async with (
+        serving(held) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, handle.call(1), handle.call(2))
+        await settle()
+        callers[0].leave()
+        await settle()
+        assert held.cancelled == []
+        callers[1].leave()
+        await settle()
+        assert held.cancelled == [[1, 2]]
+        held.gate.set()
+        assert await handle.call(3) == 3
+        assert (await controller.status()).backends["b"].deaths == 0
+
+
+async def test_a_caller_that_leaves_while_it_waits_for_a_replica_costs_nothing() -> None:
+    held = Held()
+    async with (
+        serving(held) as (_, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, handle.call(1))
+        await settle()
+        [second] = await line_up(tasks, handle.call(2))
+        await settle()
+        second.leave()
+        await settle()
+        held.gate.set()
+        await settle()
+        assert stage.calls == [(0, [1])]
+
+
+async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowered() -> None:
+    held = Held()
+    async with (
+        serving(held, num_replicas=2, retries=1, max_batch_size=4) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, *[handle.call(item) for item in range(4)])
+        await settle()
+        await controller.update_backend_config("b", {"max_ongoing_requests": 2})
+        held.gate.set()
+        stage.replicas[0].die()
+        await anyio.sleep(10)
+        assert [caller.outcome for caller in callers] == [0, 1, 2, 3]
+
+
+class Streams:
+    """Code whose streams make one step a second, and whose replica dies when it is told to."""
+
+    def __init__(self, steps: list[list[Any]]) -> None:
+        self.steps = steps
+        self.runs: list[list[int]] = []
+
+    async def __call__(self, items: list[int]) -> AsyncGenerator[list[Any], None]:
+        self.runs.append(list(items))
+        if len(self.runs) > 1:  # again: answer them all
+            yield [f"again {item}" for item in items]
+            return
+        for step in self.steps:
+            yield step
+            await anyio.sleep(1)
+        await anyio.sleep_forever()
+
+
+async def test_streams_that_got_nothing_run_again_and_the_others_fail() -> None:
+    code = Streams([["zero", shoal.SKIP, shoal.SKIP, "three"], [shoal.END, *[shoal.SKIP] * 3]])
+    results: dict[int, list[Any]] = {}
+    async with serving(code, num_replicas=2, retries=1) as (_, handle, stage):
+
+        async def reader(item: int) -> None:
+            results[item] = await read(handle, item)
+
+        async with anyio.create_task_group() as tasks:
+            for item in range(4):
+                tasks.start_soon(reader, item)
+                await settle() if item == 3 else None
+            await anyio.sleep(1.5)
+            order = code.runs[0]
+            stage.replicas[0].die()
+        by_place = [results[item] for item in order]
+    assert by_place[0] == ["zero"]  # it had ended before
+    assert by_place[1] == [f"again {order[1]}"]
+    assert by_place[2] == [f"again {order[2]}"]
+    assert by_place[3][0] == "three"
+    assert isinstance(by_place[3][1], ReplicaDied)
+    assert code.runs == [order, [order[1], order[2]]]
+
+
+async def test_streams_fail_after_what_they_have_where_nothing_may_run_again() -> None:
+    code = Streams([["zero", shoal.SKIP]])
+    results: list[list[Any]] = []
+    async with serving(code, num_replicas=2) as (_, handle, stage):
+
+        async def reader(item: int) -> None:
+            results.append(await read(handle, item))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reader, 0)
+            tasks.start_soon(reader, 1)
+            await anyio.sleep(0.5)
+            stage.replicas[0].die()
+    lengths = sorted(len(result) for result in results)
+    assert lengths == [1, 2]
+    assert all(isinstance(result[-1], ReplicaDied) for result in results)
+    assert len(code.runs) == 1
+
+
+async def test_streams_that_all_have_ended_do_not_run_again() -> None:
+    code = Streams([["zero"], [shoal.END]])
+    async with serving(code, retries=1) as (_, handle, stage):
+        assert await read(handle, 0) == ["zero"]
+        stage.replicas[0].die()
+        await anyio.sleep(5)
+        assert len(code.runs) == 1
+
+
+async def test_a_stream_that_failed_alone_does_not_run_again() -> None:
+    code = Streams([[ValueError("bad"), shoal.SKIP]])
+    results: list[list[Any]] = []
+    async with serving(code, num_replicas=2, retries=1) as (_, handle, stage):
+
+        async def reader(item: int) -> None:
+            results.append(await read(handle, item))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(reader, 0)
+            tasks.start_soon(reader, 1)
+            await anyio.sleep(0.5)
+            stage.replicas[0].die()
+    bad, again = sorted(results, key=lambda result: isinstance(result[0], str))
+    assert isinstance(bad[0], ValueError)
+    assert again[0].startswith("again")
+    assert len(code.runs[1]) == 1
+
+
+async def test_a_reader_that_leaves_closes_the_stream_of_the_code() -> None:
+    closed: list[list[int]] = []
+
+    async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
+        try:
+            while True:
+                yield items
+                await anyio.sleep(1)
+        finally:
+            closed.append(items)
+
+    async with serving(code) as (controller, handle, _):
+        async with handle.stream(7) as stream:
+            assert await anext(stream) == 7
+        await settle()
+        assert closed == [[7]]
+        assert (await controller.status()).backends["b"].ongoing == 0
+
+
+async def test_callers_fail_when_no_replica_can_be_started() -> None:
+    stage = Stage()
+    async with serving(echo, stage) as (controller, handle, _):
+        stage.start = failing("no GPU is left")
+        stage.replicas[0].die()
+        error = await outcome(handle.call(1))
+        assert isinstance(error, BackendUnavailable)
+        assert "no GPU is left" in str(error)
+        assert (await controller.status()).backends["b"].state == "unavailable"
+        at = anyio.current_time()
+        assert isinstance(await outcome(handle.call(2)), BackendUnavailable)
+        assert anyio.current_time() == at
+        stage.start = Gated(first=100)
+        await anyio.sleep(100)
+        assert await handle.call(3) == 3
+        assert (await controller.status()).backends["b"].state == "ready"
+
+
+async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() -> None:
+    stage, held = Stage(), Held()
+    async with (
+        serving(held, stage, retries=3) as (_, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        [caller] = await line_up(tasks, handle.call(1))
+        await settle()
+        stage.start = failing()
+        stage.replicas[0].die()
+        await anyio.sleep(100)
+        assert isinstance(caller.outcome, BackendUnavailable)

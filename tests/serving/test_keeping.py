@@ -1,0 +1,191 @@
+"""One kept replica: its health checks, and how it is brought to its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from batching.scenes import PENDING, Held, line_up, outcomes, settle
+from serving.scenes import Gated, Stage, echo, never, serving
+from shoal.errors import ReplicaDied
+
+if TYPE_CHECKING:
+    from serving.scenes import ScriptedReplica
+
+pytestmark = pytest.mark.anyio
+
+
+class Health:
+    """A `Stage.health` that fails as often in a row as it is told to.
+
+    Args:
+        failures: How often, for replica 0; the others are healthy.
+    """
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+        self.checked_at: list[float] = []
+
+    async def __call__(self, replica: ScriptedReplica) -> None:
+        if replica.blueprint.number:
+            return
+        self.checked_at.append(anyio.current_time())
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("out of memory")
+
+
+async def test_health_is_checked_each_period() -> None:
+    stage = Stage()
+    stage.health = health = Health(0)
+    async with serving(echo, stage, health_check_period_s=4):
+        await anyio.sleep(21)
+    assert health.checked_at == [4, 8, 12, 16, 20]
+
+
+async def test_two_failures_are_borne() -> None:
+    stage = Stage()
+    stage.health = Health(2)
+    async with serving(echo, stage, health_check_period_s=1):
+        await anyio.sleep(10)
+        stage.health.left = 2
+        await anyio.sleep(10)
+        assert len(stage.replicas) == 1
+
+
+async def test_three_failures_in_a_row_end_a_replica() -> None:
+    stage = Stage()
+    stage.health = Health(3)
+    async with serving(echo, stage, health_check_period_s=1) as (controller, handle, _):
+        await anyio.sleep(10)
+        assert "3 health checks failed" in str(stage.replicas[0].killed)
+        assert "out of memory" in str(stage.replicas[0].killed)
+        assert len(stage.alive) == 1
+        assert await handle.call(1) == 1
+        assert (await controller.status()).backends["b"].deaths == 1
+
+
+async def test_a_check_that_does_not_come_back_has_failed() -> None:
+    stage = Stage()
+    stage.health = never
+    config: Any = {"health_check_period_s": 1, "health_check_timeout_s": 2}
+    async with serving(echo, stage, **config):
+        await anyio.sleep(8.9)
+        assert stage.replicas[0].killed is None
+        await anyio.sleep(0.2)
+        assert "no answer within 2 s" in str(stage.replicas[0].killed)
+
+
+async def test_the_work_of_an_unhealthy_replica_fails() -> None:
+    stage, held = Stage(), Held()
+    stage.health = Health(3)
+    async with (
+        serving(held, stage, health_check_period_s=1) as (_, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        [caller] = await line_up(tasks, handle.call(1))
+        await anyio.sleep(2.5)
+        assert caller.outcome is PENDING
+        await anyio.sleep(1)
+        assert isinstance(caller.outcome, ReplicaDied)
+
+
+async def test_an_unhealthy_replica_that_takes_its_time_to_end_is_missed_by_nobody() -> None:
+    stage = Stage()
+    stage.kill_gate = anyio.Event()
+    stage.health = Health(3)
+    async with serving(echo, stage, num_replicas=2, health_check_period_s=1) as (_, handle, _):
+        await anyio.sleep(10)
+        assert stage.ended == []
+        assert await outcomes(*[handle.call(item) for item in range(3)]) == [0, 1, 2]
+        assert [replica.blueprint.number for replica in stage.alive] == [1, 2]
+        stage.kill_gate.set()
+        await settle()
+        assert len(stage.replicas) == 3
+
+
+async def test_a_new_period_holds_from_the_next_check_on() -> None:
+    stage = Stage()
+    stage.health = health = Health(0)
+    async with serving(echo, stage, health_check_period_s=5) as (controller, _, _):
+        await anyio.sleep(7)
+        await controller.update_backend_config("b", {"health_check_period_s": 1})
+        await anyio.sleep(5.5)
+    assert health.checked_at == [5, 10, 11, 12]
+
+
+async def test_a_new_period_holds_for_a_replica_that_was_being_started() -> None:
+    stage = Stage()
+    stage.start = gated = Gated(first=1)
+    checks: list[int] = []
+
+    async def health(replica: ScriptedReplica) -> None:
+        checks.append(replica.blueprint.number)
+
+    stage.health = health
+    async with (
+        serving(echo, stage, num_replicas=2, health_check_period_s=1000) as (controller, _, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, controller.update_backend_config("b", {"health_check_period_s": 1}))
+        await settle()
+        gated.let(1)
+        await anyio.sleep(10)
+        assert 1 in checks
+
+
+async def test_health_is_not_checked_while_a_replica_drains() -> None:
+    stage, held = Stage(), Held()
+    stage.health = health = Health(0)
+    async with (
+        serving(held, stage, health_check_period_s=1) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, handle.call(1))
+        await settle()
+        tasks.start_soon(controller.restart_backend, "b")
+        await anyio.sleep(10)
+        assert health.checked_at == []
+        held.gate.set()
+
+
+async def test_one_that_does_not_end_when_it_is_asked_to_is_given_up() -> None:
+    stage = Stage()
+    stage.stop_gate = anyio.Event()
+    async with serving(echo, stage, num_replicas=2, cancel_grace_s=3) as (controller, _, _):
+        await settle()
+        with anyio.fail_after(60):
+            await controller.scale_backend("b", 1)
+        assert anyio.current_time() > 3
+        [gone] = stage.ended
+        assert gone.stopped
+        assert gone.killed == "it did not end when it was asked to"
+
+
+async def test_one_that_ends_while_it_drains_is_not_asked_to() -> None:
+    held = Held()
+    async with (
+        serving(held, num_replicas=2) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, handle.call(1))
+        await settle()
+        callers += await line_up(tasks, handle.call(2))
+        await settle()
+        [scaling] = await line_up(tasks, controller.scale_backend("b", 1))
+        await settle()
+        draining = next(
+            number
+            for number, each in enumerate(controller.status_now().backends["b"].replicas)
+            if each.state == "draining"
+        )
+        stage.replicas[draining].die()
+        await settle()
+        assert scaling.outcome is None
+        assert isinstance(callers[draining].outcome, ReplicaDied)
+        assert not stage.replicas[draining].stopped
+        held.gate.set()
+        await settle()
+        assert callers[1 - draining].outcome == 2 - draining

@@ -1,0 +1,225 @@
+"""The pool by itself: who gets the next batch, and who is told when there is room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from batching.scenes import PENDING, Caller, settle
+from shoal.errors import BackendUnavailable
+from shoal.serving.pool import Member, Pool
+
+pytestmark = pytest.mark.anyio
+
+
+class Named:
+    """Stands in for a replica, which the pool never calls."""
+
+    def __init__(self, tag: str) -> None:
+        self.tag = tag
+
+
+def filled(*tags: str, slots: int = 1, most: int | None = None) -> tuple[Pool, list[Member]]:
+    pool = Pool("b", lambda _: None)
+    named: list[Any] = [Named(tag) for tag in tags]
+    return pool, [pool.add(one, slots, most) for one in named]
+
+
+def taken(pool: Pool, size: int = 1) -> str | None:
+    member = pool.take(size)
+    return None if member is None else member.replica.tag
+
+
+async def test_an_idle_replica_is_taken_before_a_busy_one() -> None:
+    pool, (first, _, third) = filled("a", "b", "c", slots=2)
+    with pool.at_work(first, 1), pool.at_work(third, 1):
+        assert taken(pool) == "b"
+
+
+async def test_the_least_busy_replica_is_taken() -> None:
+    pool, (first, second) = filled("a", "b", slots=3)
+    with pool.at_work(first, 1), pool.at_work(first, 1), pool.at_work(second, 1):
+        assert taken(pool) == "b"
+
+
+async def test_equals_take_turns() -> None:
+    pool, _ = filled("a", "b", "c")
+    order: list[Any] = []
+    for _ in range(7):
+        order.append(taken(pool))
+        member = pool.take(1)
+        assert member is not None
+        with pool.at_work(member, 1):
+            pass
+    assert order == ["a", "b", "c", "a", "b", "c", "a"]
+
+
+async def test_none_is_taken_when_all_have_what_they_can_take() -> None:
+    pool, (first, second) = filled("a", "b")
+    with pool.at_work(first, 1), pool.at_work(second, 1):
+        assert taken(pool) is None
+        assert pool.free(1) == 0
+    assert pool.free(1) == 2
+
+
+async def test_a_replica_takes_no_more_requests_than_it_may_have() -> None:
+    pool, (only,) = filled("a", slots=4, most=4)
+    assert pool.free(1) == 4
+    assert pool.free(4) == 1
+    with pool.at_work(only, 3):
+        assert pool.free(1) == 1
+        assert taken(pool, 1) == "a"
+        assert taken(pool, 2) is None
+
+
+async def test_work_that_fails_gives_its_place_back() -> None:
+    pool, (only,) = filled("a")
+    with pytest.raises(ZeroDivisionError), pool.at_work(only, 5):
+        assert only.ongoing == 5
+        raise ZeroDivisionError
+    assert (pool.free(1), only.batches, only.ongoing, only.total) == (1, 0, 0, 1)
+
+
+async def test_it_says_which_replica_has_ended_a_batch() -> None:
+    ended: list[Member] = []
+    pool = Pool("b", ended.append)
+    named: Any = Named("a")
+    member = pool.add(named, 1)
+    with pool.at_work(member, 1):
+        assert ended == []
+    assert ended == [member]
+
+
+async def test_a_replica_that_is_withdrawn_finishes_what_it_has() -> None:
+    pool, (only,) = filled("a", slots=2)
+    with pool.at_work(only, 1):
+        pool.withdraw(only)
+        pool.withdraw(only)
+        assert taken(pool) is None
+        assert not only.idle.is_set()
+    assert only.idle.is_set()
+    assert pool.free(1) == 0
+
+
+async def test_a_batch_does_not_bring_back_a_replica_that_was_withdrawn() -> None:
+    pool, (first, second) = filled("a", "b")
+    pool.withdraw(first)
+    with pool.at_work(first, 1), pool.at_work(second, 1):
+        pass
+    assert [taken(pool) for _ in range(2)] == ["b", "b"]
+
+
+async def test_a_replica_is_idle_only_while_it_has_no_batch_at_all() -> None:
+    _, (only,) = filled("a", slots=2)
+    pool = Pool("b", lambda _: None)
+    assert only.idle.is_set()
+    with pool.at_work(only, 1):
+        with pool.at_work(only, 1):
+            pass
+        assert not only.idle.is_set()
+    assert only.idle.is_set()
+
+
+async def test_who_waits_gets_the_replica_that_is_free_first() -> None:
+    pool, (first, second) = filled("a", "b")
+    async with anyio.create_task_group() as tasks:
+        with pool.at_work(first, 1):
+            with pool.at_work(second, 1):
+                caller = await tasks.start(Caller(pool.wait(1)).run)
+                await settle()
+                assert caller.outcome is PENDING
+            await settle()
+            assert caller.outcome is second
+
+
+async def test_who_waits_gets_a_replica_that_is_added() -> None:
+    pool, _ = filled()
+    async with anyio.create_task_group() as tasks:
+        caller = await tasks.start(Caller(pool.wait(1)).run)
+        await settle()
+        named: Any = Named("a")
+        member = pool.add(named, 1)
+        await settle()
+        assert caller.outcome is member
+
+
+async def test_who_waits_is_told_that_there_will_be_none() -> None:
+    pool, _ = filled()
+    cause = ValueError("no code")
+    async with anyio.create_task_group() as tasks:
+        caller = await tasks.start(Caller(pool.wait(1)).run)
+        await settle()
+        pool.fail(cause)
+        await settle()
+    assert isinstance(caller.outcome, BackendUnavailable)
+    assert caller.outcome.__cause__ is cause
+    assert "no code" in str(caller.outcome)
+
+
+async def test_a_pool_that_has_failed_lets_batches_in_to_fail() -> None:
+    pool, _ = filled()
+    assert pool.free(1) == 0
+    pool.fail(ValueError())
+    assert pool.free(1) == 1
+    with pytest.raises(BackendUnavailable):
+        pool.check_available()
+    with pytest.raises(BackendUnavailable):
+        await pool.wait(1)
+
+
+async def test_a_replica_mends_a_pool_that_had_failed() -> None:
+    pool, _ = filled()
+    pool.fail(ValueError())
+    named: Any = Named("a")
+    pool.add(named, 1)
+    pool.check_available()
+    assert (await pool.wait(1)).replica is named
+
+
+async def test_replicas_take_more_and_less_at_once() -> None:
+    pool, (first, second) = filled("a", "b")
+    pool.resize(3, None)
+    assert pool.free(1) == 6
+    with pool.at_work(first, 1), pool.at_work(first, 1):
+        pool.resize(1, None)
+        assert pool.free(1) == 1
+        assert pool.take(1) is second
+    assert pool.free(1) == 2
+
+
+async def test_each_change_of_room_is_told() -> None:
+    pool, (first,) = filled("a", slots=2)
+    seen: list[int] = []
+    unsubscribe = pool.subscribe(lambda: seen.append(pool.free(1)))
+    with pool.at_work(first, 1):
+        assert seen[-1:] == [1]
+    assert seen[-1] == 2
+    named: Any = Named("b")
+    second = pool.add(named, 2)
+    assert seen[-1] == 4
+    pool.resize(1, None)
+    assert seen[-1] == 2
+    pool.withdraw(second)
+    assert seen[-1] == 1
+    pool.withdraw(first)
+    pool.fail(ValueError())
+    assert seen[-1] == 1
+    count = len(seen)
+    unsubscribe()
+    pool.fail(None)
+    assert len(seen) == count
+
+
+async def test_another_listener_is_the_first_to_be_told_each_time() -> None:
+    pool, (only,) = filled("a")
+    told: list[str] = []
+    for name in ("x", "y", "z"):
+        pool.subscribe(lambda name=name: told.append(name))  # type: ignore[misc]
+    firsts: set[str] = set()
+    for _ in range(6):
+        with pool.at_work(only, 1):
+            told.clear()
+        firsts.add(told[0])
+    assert firsts == {"x", "y", "z"}

@@ -1,0 +1,668 @@
+"""The remote client: the verbs of a client over the admin API, and what can go wrong on the way."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import sys
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+
+import anyio
+import anyio.to_thread
+import httpx
+import pytest
+import trio
+from anyio.from_thread import BlockingPortal
+
+from serving.fake_client import FakeClient, full_status
+from shoal import errors
+from shoal.http.admin import AdminApi
+from shoal.http.door import Door
+from shoal.http.server import ServerConfig, serve
+from shoal.serving.config import BackendConfig
+from shoal.serving.remote_client import RemoteClient, connect
+from shoal.serving.wire_errors import KINDS, WireError, received, sent
+
+TOKEN = "correct-horse"
+HANG_S = 10
+
+
+@pytest.fixture
+def fake():
+    client = FakeClient()
+    client.endpoints["e"] = {"route": "/e", "methods": ["GET"], "traffic": {}, "shadows": {}}
+    return client
+
+
+def door(fake, token=None, allowed=("*",)):
+    return Door(AdminApi(fake, token=token, allowed_modules=allowed))
+
+
+@asynccontextmanager
+async def connected(fake, token=None, **more):
+    transport = httpx.ASGITransport(app=door(fake, token, **more))
+    async with RemoteClient("http://localhost", token=token, transport=transport) as client:
+        yield client
+
+
+@asynccontextmanager
+async def served(app):
+    """Serves on a real socket, on trio; gives the URL."""
+    stop = trio.Event()
+
+    async def run(task_status):
+        await serve(app, ServerConfig(port=0), shutdown=stop.wait, started=task_status.started)
+
+    with trio.fail_after(HANG_S):
+        async with trio.open_nursery() as nursery:
+            yield await nursery.start(run)
+            stop.set()
+
+
+@contextmanager
+def served_in_a_thread(app):
+    """The same for tests without an event loop."""
+    started, stop = threading.Event(), trio.Event()
+    found = []
+
+    async def main():
+        found.append(trio.lowlevel.current_trio_token())
+        await serve(
+            app,
+            ServerConfig(port=0, graceful_timeout_s=1),
+            shutdown=stop.wait,
+            started=lambda url: (found.append(url), started.set()),
+        )
+
+    thread = threading.Thread(target=trio.run, args=(main,))
+    thread.start()
+    try:
+        assert started.wait(HANG_S)
+        yield found[1]
+    finally:
+        found[0].run_sync_soon(stop.set)
+        thread.join()
+
+
+# Verbs
+
+
+@pytest.mark.anyio
+async def test_backends_are_made_shown_changed_and_deleted(fake):
+    async with connected(fake) as client:
+        config = BackendConfig(retries=1, batch_size_fn="models:cost")
+        await client.create_backend(
+            "a", "models:Model", 1, "x", config=config, init_kwargs={"n": 2}
+        )
+        assert ("create_backend", "a", "models:Model", (1, "x"), {"n": 2}) in fake.asked
+        assert await client.get_backend_config("a") == config
+        await client.update_backend_config("a", {"autoscaling": {"max_replicas": 3}})
+        assert fake.backends["a"].autoscaling.max_replicas == 3
+        await client.scale_backend("a", 2)
+        await client.restart_backend("a")
+        assert await client.list_backends() == fake.backends
+        await client.delete_backend("a", force=True)
+        assert fake.asked[-1] == ("delete_backend", "a", True)
+
+
+@pytest.mark.anyio
+async def test_endpoints_are_made_given_traffic_and_shadows_and_deleted(fake):
+    async with connected(fake) as client:
+        await client.create_endpoint("f", backend="a", route="/f", methods=("GET", "POST"))
+        await client.set_traffic("f", {"a": 0.5, "b": 0.5})
+        await client.shadow_traffic("f", "c", 0.1, compare="checks:alike")
+        assert fake.asked[-1] == ("shadow_traffic", "f", "c", 0.1, "checks:alike")
+        assert (await client.list_endpoints())["f"] == {
+            "route": "/f",
+            "methods": ["GET", "POST"],
+            "traffic": {"a": 0.5, "b": 0.5},
+            "shadows": {},
+        }
+        await client.delete_endpoint("f")
+        assert fake.endpoints.keys() == {"e"}
+
+
+@pytest.mark.anyio
+async def test_the_status_is_that_of_the_server(fake):
+    async with connected(fake) as client:
+        assert await client.status() == full_status()
+
+
+@pytest.mark.anyio
+async def test_an_object_is_no_code_that_can_be_sent(fake):
+    async with connected(fake) as client:
+        with pytest.raises(TypeError, match=r"serving\.fake_client:full_status"):
+            await client.create_backend("a", full_status)
+        with pytest.raises(TypeError, match="can't be sent as JSON"):
+            await client.create_backend("a", "models:Model", object())
+        with pytest.raises(errors.NotDurable, match="batch_size_fn"):
+            await client.create_backend("a", "models:f", config=BackendConfig(batch_size_fn=len))
+        with pytest.raises(TypeError, match="must be a mapping"):
+            await client.create_backend("a", "models:f", config=[])
+    assert fake.backends == {}
+
+
+@pytest.mark.anyio
+async def test_a_config_of_objects_can_be_looked_at(fake):
+    fake.backends["a"] = BackendConfig(batch_size_fn=lambda item: 1, user_config={"x": object()})
+    async with connected(fake) as client:
+        config = await client.get_backend_config("a")
+    assert config.batching["batch_size_fn"].startswith(f"{__name__}:")
+    assert config.user_config["x"].startswith("<object object")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["no", "a/b", "..", "", "x" * 65, "\u00fc", None])
+async def test_a_name_that_is_not_there_is_said_to_be_none(fake, name):
+    async with connected(fake) as client:
+        for verb in (
+            partial(client.get_backend_config, name),
+            partial(client.delete_backend, name),
+            partial(client.get_handle, name),
+        ):
+            with pytest.raises(errors.NoSuchName, match="there is no"):
+                await verb()
+        assert await client.get_handle(name, missing_ok=True) is None
+
+
+# Errors
+
+
+def error_of(made):
+    if made is errors.WrongBatchSize:
+        return made("its text", expected=2, got=3)
+    if made is errors.ReplicaDied:
+        return made("its text", exit_code=None, signal="SIGKILL", last_lines="segv")
+    return made("its text")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("made", KINDS.values(), ids=lambda made: made.__name__)
+async def test_an_error_has_its_class_text_and_attributes_again(fake, made):
+    fake.fails = error_of(made)
+    async with connected(FakeClient()) as client:
+        client._connection._client = None  # another transport
+        client._connection._transport = httpx.ASGITransport(app=door(fake))
+        with pytest.raises(made) as caught:
+            await client.restart_backend("a")
+    assert type(caught.value) is made
+    assert str(caught.value) == "its text"
+    assert vars(caught.value) == vars(error_of(made))
+
+
+class Odd(UnicodeError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "made", "text"),
+    [
+        (LookupError("no"), LookupError, "no"),
+        (KeyError("k"), KeyError, "'k'"),
+        (ConnectionResetError("gone"), ConnectionError, "ConnectionResetError: gone"),
+        (Odd("text"), ValueError, f"{__name__}.Odd: text"),
+        (ExceptionGroup("two", [OSError()]), errors.HandlerFailed, "ExceptionGroup: two (1 sub"),
+        (Exception("bare"), errors.HandlerFailed, "Exception: bare"),
+    ],
+)
+def test_an_error_of_the_users_code_goes_by_its_nearest_builtin(error, made, text):
+    again = received(sent(error))
+    assert type(again) is made
+    assert str(again).startswith(text)
+    assert str(received(sent(again))) == str(again)
+
+
+@pytest.mark.parametrize("like", ["SystemExit", "eval", "Odd", "os.system", ""])
+def test_a_class_that_is_not_in_the_table_is_never_made(like):
+    again = received(WireError("raised", "text", {"class": like, "like": like}))
+    assert type(again) is errors.HandlerFailed
+    assert received(WireError(like, "text")) is None
+
+
+@pytest.mark.anyio
+async def test_a_wrong_token_is_not_allowed(fake):
+    transport = httpx.ASGITransport(app=door(fake, TOKEN))
+    for token, says in ((None, "Authorization: Bearer"), ("wrong", "token is wrong")):
+        client = RemoteClient("http://localhost", token=token, transport=transport)
+        with pytest.raises(errors.NotAllowed, match=says):
+            await client.status()
+        await client.aclose()
+    async with connected(fake, TOKEN) as client:
+        await client.status()
+
+
+@pytest.mark.anyio
+async def test_a_module_that_was_not_allowed_is_not_allowed(fake):
+    async with connected(fake, TOKEN, allowed=["models"]) as client:
+        with pytest.raises(errors.NotAllowed, match="did not allow imports from 'os'"):
+            await client.create_backend("a", "os:system")
+
+
+@pytest.mark.anyio
+async def test_an_api_that_is_off_is_said_to_be(fake):
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"Not Found"})
+
+    client = RemoteClient("http://localhost", transport=httpx.ASGITransport(app=app))
+    with pytest.raises(ConnectionError, match="no admin API at http://localhost"):
+        await client.status()
+    await client.aclose()
+
+
+@pytest.mark.anyio
+async def test_an_answer_that_is_no_json_is_of_no_shoal():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"<html>"})
+
+    client = RemoteClient("http://localhost", transport=httpx.ASGITransport(app=app))
+    with pytest.raises(ConnectionError, match="no Shoal's admin API"):
+        await client.status()
+    await client.aclose()
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_a_server_that_is_not_there_is_said_to_be_gone(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    for url in (f"http://127.0.0.1:{port}", f"unix:{tmp_path}/no.sock"):
+        with pytest.raises(ConnectionError, match="shoal serve") as caught:
+            async with connect(url):
+                pass
+        assert url in str(caught.value)
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_a_server_that_breaks_off_may_have_done_it():
+    async def hang_up(stream):
+        await stream.receive()
+        await stream.aclose()
+
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, hang_up)
+        client = connect(f"http://127.0.0.1:{port}")
+        with pytest.raises(ConnectionError, match="may have been done"):
+            await client.restart_backend("a")
+        await client.aclose()
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["localhost:80", "ftp://x", "http://", "unix:", "http://u:p@x", "http://x/?a=1", "", "//x"],
+)
+def test_a_url_that_leads_to_no_server_is_refused(url):
+    with pytest.raises(ValueError, match=r"shoal\.sock"):
+        connect(url)
+
+
+def test_arguments_of_the_wrong_type_are_refused():
+    with pytest.raises(TypeError, match="is text"):
+        connect(8000)
+    with pytest.raises(TypeError, match="token is text"):
+        connect("http://x", token=b"x")
+    with pytest.raises(ValueError, match="printable"):
+        connect("http://x", token="a b")
+
+
+def test_without_httpx_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'shoal\[client\]'"):
+        connect("http://x")
+
+
+@pytest.mark.anyio
+async def test_neither_a_client_nor_a_handle_can_be_pickled(fake):
+    async with connected(fake) as client:
+        with pytest.raises(TypeError, match=r"shoal\.connect\('http://localhost'\)"):
+            pickle.dumps(client)
+        with pytest.raises(TypeError, match="get_handle"):
+            pickle.dumps(await client.get_handle("e"))
+
+
+# The end
+
+
+@pytest.mark.anyio
+async def test_after_a_shutdown_every_verb_but_that_says_so(fake):
+    async with connected(fake) as client:
+        handle = await client.get_handle("e")
+        await client.shutdown()
+        assert fake.is_shut_down
+        await client.shutdown()
+        for verb in (client.status, handle.call, client.list_backends):
+            with pytest.raises(errors.ShutDown, match="was shut down"):
+                await verb()
+
+
+@pytest.mark.anyio
+async def test_a_client_that_is_closed_leaves_the_server_alone(fake):
+    async with connected(fake) as client:
+        pass
+    await client.aclose()
+    with pytest.raises(errors.ShutDown, match="closed"):
+        await client.status()
+    assert not fake.is_shut_down
+
+
+# Calls
+
+
+@pytest.mark.anyio
+async def test_a_call_passes_arguments_and_options_on(fake):
+    async with connected(fake) as client:
+        handle = await client.get_handle("e")
+        assert handle.endpoint == "e"
+        chosen = handle.options(shard_key="u", priority=2).options(http_headers={"X-A": "b"})
+        assert await chosen.call(1, k="v") == {"args": [1], "kwargs": {"k": "v"}}
+        options = {"shard_key": "u", "priority": 2, "http_headers": {"X-A": "b"}}
+        assert fake.asked[-1] == ("call", "e", (1,), {"k": "v"}, options)
+        assert await handle.remote(2) == {"args": [2], "kwargs": {}}
+        assert fake.asked[-1][-1] == {}
+
+
+@pytest.mark.anyio
+async def test_an_array_is_sent_as_lists(fake):
+    numpy = pytest.importorskip("numpy")
+    async with connected(fake) as client:
+        handle = await client.get_handle("e")
+        assert (await handle.call(numpy.arange(4).reshape(2, 2)))["args"] == [[[0, 1], [2, 3]]]
+
+
+@pytest.mark.anyio
+async def test_the_nearest_deadline_is_sent_along(fake):
+    async with connected(fake) as client:
+        handle = (await client.get_handle("e")).options(timeout_s=5)
+        with anyio.fail_after(10):
+            await handle.call()
+        assert fake.asked[-1][-1] == {"timeout_s": 5}
+        with anyio.fail_after(2):
+            await handle.call()
+        assert fake.asked[-1][-1] == {"timeout_s": pytest.approx(2)}
+
+
+@pytest.mark.anyio
+async def test_the_deadline_of_a_scope_is_told_by_the_scope(fake):
+    async def answer():
+        raise errors.DeadlineExceeded("too late")
+
+    fake.answer = answer
+    async with connected(fake) as client:
+        handle = await client.get_handle("e")
+        with anyio.move_on_after(5) as scope:
+            await handle.call()
+        assert scope.cancelled_caught
+        with anyio.move_on_after(5) as scope, pytest.raises(errors.DeadlineExceeded):
+            await handle.options(timeout_s=1).call()
+        assert not scope.cancelled_caught
+
+
+@pytest.mark.anyio
+async def test_a_call_fails_as_the_code_did(fake):
+    async def answer():
+        raise LookupError("no such word")
+
+    fake.answer = answer
+    async with connected(fake) as client:
+        with pytest.raises(LookupError, match="no such word"):
+            await (await client.get_handle("e")).call()
+
+
+@pytest.mark.anyio
+async def test_a_stream_gives_its_results_and_ends(fake):
+    fake.results = [1, "two\u2028lines\x85", {"three": 3}, ...]
+    async with connected(fake) as client:
+        handle = await client.get_handle("e")
+        async with handle.stream("x", k=1) as stream:
+            assert [result async for result in stream] == [1, "two\u2028lines\x85", {"three": 3}]
+            assert await anext(stream, "over") == "over"
+        assert fake.asked[-1] == ("stream", "e", ("x",), {"k": 1}, {})
+
+
+@pytest.mark.anyio
+async def test_a_stream_fails_after_what_came_before(fake):
+    fake.results = [1, errors.ReplicaDied("killed", signal="SIGKILL")]
+    async with connected(fake) as client, (await client.get_handle("e")).stream() as stream:
+        assert await anext(stream) == 1
+        with pytest.raises(errors.ReplicaDied, match="killed") as caught:
+            await anext(stream)
+    assert caught.value.signal == "SIGKILL"
+
+
+@pytest.mark.anyio
+async def test_a_stream_that_fails_at_once_fails_on_entering(fake):
+    fake.results = [errors.Overloaded("full")]
+    async with connected(fake) as client:
+        stream = (await client.get_handle("e")).stream()
+        with pytest.raises(errors.Overloaded):
+            async with stream:
+                pass
+
+
+@pytest.mark.anyio
+async def test_a_stream_must_be_entered(fake):
+    async with connected(fake) as client:
+        stream = (await client.get_handle("e")).stream()
+        with pytest.raises(RuntimeError, match="async with"):
+            await anext(stream)
+        await stream.aclose()
+
+
+@pytest.mark.trio
+async def test_a_call_that_is_cancelled_is_cancelled_at_the_server(fake):
+    began, ended = trio.Event(), trio.Event()
+
+    async def answer():
+        began.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    fake.answer = answer
+    async with served(door(fake)) as url, connect(url) as client, trio.open_nursery() as nursery:
+        nursery.start_soon((await client.get_handle("e")).call)
+        await began.wait()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            await ended.wait()
+
+
+@pytest.mark.trio
+async def test_a_stream_that_is_left_is_left_at_the_server(fake):
+    fake.results = [1]
+    async with served(door(fake)) as url, connect(url) as client:
+        async with (await client.get_handle("e")).stream() as stream:
+            assert await anext(stream) == 1
+        await fake.streams[0].closed.wait()
+        assert await anext(stream, "over") == "over"
+
+
+@pytest.mark.trio
+async def test_a_wait_for_a_result_that_is_cancelled_ends_the_stream(fake):
+    fake.results = [1]
+    async with served(door(fake)) as url, connect(url) as client:
+        handle = await client.get_handle("e")
+        async with handle.stream() as stream:
+            assert await anext(stream) == 1
+            with trio.move_on_after(0.01) as scope:
+                await anext(stream)
+            assert scope.cancelled_caught
+            await fake.streams[0].closed.wait()
+
+
+@pytest.mark.trio
+async def test_a_stream_that_breaks_off_is_no_stream_that_ended(fake):
+    async def app(scope, receive, send):
+        if not scope["path"].endswith("/call"):
+            await door(fake)(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"item":1}\n', "more_body": True})
+        await send({"type": "http.response.body", "body": b'{"it'})
+
+    async with served(app) as url, connect(url) as client:
+        handle = await client.get_handle("e")
+        async with handle.stream() as stream:
+            assert await anext(stream) == 1
+            with pytest.raises(ConnectionError, match="broke off"):
+                await anext(stream)
+
+
+@pytest.mark.trio
+async def test_as_many_calls_are_under_way_as_are_made(fake):
+    many, all_here, count = 150, trio.Event(), 0
+
+    async def answer():
+        nonlocal count
+        count += 1
+        if count == many:
+            all_here.set()
+        await all_here.wait()
+
+    fake.answer = answer
+    async with served(door(fake)) as url, connect(url) as client:
+        handle = await client.get_handle("e")
+        async with trio.open_nursery() as nursery:
+            for _ in range(many):
+                nursery.start_soon(handle.call)
+
+
+# Threads
+
+
+@pytest.mark.real_time
+def test_a_thread_has_the_same_verbs(fake):
+    with served_in_a_thread(door(fake)) as url, connect(url).sync as client:
+        client.create_backend("a", "models:Model", 1, config={"retries": 2})
+        assert client.get_backend_config("a") == BackendConfig(retries=2)
+        assert client.status() == full_status()
+        handle = client.get_handle("e")
+        assert handle.endpoint == "e"
+        assert handle.options(priority=2).call(1) == {"args": [1], "kwargs": {}}
+        assert fake.asked[-1][-1] == {"priority": 2}
+        assert client.get_handle("no", missing_ok=True) is None
+        with pytest.raises(errors.NoSuchName):
+            client.get_handle("no")
+        assert "set_traffic" in dir(client)
+        with pytest.raises(AttributeError, match="no verb 'explode'"):
+            client.explode()
+
+
+@pytest.mark.real_time
+def test_a_thread_reads_a_stream(fake):
+    fake.results = [1, 2, ...]
+    with served_in_a_thread(door(fake)) as url, connect(url).sync as client:
+        with client.get_handle("e").stream() as stream:
+            assert list(stream) == [1, 2]
+        fake.results = [1]
+        with client.get_handle("e").stream() as stream:
+            assert next(stream) == 1
+        stream = client.get_handle("e").stream()
+        with pytest.raises(RuntimeError, match="enter the stream"):
+            next(stream)
+
+
+@pytest.mark.real_time
+def test_a_shutdown_from_a_thread_is_the_end_of_the_client(fake):
+    with served_in_a_thread(door(fake)) as url:
+        client = connect(url)
+        handle = client.sync.get_handle("e")
+        client.sync.shutdown()
+        client.sync.shutdown()
+        assert fake.is_shut_down
+        for verb in (client.sync.status, handle.call):
+            with pytest.raises(errors.ShutDown, match="was shut down"):
+                verb()
+        client.sync.close()
+        client.sync.close()
+        with pytest.raises(errors.ShutDown):
+            client.sync.status()
+
+
+@pytest.mark.real_time
+def test_a_client_for_threads_that_was_never_used_begins_no_thread():
+    before = threading.active_count()
+    with connect("http://127.0.0.1:1").sync:
+        assert threading.active_count() == before
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_an_event_loop_must_not_block_and_is_told_what_to_write(fake):
+    async with connected(fake) as client:
+        with pytest.raises(RuntimeError, match=r"await client\.status\(\.\.\.\)"):
+            client.sync.status()
+        handle = await client.get_handle("e")
+        with pytest.raises(RuntimeError, match=r"await handle\.call\(\.\.\.\)"):
+            handle.sync.call(1)
+        with pytest.raises(RuntimeError, match="async with handle"):
+            handle.sync.stream(1).__enter__()
+
+
+@pytest.mark.trio
+async def test_a_worker_thread_of_an_event_loop_may_block(fake):
+    async with served(door(fake)) as url, connect(url) as client:
+        handle = (await client.get_handle("e")).options(shard_key="u")
+        found = await anyio.to_thread.run_sync(handle.sync.call, 1)
+        assert found == {"args": [1], "kwargs": {}}
+        assert fake.asked[-1][-1] == {"shard_key": "u"}
+
+
+@pytest.mark.trio
+async def test_a_cell_of_a_notebook_may_block(fake, monkeypatch):
+    monkeypatch.setattr("builtins.get_ipython", object, raising=False)
+    app = door(fake)
+
+    def look():
+        async def cell():
+            with connect(url).sync as client:
+                return client.status()
+
+        return anyio.run(cell)
+
+    async with served(app) as url:
+        assert await anyio.to_thread.run_sync(look) == full_status()
+
+
+@pytest.mark.real_time
+def test_a_thread_that_is_interrupted_cancels_its_call(fake, monkeypatch):
+    began, ended = threading.Event(), threading.Event()
+
+    async def answer():
+        began.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    fake.answer = answer
+
+    class Interrupted:
+        def __init__(self, future):
+            self.future = future
+
+        def result(self):
+            assert began.wait(HANG_S)
+            raise KeyboardInterrupt
+
+        def cancel(self):
+            self.future.cancel()
+
+    with served_in_a_thread(door(fake)) as url, connect(url).sync as client:
+        handle = client.get_handle("e")
+        start = BlockingPortal.start_task_soon
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                BlockingPortal, "start_task_soon", lambda *args: Interrupted(start(*args))
+            )
+            with pytest.raises(KeyboardInterrupt):
+                handle.call()
+        assert ended.wait(HANG_S)

@@ -1,0 +1,180 @@
+"""A process that changes a state file is killed at any moment; what it acknowledged is there.
+
+Each child applies one endless stream of changes, from where the file is, and says so after each.
+Children are forked from one process that has imported all it takes, so that a kill is cheap, and
+falls into the opening of the file as often as into its changes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shoal.serving.state import StateFile
+from shoal.serving.state_records import (
+    Change,
+    DeclaredBackend,
+    DeclaredEndpoint,
+    DeclaredShadow,
+    DeclaredState,
+    DeletedBackend,
+    DeletedEndpoint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KILLS_A_TEST = 50
+MOST_ACKNOWLEDGED = 8
+LONGEST_WAIT_S = 0.004
+
+
+def change(number: int) -> list[Change]:
+    """The change of that number: mostly one, at times several that belong together."""
+    rng = random.Random(f"change {number}")
+    return [one_change(rng) for _ in range(rng.choice((1, 1, 1, 3)))]
+
+
+def one_change(rng: random.Random) -> Change:
+    name = f"n{rng.randrange(6)}"
+    kind = rng.random()
+    if kind < 0.5:
+        # Of some pages at times, so that pages come and go, and a change is more than one write.
+        text = "x" * int(10 ** rng.uniform(0, 4.3))
+        return DeclaredBackend(
+            tag=name,
+            import_path="models:M",
+            init_args=(text,),
+            config={"user_config": rng.random()},
+        )
+    if kind < 0.7:
+        share = rng.random()
+        return DeclaredEndpoint(
+            name=name,
+            route=f"/{name}",
+            methods=("GET", "POST"),
+            traffic={"a": share, "b": 1 - share},
+            shadows={"c": DeclaredShadow(proportion=rng.random(), compare="models:alike")},
+        )
+    return DeletedBackend(name) if kind < 0.9 else DeletedEndpoint(name)
+
+
+def after(state: DeclaredState, changes: list[Change]) -> DeclaredState:
+    backends, endpoints = dict(state.backends), dict(state.endpoints)
+    for one in changes:
+        match one:
+            case DeclaredBackend():
+                backends[one.tag] = one
+            case DeclaredEndpoint():
+                endpoints[one.name] = one
+            case DeletedBackend():
+                backends.pop(one.tag, None)
+            case DeletedEndpoint():
+                endpoints.pop(one.name, None)
+    return replace(state, backends=backends, endpoints=endpoints)
+
+
+def fork_children() -> None:
+    """Reads lines of a path and a number; forks a child for each, and says its process id."""
+    for line in sys.stdin:
+        path, number = line.rsplit(" ", 1)
+        child = os.fork()
+        if child == 0:
+            make_changes(Path(path), int(number))
+        print("child", child, flush=True)
+        os.waitpid(child, 0)
+        print("ended", flush=True)
+
+
+def make_changes(path: Path, number: int) -> None:
+    state = StateFile.open(path)
+    while True:
+        state.apply(*change(number))
+        os.write(1, b"applied %d\n" % number)
+        number += 1
+
+
+class Children:
+    """The process that forks children, and what they said."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def killed(self, path: Path, number: int, after: int, wait_s: float) -> int:
+        """Runs one child, kills it, and returns how many changes it acknowledged.
+
+        Args:
+            path: The state file.
+            number: The child's first change.
+            after: How many changes it may acknowledge first.
+            wait_s: How much later it is killed, so that any moment may be the one.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{path} {number}\n")
+        self._process.stdin.flush()
+        acknowledged, child, is_killed = 0, None, False
+        for line in self._process.stdout:
+            word, _, rest = line.strip().partition(" ")
+            if word == "ended":
+                break
+            if word == "child":
+                child = int(rest)
+            else:
+                assert int(rest) == number + acknowledged
+                acknowledged += 1
+            if acknowledged >= after and child is not None and not is_killed:
+                time.sleep(wait_s)
+                os.kill(child, signal.SIGKILL)
+                is_killed = True
+        assert acknowledged >= after
+        return acknowledged
+
+
+@pytest.fixture
+def children() -> Iterator[Children]:
+    children = Children()
+    yield children
+    children.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_kill_at_any_moment_leaves_what_was_acknowledged(
+    seed: int, tmp_path: Path, children: Children
+) -> None:
+    rng = random.Random(seed)
+    path = tmp_path / "state.db"
+    number, state = 0, DeclaredState()
+    for _ in range(KILLS_A_TEST):
+        acknowledged = children.killed(
+            path, number, rng.randint(0, MOST_ACKNOWLEDGED), rng.uniform(0, LONGEST_WAIT_S)
+        )
+        for _ in range(acknowledged):
+            state = after(state, change(number))
+            number += 1
+        reopened = StateFile.open(path)
+        found = reopened.load()
+        reopened.close()
+        if found != state:  # then the change that was under way is there too
+            state = after(state, change(number))
+            number += 1
+        assert found == state
+
+
+if __name__ == "__main__":
+    fork_children()

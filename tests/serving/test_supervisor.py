@@ -1,0 +1,571 @@
+"""So many replicas as there should be: started, restarted, replaced, scaled and recycled."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from batching.scenes import PENDING, Held, line_up, outcome, settle
+from serving.scenes import Gated, Stage, at_once, echo, failing, never, serving, slowly
+from shoal.errors import BackendUnavailable, ReplicaNotStarted
+from shoal.serving.controller import Controller
+
+if TYPE_CHECKING:
+    from shoal.serving.status import BackendStatus
+
+pytestmark = pytest.mark.anyio
+
+
+def status_of(controller: Controller) -> BackendStatus:
+    return controller.status_now().backends["b"]
+
+
+def numbers(replicas: list[Any]) -> list[int]:
+    return [replica.blueprint.number for replica in replicas]
+
+
+async def test_replicas_start_side_by_side() -> None:
+    stage = Stage()
+
+    async def start(_: Any) -> None:
+        await anyio.sleep(10)
+
+    stage.start = start
+    async with serving(echo, stage, num_replicas=5) as (controller, _, _):
+        assert anyio.current_time() == pytest.approx(10)
+        await settle()
+        assert len(stage.alive) == 5
+        assert status_of(controller).state == "ready"
+
+
+async def test_a_backend_is_there_when_its_first_replica_is_ready() -> None:
+    stage = Stage()
+    stage.start = gated = Gated()
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {"placement": stage, "num_replicas": 3}
+        [creating] = await line_up(tasks, controller.create_backend("b", echo, config=config))
+        await settle()
+        assert creating.outcome is PENDING
+        assert await controller.list_backends() == {}
+        gated.let(1)
+        await settle()
+        assert creating.outcome is None
+        assert status_of(controller).state == "degraded"
+        gated.let(0)
+        gated.let(2)
+        await settle()
+        assert status_of(controller).state == "ready"
+
+
+async def test_each_replica_has_a_tag_and_a_number_of_its_own() -> None:
+    async with serving(echo, num_replicas=2) as (controller, _, stage):
+        await controller.restart_backend("b")
+        tags = [replica.tag for replica in stage.replicas]
+        assert tags == ["b#0", "b#1", "b#2", "b#3"]
+        assert numbers(stage.replicas) == [0, 1, 2, 3]
+
+
+async def test_one_that_dies_is_replaced() -> None:
+    async with serving(echo, num_replicas=2) as (controller, handle, stage):
+        await settle()
+        stage.replicas[0].die("ran out of luck")
+        await settle()
+        status = status_of(controller)
+        assert status.state == "degraded"
+        assert "ran out of luck" in str(status.failure)
+        await anyio.sleep(1)
+        status = status_of(controller)
+        assert numbers(stage.alive) == [1, 2]
+        assert (status.starts, status.deaths, status.restarts) == (3, 1, 1)
+        assert (status.state, status.failure) == ("ready", None)
+        assert await handle.call(1) == 1
+
+
+async def test_one_that_ends_by_itself_counts_as_dead() -> None:
+    async with serving(echo) as (controller, handle, stage):
+        stage.replicas[0].stop()
+        await anyio.sleep(1)
+        assert status_of(controller).deaths == 1
+        assert await handle.call(1) == 1
+
+
+async def test_one_whose_task_fails_with_any_error_is_replaced() -> None:
+    stage = Stage()
+    async with serving(echo, stage) as (controller, handle, _):
+
+        async def start(_: Any) -> None:
+            raise ZeroDivisionError
+
+        stage.start = start
+        stage.replicas[0].die()
+        await anyio.sleep(0.2)
+        stage.start = at_once
+        await anyio.sleep(30)
+        assert await handle.call(1) == 1
+        assert status_of(controller).deaths == 1
+
+
+async def test_the_waits_between_starts_grow_and_differ() -> None:
+    stage = Stage()
+    began: list[float] = []
+
+    async def start(_: Any) -> str:
+        began.append(anyio.current_time())
+        return "no luck"
+
+    async with serving(echo, stage) as (_, _, _):
+        stage.start = start
+        stage.replicas[0].die()
+        await anyio.sleep(1000)
+    waits = [after - before for before, after in zip(began, began[1:], strict=False)]
+    assert 10 < len(waits) < 500
+    assert max(waits[:3]) <= 0.8
+    assert max(waits) <= 30
+    assert max(waits) > 5
+    assert len({*waits}) == len(waits)
+
+
+async def test_callers_wait_while_a_replica_is_started_again() -> None:
+    stage = Stage()
+    async with (
+        serving(echo, stage) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        stage.start = gated = Gated()
+        stage.replicas[0].die()
+        callers = await line_up(tasks, handle.call(1), handle.call(2))
+        await anyio.sleep(50)
+        assert [caller.outcome for caller in callers] == [PENDING, PENDING]
+        assert status_of(controller).queued == 2
+        gated.let(1)
+        await settle()
+        assert [caller.outcome for caller in callers] == [1, 2]
+
+
+async def test_the_circuit_opens_when_starts_go_on_failing_and_closes_when_one_succeeds() -> None:
+    stage = Stage()
+    async with (
+        serving(echo, stage) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        stage.start = failing("the driver is gone")
+        stage.replicas[0].die()
+        callers = await line_up(tasks, handle.call(1), handle.call(2))
+        await anyio.sleep(30)
+        assert len(stage.replicas) >= 4
+        for caller in callers:
+            assert isinstance(caller.outcome, BackendUnavailable)
+            assert isinstance(caller.outcome.__cause__, BackendUnavailable | ReplicaNotStarted)
+        assert status_of(controller).state == "unavailable"
+        assert isinstance(await outcome(handle.call(3)), BackendUnavailable)
+        stage.start = at_once
+        await anyio.sleep(60)
+        assert status_of(controller).state == "ready"
+        assert await handle.call(4) == 4
+
+
+async def test_callers_are_served_while_one_replica_is_left_though_no_other_starts() -> None:
+    stage = Stage()
+    async with serving(echo, stage, num_replicas=2) as (controller, handle, _):
+        await settle()
+        stage.start = failing()
+        stage.replicas[0].die()
+        await anyio.sleep(100)
+        assert await handle.call(1) == 1
+        assert status_of(controller).state == "degraded"
+        stage.replicas[1].die()
+        await settle()
+        assert isinstance(await outcome(handle.call(2)), BackendUnavailable)
+
+
+async def test_a_backend_that_can_not_start_is_none() -> None:
+    stage = Stage()
+    stage.start = failing("no such model")
+    async with Controller() as controller:
+        with pytest.raises(ReplicaNotStarted, match="no such model"):
+            await controller.create_backend("b", echo, config={"placement": stage})
+        assert await controller.list_backends() == {}
+        count = len(stage.replicas)
+        await anyio.sleep(100)
+        assert len(stage.replicas) == len(stage.ended) == count
+        stage.start = at_once
+        await controller.create_backend("b", echo, config={"placement": stage})
+
+
+async def test_a_backend_one_of_whose_replicas_can_start_is_there() -> None:
+    stage = Stage()
+    stage.start = gated = Gated()
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {"placement": stage, "num_replicas": 2}
+        [creating] = await line_up(tasks, controller.create_backend("b", echo, config=config))
+        await settle()
+        gated.let(0, "no luck")
+        await settle()
+        gated.let(1)
+        await settle()
+        assert creating.outcome is None
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_create_that_is_cancelled_leaves_nothing() -> None:
+    stage = Stage()
+    stage.start = never
+    async with Controller() as controller:
+        config = {"placement": stage, "num_replicas": 3, "start_timeout_s": None}
+        with anyio.move_on_after(1000):
+            await controller.create_backend("b", echo, config=config)
+        assert len(stage.replicas) == len(stage.ended) == 3
+        assert await controller.list_backends() == {}
+        stage.start = at_once
+        await controller.create_backend("b", echo, config=config)
+
+
+class Odd(Stage):
+    """A placement that can't make some of its replicas."""
+
+    def __init__(self, *bad: int) -> None:
+        super().__init__()
+        self.bad = {*bad}
+
+    def __call__(self, blueprint: Any) -> Any:
+        if blueprint.number in self.bad:
+            raise OSError("no such machine")
+        return super().__call__(blueprint)
+
+
+async def test_a_placement_that_raises_is_a_start_that_fails() -> None:
+    async with Controller() as controller:
+        with pytest.raises(ReplicaNotStarted, match="no such machine"):
+            await controller.create_backend("b", echo, config={"placement": Odd(0, 1)})
+        assert await controller.list_backends() == {}
+
+
+async def test_a_placement_that_raises_later_is_tried_again() -> None:
+    async with serving(echo, Odd(1, 2)) as (controller, handle, stage):
+        stage.replicas[0].die()
+        await anyio.sleep(30)
+        assert await handle.call(1) == 1
+        assert status_of(controller).deaths == 1
+
+
+async def test_a_placement_that_raises_fails_no_batch() -> None:
+    async with serving(echo, Odd(1), max_batches_per_replica=1) as (_, handle, _):
+        for item in range(3):
+            assert await handle.call(item) == item
+            await anyio.sleep(30)
+
+
+async def test_all_replicas_are_replaced_one_by_one_and_none_is_missed() -> None:
+    stage = Stage()
+    least: list[int] = []
+    most: list[int] = []
+
+    async def start(_: Any) -> None:
+        for _ in range(10):
+            await anyio.sleep(0.1)
+            least.append(len(stage.alive))
+            most.append(len(stage.replicas) - len(stage.ended))
+
+    async with serving(echo, stage, num_replicas=3) as (controller, _, _):
+        await settle()
+        stage.start = start
+        await controller.restart_backend("b")
+        assert numbers(stage.alive) == [3, 4, 5]
+        assert min(least) == 3
+        assert max(most) == 4
+        assert all(replica.stopped for replica in stage.replicas[:3])
+        assert status_of(controller).deaths == 0
+
+
+async def test_a_new_replica_works_while_an_old_one_finishes() -> None:
+    async with (
+        serving(slowly) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        [caller] = await line_up(tasks, handle.call(15.0))
+        await settle()
+        tasks.start_soon(controller.restart_backend, "b")
+        await anyio.sleep(1)
+        assert len(stage.alive) == 2
+        await handle.call(1.0)
+        assert anyio.current_time() == pytest.approx(2)
+        await anyio.sleep(20)
+        assert caller.outcome == 15
+        assert numbers(stage.alive) == [1]
+
+
+async def test_a_replacement_that_can_not_start_leaves_the_old_replicas_and_the_config() -> None:
+    stage = Stage()
+    async with serving(echo, stage, num_replicas=2) as (controller, handle, _):
+        await settle()
+        stage.start = failing("no luck")
+        before = await controller.get_backend_config("b")
+        with pytest.raises(ReplicaNotStarted, match="no luck"):
+            await controller.update_backend_config("b", {"arena_bytes": 5})
+        assert await controller.get_backend_config("b") == before
+        await anyio.sleep(100)
+        assert numbers(stage.alive) == [0, 1]
+        assert await handle.call(1) == 1
+        stage.start = at_once
+        stage.replicas[0].die()
+        await anyio.sleep(60)
+        assert len(stage.alive) == 2
+        assert {r.blueprint.options.arena_bytes for r in stage.alive} == {
+            before.replica.arena_bytes
+        }
+
+
+async def test_a_replacement_that_fails_half_way_goes_back_to_the_old_config() -> None:
+    stage = Stage()
+    fewest: list[int] = []
+    async with serving(echo, stage, num_replicas=3) as (controller, _, _):
+        await settle()
+        before = await controller.get_backend_config("b")
+        stage.start = failing(numbers=lambda number: number == 4)
+        async with anyio.create_task_group() as tasks:
+
+            async def count() -> None:
+                while True:
+                    fewest.append(len(stage.alive))
+                    await anyio.sleep(0.01)
+
+            tasks.start_soon(count)
+            with pytest.raises(ReplicaNotStarted):
+                await controller.update_backend_config("b", {"arena_bytes": 5})
+            await anyio.sleep(100)
+            tasks.cancel_scope.cancel()
+        assert len(stage.alive) == 3
+        assert {r.blueprint.options.arena_bytes for r in stage.alive} == {
+            before.replica.arena_bytes
+        }
+        assert min(fewest) == 3
+
+
+async def test_a_replacement_that_is_cancelled_leaves_the_old_replicas() -> None:
+    stage = Stage()
+    async with serving(echo, stage, num_replicas=2) as (controller, handle, _):
+        await settle()
+        stage.start = never
+        with anyio.move_on_after(5):
+            await controller.restart_backend("b")
+        await settle()
+        assert numbers(stage.alive) == [0, 1]
+        assert [r.blueprint.number for r in stage.ended] == [2]
+        assert await handle.call(1) == 1
+
+
+async def test_a_backend_that_can_not_start_is_mended_by_another_config() -> None:
+    stage = Stage()
+    async with serving(echo, stage) as (controller, handle, _):
+
+        async def start(replica: Any) -> str | None:
+            return None if replica.blueprint.options.arena_bytes == 7 else "wrong size"
+
+        stage.start = start
+        stage.replicas[0].die()
+        await anyio.sleep(60)
+        assert status_of(controller).state == "unavailable"
+        with anyio.fail_after(100):
+            await controller.update_backend_config("b", {"arena_bytes": 7})
+        assert await handle.call(1) == 1
+
+
+async def test_scaling_up_starts_all_that_are_missing_side_by_side() -> None:
+    stage = Stage()
+
+    async def start(_: Any) -> None:
+        await anyio.sleep(10)
+
+    async with serving(echo, stage) as (controller, _, _):
+        stage.start = start
+        await controller.scale_backend("b", 4)
+        assert anyio.current_time() == pytest.approx(10)
+        assert len(stage.alive) == 4
+        assert (await controller.get_backend_config("b")).num_replicas == 4
+
+
+async def test_more_replicas_run_more_batches_at_once() -> None:
+    held = Held()
+    async with (
+        serving(held, max_batch_size=1) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, *[handle.call(item) for item in range(4)])
+        await settle()
+        assert len(held.batches) == 1
+        await controller.scale_backend("b", 3)
+        await settle()
+        assert len(held.batches) == 3
+        held.gate.set()
+
+
+async def test_scaling_down_waits_for_work() -> None:
+    held = Held()
+    async with (
+        serving(held, num_replicas=3, max_batch_size=1) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        await settle()
+        callers = await line_up(tasks, *[handle.call(item) for item in range(3)])
+        await settle()
+        [scaling] = await line_up(tasks, controller.scale_backend("b", 1))
+        await anyio.sleep(5)
+        assert scaling.outcome is PENDING
+        assert status_of(controller).state == "ready"
+        states = [replica.state for replica in status_of(controller).replicas]
+        assert sorted(states) == ["draining", "draining", "ready"]
+        held.gate.set()
+        await settle()
+        assert scaling.outcome is None
+        assert [caller.outcome for caller in callers] == [0, 1, 2]
+        assert len(stage.alive) == 1
+        assert all(r.killed is None for r in stage.replicas)
+        assert status_of(controller).deaths == 0
+
+
+async def test_idle_replicas_go_first() -> None:
+    async with (
+        serving(slowly, num_replicas=3) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        await settle()
+        await line_up(tasks, handle.call(50.0))
+        await settle()
+        await controller.scale_backend("b", 1)
+        assert anyio.current_time() == 0
+        assert numbers(stage.alive) == [0]
+        tasks.cancel_scope.cancel()
+
+
+async def test_the_replica_that_stays_works_while_the_others_drain() -> None:
+    async with (
+        serving(slowly, num_replicas=2, max_batch_size=1) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, handle.call(15.0), handle.call(2.0))
+        await settle()
+        tasks.start_soon(controller.scale_backend, "b", 1)
+        await anyio.sleep(3)
+        await handle.call(1.0)
+        assert anyio.current_time() == pytest.approx(4)
+
+
+async def test_work_that_does_not_end_in_its_grace_is_killed() -> None:
+    async with (
+        serving(slowly, num_replicas=2, graceful_shutdown_timeout_s=7) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, handle.call(100.0))
+        await settle()
+        callers += await line_up(tasks, handle.call(100.0))
+        await settle()
+        await controller.scale_backend("b", 1)
+        assert anyio.current_time() == pytest.approx(7)
+        ends = [type(caller.outcome).__name__ for caller in callers]
+        assert sorted(ends) == ["ReplicaDied", "str"]  # the other one is pending
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_number_that_can_not_be_reached_stays_as_it_was() -> None:
+    stage = Stage()
+    async with serving(echo, stage, num_replicas=2) as (controller, handle, _):
+        await settle()
+        stage.start = failing("no room")
+        with pytest.raises(ReplicaNotStarted, match="no room"):
+            await controller.scale_backend("b", 4)
+        await settle()
+        status = status_of(controller)
+        assert (status.wanted, len(status.replicas)) == (2, 2)
+        assert (await controller.get_backend_config("b")).num_replicas == 2
+        assert await handle.call(1) == 1
+
+
+async def test_a_scaling_that_is_cancelled_leaves_the_number_as_it_was() -> None:
+    stage = Stage()
+    async with serving(echo, stage) as (controller, _, _):
+        stage.start = never
+        with anyio.move_on_after(5):
+            await controller.scale_backend("b", 3)
+        await settle()
+        assert status_of(controller).wanted == 1
+        assert numbers(stage.alive) == [0]
+        assert len(stage.ended) == 2
+
+
+async def test_a_replica_is_replaced_after_so_many_batches_and_none_is_missed() -> None:
+    stage = Stage()
+    async with serving(echo, stage, max_batches_per_replica=3) as (controller, handle, _):
+        for item in range(3):
+            await handle.call(item)
+        stage.start = gated = Gated()
+        for item in range(3):
+            await handle.call(item)  # the old one works on until the new one is ready
+        assert {number for number, _ in stage.calls} == {0}
+        gated.let(1)
+        await settle()
+        assert numbers(stage.alive) == [1]
+        await handle.call(7)
+        assert stage.calls[-1] == (1, [7])
+        status = status_of(controller)
+        assert (status.deaths, status.restarts, len(status.replicas)) == (0, 0, 1)
+
+
+async def test_a_replica_that_has_grown_too_large_is_replaced() -> None:
+    async with serving(echo, max_memory_bytes=1000) as (_, handle, stage):
+        await handle.call(1)
+        stage.replicas[0].memory = 1000
+        await handle.call(1)
+        await settle()
+        assert numbers(stage.alive) == [0]
+        stage.replicas[0].memory = 1001
+        await handle.call(1)
+        await settle()
+        assert numbers(stage.alive) == [1]
+
+
+async def test_a_config_that_does_not_fit_the_code_is_refused() -> None:
+    async def one(item: int) -> int:
+        return item
+
+    stage = Stage()
+    async with Controller() as controller:
+        with pytest.raises(ValueError, match="takes one item at a time"):
+            await controller.create_backend(
+                "b", one, config={"placement": stage, "max_batch_size": 4}
+            )
+        assert await controller.list_backends() == {}
+        await anyio.sleep(100)
+        assert stage.alive == []
+        await controller.create_backend("b", one, config={"placement": stage})
+
+
+async def test_a_backend_that_is_cancelled_starts_nothing_any_more() -> None:
+    stage = Stage()
+    with anyio.CancelScope() as scope:
+        async with serving(echo, stage, num_replicas=3):
+            await settle()
+            scope.cancel()
+            await anyio.sleep(1)
+    assert len(stage.replicas) == len(stage.ended) == 3
+
+
+async def test_it_says_in_the_log_why_a_replica_died(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(echo) as (_, _, stage):
+        stage.replicas[0].die("ran out of luck")
+        await anyio.sleep(1)
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert [record.name for record in errors] == ["shoal.serving"]
+    assert "ran out of luck" in errors[0].getMessage()
+
+
+async def test_an_end_that_was_asked_for_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(echo, num_replicas=2) as (controller, _, _):
+        await settle()
+        await controller.restart_backend("b")
+        await controller.scale_backend("b", 1)
+        await controller.delete_endpoint("e")
+        await controller.delete_backend("b", force=True)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []

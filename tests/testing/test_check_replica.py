@@ -1,0 +1,425 @@
+"""The replica check: ours pass, and each promise is seen to be broken where it is."""
+
+from __future__ import annotations
+
+import os
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+
+import anyio
+import pytest
+
+from shoal.batching.current import running_batch
+from shoal.core.batch import Batch, CutReason
+from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas.current import running_replica
+from shoal.replicas.description import Description
+from shoal.replicas.process import ProcessReplica
+from shoal.replicas.task import TaskReplica
+from shoal.replicas.thread import ThreadReplica
+from shoal.testing import check_replica
+from shoal.testing.replica_code import Mistake
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+class Crash(Exception):
+    """Stands for the end of a process."""
+
+
+def crash() -> None:
+    raise Crash
+
+
+class Crashable(TaskReplica):
+    """Dies of a `Crash`, as if it were a process of its own."""
+
+    async def run(self, method, items):
+        try:
+            return await super().run(method, items)
+        except Crash:
+            self.kill("crashed")
+            raise ReplicaDied("crashed", replica=self.tag) from None
+
+
+class TellsOtherMethods(TaskReplica):
+    async def _construct(self):
+        await super()._construct()
+        old = self.instance.description
+        methods = {n: replace(m, batched=True) for n, m in old.methods.items()}
+        self.instance.description = Description(methods, old.reconfigures, old.checks_health)
+
+
+class WarmsUpTwice(TaskReplica):
+    async def _construct(self):
+        await super()._construct()
+        await self._call(self.instance.hook("warm_up") or (lambda: None))
+
+
+class ForgetsNames(TaskReplica):
+    def __init__(self, blueprint):
+        definition = replace(blueprint.definition, init_kwargs=())
+        super().__init__(replace(blueprint, definition=definition))
+
+
+class KnowsNoFunctions(TaskReplica):
+    async def _construct(self):
+        await super()._construct()
+        if self.instance.hook("close") is None:
+            raise TypeError("no class")
+
+
+class ForgetsConfig(TaskReplica):
+    async def reconfigure(self, user_config):
+        await super().reconfigure("something else")
+
+
+class ForgivesConfig(TaskReplica):
+    async def reconfigure(self, user_config):
+        with suppress(Mistake):
+            await super().reconfigure(user_config)
+
+
+class IsReadyTooEarly(TaskReplica):
+    async def serve(self, *, task_status):
+        task_status.started(Description({}, False, False))
+        await super().serve(task_status=task_status)
+
+
+class LetsWorkIn(TaskReplica):
+    async def run(self, method, items):
+        if not self._work.is_open:
+            return [2 * item for item in items]
+        return await super().run(method, items)
+
+
+class DoesNotExplain(TaskReplica):
+    async def _start(self):
+        try:
+            await super()._start()
+        except ReplicaNotStarted:
+            raise ReplicaNotStarted("it did not work") from None
+
+
+class RaisesWhatTheStartRaised(TaskReplica):
+    async def _start(self):
+        try:
+            await super()._start()
+        except ReplicaNotStarted as error:
+            if error.__cause__ is None:
+                raise
+            raise error.__cause__ from None
+
+
+class StartsForEver(TaskReplica):
+    def __init__(self, blueprint):
+        options = replace(blueprint.options, start_timeout_s=None)
+        super().__init__(replace(blueprint, options=options))
+
+
+class GivesTexts(TaskReplica):
+    async def run(self, method, items):
+        return list(map(str, await super().run(method, items)))
+
+
+class GivesOneForOne(TaskReplica):
+    """Gives back a bare result where it should be in a list."""
+
+    async def run(self, method, items):
+        results = await super().run(method, items)
+        batched = self.instance.description.method(method).batched
+        return results if batched else results[0]
+
+
+class WrapsErrors(TaskReplica):
+    async def run(self, method, items):
+        try:
+            return await super().run(method, items)
+        except Mistake as error:
+            raise RuntimeError("the code failed") from error
+
+
+class SendsErrorsAsTexts(TaskReplica):
+    async def run(self, method, items):
+        found = await super().run(method, items)
+        return [str(one) if isinstance(one, Exception) else one for one in found]
+
+
+class SendsMarksAsTexts(TaskReplica):
+    async def run_stream(self, method, items):
+        async with aclosing(super().run_stream(method, items)) as steps:
+            async for step in steps:
+                yield [one if isinstance(one, int | str) else repr(one) for one in step]
+
+
+class LosesTheLastStep(TaskReplica):
+    async def run_stream(self, method, items):
+        last = None
+        async with aclosing(super().run_stream(method, items)) as steps:
+            async for step in steps:
+                if last is not None:
+                    yield last
+                last = step
+                if method != "count":
+                    yield last
+                    last = None
+
+
+class StaysInItsCaller(TaskReplica):
+    async def run(self, method, items):
+        found = await super().run(method, items)
+        running_replica.set(self.blueprint.identity)
+        return found
+
+
+class StaysInItsReader(TaskReplica):
+    async def run_stream(self, method, items):
+        async with aclosing(super().run_stream(method, items)) as steps:
+            async for step in steps:
+                token = running_replica.set(self.blueprint.identity)
+                yield step
+                running_replica.reset(token)
+
+
+class TellsAnotherTag(TaskReplica):
+    def __init__(self, blueprint):
+        super().__init__(blueprint)
+        self._work._identity = blueprint.identity._replace(replica="another#0")
+
+
+class HasItsOwnBatches(TaskReplica):
+    async def run(self, method, items):
+        token = running_batch.set(Batch(0, CutReason.FLUSH, []))
+        try:
+            return await super().run(method, items)
+        finally:
+            running_batch.reset(token)
+
+
+class MixesUpCalls(TaskReplica):
+    _last = None
+
+    async def run(self, method, items):
+        self._last = items
+        await anyio.lowlevel.checkpoint()
+        return await super().run(method, self._last)
+
+
+class LeavesGeneratorsOpen(TaskReplica):
+    async def run_stream(self, method, items):
+        self._kept = getattr(self, "_kept", [])
+        self._kept.append(steps := super().run_stream(method, items))
+        async for step in steps:
+            yield step
+
+    async def serve(self, *, task_status):
+        try:
+            await super().serve(task_status=task_status)
+        finally:
+            for steps in getattr(self, "_kept", ()):
+                with anyio.CancelScope(shield=True):
+                    await steps.aclose()
+
+
+class LeavesThreads(TaskReplica):
+    async def _in_thread(self, job, *, shield=True):
+        return await super()._in_thread(job, shield=False)
+
+
+class IsLeftInRuins(TaskReplica):
+    _was_left = False
+
+    async def run(self, method, items):
+        if self._was_left:
+            raise RuntimeError("in ruins")
+        try:
+            return await super().run(method, items)
+        except anyio.get_cancelled_exc_class():
+            self._was_left = True
+            raise
+
+
+class IsAlwaysWell(TaskReplica):
+    async def check_health(self):
+        await anyio.lowlevel.checkpoint()
+
+
+class TakesFalseForWell(TaskReplica):
+    async def check_health(self):
+        with suppress(RuntimeError):
+            await super().check_health()
+
+
+class IsNeverWell(TaskReplica):
+    async def check_health(self):
+        await super().check_health()
+        raise RuntimeError("alas")
+
+
+class LooksBetweenCalls(TaskReplica):
+    async def check_health(self):
+        await self._work.wait_idle()
+        await super().check_health()
+
+
+class LooksToTheEnd(TaskReplica):
+    async def check_health(self):
+        with anyio.CancelScope(shield=True):
+            await super().check_health()
+
+
+class DoesNotClose(TaskReplica):
+    async def _close(self):
+        await anyio.lowlevel.checkpoint()
+
+
+class ClosesTwice(TaskReplica):
+    async def _close(self):
+        await super()._close()
+        await super()._close()
+
+
+class DoesNotStop(TaskReplica):
+    def stop(self):
+        self._work.is_open = False
+
+
+class DiesOfBeingStopped(TaskReplica):
+    async def serve(self, *, task_status):
+        await super().serve(task_status=task_status)
+        raise ReplicaDied("it was stopped", replica=self.tag)
+
+
+class KillsWithoutReason(TaskReplica):
+    def kill(self, reason):
+        super().kill("")
+
+
+class DiesWithoutName(TaskReplica):
+    async def run(self, method, items):
+        try:
+            return await super().run(method, items)
+        except ReplicaDied as error:
+            raise ReplicaDied(str(error)) from error
+
+
+class LetsWorkEndWhenKilled(TaskReplica):
+    def kill(self, reason):
+        self._work.end = f"was killed: {reason}"
+        self._work.ended.set()
+
+
+class ReturnsWhenKilled(TaskReplica):
+    async def serve(self, *, task_status):
+        with suppress(ReplicaDied):
+            await super().serve(task_status=task_status)
+
+
+class CancelsItsCallers(TaskReplica):
+    """Work that is under way ends as if its caller had been cancelled."""
+
+    async def run(self, method, items):
+        with anyio.CancelScope():
+            try:
+                return await super().run(method, items)
+            except ReplicaDied as error:
+                if "ended" in str(error):
+                    raise RuntimeError("cancelled") from error
+                raise
+
+
+class WorksOnAfterTheEnd(TaskReplica):
+    async def run(self, method, items):
+        if self._work.ended.is_set() and method == "__call__":
+            return [2 * item for item in items]
+        return await super().run(method, items)
+
+
+BROKEN = {
+    TellsOtherMethods: "describes the methods",
+    WarmsUpTwice: "in this order and once each",
+    ForgetsNames: "init args",
+    KnowsNoFunctions: "import path",
+    ForgetsConfig: "reconfigure reaches the code",
+    ForgivesConfig: "reconfigure reaches the code",
+    IsReadyTooEarly: "before it is ready",
+    LetsWorkIn: "before the replica is ready and after its end",
+    DoesNotExplain: "a start that fails",
+    RaisesWhatTheStartRaised: "a start that fails",
+    StartsForEver: "longer than start_timeout_s",
+    GivesTexts: "run gives back what the code gave back",
+    GivesOneForOne: "run gives back what the code gave back",
+    WrapsErrors: "keeps its type",
+    SendsErrorsAsTexts: "stay what they are",
+    SendsMarksAsTexts: "stay what they are",
+    LosesTheLastStep: "step by step",
+    StaysInItsCaller: "and nobody else",
+    StaysInItsReader: "and nobody else",
+    TellsAnotherTag: "which backend and replica it is in",
+    HasItsOwnBatches: r"current_batch\(\)",
+    MixesUpCalls: "its own result",
+    LeavesGeneratorsOpen: "the code's generator with it",
+    LeavesThreads: "ends only when its work has",
+    IsLeftInRuins: "goes on after a call was cancelled",
+    IsAlwaysWell: "check_health raises where",
+    TakesFalseForWell: "check_health raises where",
+    IsNeverWell: "check_health raises where",
+    LooksBetweenCalls: "beside the work",
+    LooksToTheEnd: "beside the work",
+    DoesNotClose: r"stop has close\(\) called, once",
+    ClosesTwice: r"stop has close\(\) called, once",
+    DoesNotStop: r"stop has close\(\) called, once",
+    DiesOfBeingStopped: r"stop has close\(\) called, once",
+    KillsWithoutReason: "kill makes work",
+    DiesWithoutName: "after its end",
+    LetsWorkEndWhenKilled: "kill makes work",
+    ReturnsWhenKilled: "kill makes work",
+    CancelsItsCallers: "where serve is cancelled",
+    WorksOnAfterTheEnd: "after its end",
+}
+SEEN_IN_ASYNC_CODE = {IsLeftInRuins}
+
+
+async def test_a_task_replica_keeps_its_promises():
+    await check_replica(TaskReplica)
+
+
+async def test_a_thread_replica_keeps_its_promises():
+    await check_replica(ThreadReplica, kinds=["plain"])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_process_replica_keeps_its_promises(kind):
+    await check_replica(ProcessReplica, kinds=[kind], crash=partial(os._exit, 3))
+
+
+async def test_a_replica_that_dies_of_a_crash_keeps_its_promises():
+    await check_replica(Crashable, kinds=["async"], crash=crash)
+
+
+async def test_a_replica_that_survives_a_crash_breaks_a_promise():
+    with pytest.raises(AssertionError, match=r"^TaskReplica breaks .* ends what it runs in.*Crash"):
+        await check_replica(TaskReplica, kinds=["async"], crash=crash)
+
+
+@pytest.mark.parametrize("placement", BROKEN, ids=lambda placement: placement.__name__)
+async def test_a_promise_that_is_broken_is_named(placement):
+    kind = "async" if placement in SEEN_IN_ASYNC_CODE else "plain"
+    message = rf"^{placement.__name__} breaks a promise: [^;]*{BROKEN[placement]}"
+    with pytest.raises(AssertionError, match=message):
+        await check_replica(placement, kinds=[kind], patience_s=1.0)
+
+
+async def test_the_report_says_with_which_code_and_how():
+    with pytest.raises(AssertionError) as found:
+        await check_replica(GivesTexts, kinds=["async"])
+    assert str(found.value).endswith(
+        "; with async code, __call__ of [1, 2, 3] gave ['2', '4', '6'], not [2, 4, 6]"
+    )
+
+
+async def test_what_does_not_happen_is_not_waited_for_for_ever():
+    with pytest.raises(AssertionError, match=r"nothing happened for 0\.3 s$"):
+        await check_replica(DoesNotStop, kinds=["async"], patience_s=0.3)
