@@ -10,6 +10,7 @@ whole or as a stream::
         vector = await embed("one text")
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from shoal.batching.batcher import Batcher
@@ -32,27 +33,75 @@ from shoal.core.policies.base import BatchPolicy, Cut, Hurry, LinePolicy, Wait
 from shoal.core.queue_policy import QueuePolicy
 from shoal.core.request import Request
 from shoal.errors import (
+    BackendUnavailable,
     BatcherClosed,
     DeadlineExceeded,
     HandlerFailed,
     HandlerTimeout,
+    InUse,
     ItemTooLarge,
+    NameTaken,
+    NoSuchName,
+    NotAllowed,
+    NotDurable,
     NotOpen,
     Overloaded,
+    ReplicaDied,
+    ReplicaNotStarted,
     ShoalError,
+    ShutDown,
     SlowReader,
+    StateRefused,
     Unfinished,
     WrongBatchSize,
     WrongResultType,
 )
+from shoal.replicas.accepting import accept_batch
+from shoal.replicas.base import Blueprint, Replica, ReplicaOptions
+from shoal.replicas.current import Identity, current_backend_tag, current_replica_tag
+from shoal.replicas.definition import Definition
+from shoal.replicas.description import Description, Method
 
 if TYPE_CHECKING:
+    from shoal.core.autoscaling import AutoscalingOptions
     from shoal.http.app import App
+    from shoal.http.embedded import HttpOptions
+    from shoal.serving.client import Client, Handle
+    from shoal.serving.config import BackendConfig
+    from shoal.serving.status import (
+        BackendStatus,
+        EndpointStatus,
+        ReplicaStatus,
+        ShadowStatus,
+        Status,
+    )
+    from shoal.starting import connect, start
+
+# What a program that only batches, or a replica's process, should not have to wait for.
+_LATER = {
+    "App": "shoal.http.app",
+    "AutoscalingOptions": "shoal.core.autoscaling",
+    "BackendConfig": "shoal.serving.config",
+    "BackendStatus": "shoal.serving.status",
+    "Client": "shoal.serving.client",
+    "EndpointStatus": "shoal.serving.status",
+    "Handle": "shoal.serving.client",
+    "HttpOptions": "shoal.http.embedded",
+    "ReplicaStatus": "shoal.serving.status",
+    "ShadowStatus": "shoal.serving.status",
+    "Status": "shoal.serving.status",
+    "connect": "shoal.starting",
+    "start": "shoal.starting",
+}
 
 __all__ = [
     "END",
     "SKIP",
     "App",
+    "AutoscalingOptions",
+    "BackendConfig",
+    "BackendStatus",
+    "BackendUnavailable",
     "Batch",
     "BatchOptions",
     "BatchPolicy",
@@ -61,28 +110,51 @@ __all__ = [
     "Batcher",
     "BatcherClosed",
     "BatcherStatistics",
+    "Blueprint",
+    "Client",
     "ClosingCounts",
     "Cut",
     "CutReason",
     "DeadlineExceeded",
+    "Definition",
+    "Description",
+    "EndpointStatus",
+    "Handle",
     "HandlerFailed",
     "HandlerTimeout",
     "HistogramSnapshot",
+    "HttpOptions",
     "Hurry",
+    "Identity",
+    "InUse",
     "ItemTooLarge",
     "LatencyModelSnapshot",
     "LatencyTarget",
     "LinePolicy",
     "Mark",
+    "Method",
+    "NameTaken",
+    "NoSuchName",
+    "NotAllowed",
+    "NotDurable",
     "NotOpen",
     "OpenBatch",
     "OpenRequest",
     "Overloaded",
     "QueuePolicy",
+    "Replica",
+    "ReplicaDied",
+    "ReplicaNotStarted",
+    "ReplicaOptions",
+    "ReplicaStatus",
     "Request",
     "ResultStream",
+    "ShadowStatus",
     "ShoalError",
+    "ShutDown",
     "SlowReader",
+    "StateRefused",
+    "Status",
     "StreamCall",
     "ThreadStream",
     "UnaryCall",
@@ -91,27 +163,32 @@ __all__ = [
     "WrongBatchSize",
     "WrongResultType",
     "__version__",
+    "accept_batch",
     "batch",
     "blocking",
+    "connect",
+    "current_backend_tag",
     "current_batch",
+    "current_replica_tag",
     "of_list",
     "open_batchers",
     "retrying",
+    "start",
 ]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what needs the extra ``shoal[serve]`` when it is first asked for."""
-    if name != "App":
+    """Loads what only some programs need, when it is first asked for."""
+    module = _LATER.get(name)
+    if module is None:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     try:
-        from shoal.http.app import App
+        return getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "shoal":
             raise
         raise ImportError(
-            f"shoal.App needs {error.name!r}: pip install 'shoal[serve]'", name=error.name
+            f"shoal.{name} needs {error.name!r}: pip install 'shoal[serve]'", name=error.name
         ) from error
-    return App

@@ -10,6 +10,7 @@ import anyio
 import trio
 
 from batching.scenes import Held
+from shoal.errors import DeadlineExceeded
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
@@ -35,7 +36,11 @@ async def served(code: Any, **config: Any) -> AsyncGenerator[EndpointHandle]:
 
 
 class Passing:
-    """Code that passes each item on to another service, and notes when it is cancelled."""
+    """Code that passes each item on to another service, and notes when it may not go on.
+
+    What it calls has the deadline of who called it, so when that is past it is cancelled, or what
+    it awaits is too late: either may come first.
+    """
 
     def __init__(self, handle: EndpointHandle) -> None:
         self.handle = handle
@@ -44,7 +49,7 @@ class Passing:
     async def __call__(self, items: list[Any]) -> list[Any]:
         try:
             return [await self.handle.call(item) for item in items]
-        except anyio.get_cancelled_exc_class():
+        except (anyio.get_cancelled_exc_class(), DeadlineExceeded):
             self.cancelled.append(list(items))
             raise
 

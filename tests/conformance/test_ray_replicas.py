@@ -24,7 +24,8 @@ from batching.scenes import (
     read_all,
     settle,
 )
-from conformance.replica_scenes import chain, living_tasks, served, service
+from conformance.replica_scenes import Passing, chain, living_tasks, served, service
+from shoal.errors import ShutDown
 from shoal.replicas.accepting import accept_batch
 from shoal.serving.controller import Controller
 
@@ -99,7 +100,7 @@ async def test_ri6_every_stream_gets_its_chunks_in_order() -> None:
         for number in range(10):
             yield [str(number)] * len(items)
 
-    async with served(handler, max_batch_size=3, batch_wait_timeout_s=1) as handle:
+    async with served(handler, max_batch_size=3, batch_wait_timeout_s=1) as handle:  # noqa: SIM117
         async with anyio.create_task_group() as tasks:
             readers = await read_all(tasks, *map(handle.stream, range(3)))
     assert ["".join(reader.items) for reader in readers] == ["0123456789"] * 3
@@ -250,9 +251,7 @@ async def test_rc4_rc6_a_call_that_is_cancelled_in_line_never_reaches_the_handle
     assert held.batches == [[1]]
 
 
-async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_never_reaches_a_handler() -> (
-    None
-):
+async def test_rc4_a_call_that_is_cancelled_before_there_is_traffic_reaches_nobody() -> None:
     handler = Recorder()
     async with Controller() as controller, anyio.create_task_group() as tasks:
         await controller.create_backend("b", handler)
@@ -288,15 +287,14 @@ async def test_rc7_cancelling_a_stream_cancels_its_generator() -> None:
 
 async def test_rc7_a_stream_that_was_closed_has_no_next_item() -> None:
     with Steps() as steps:
-        async with served(steps.handler) as handle:
-            async with handle.stream("a") as stream:
-                steps.step("hi")
-                assert await anext(stream) == "hi"
-                await stream.aclose()
-                await settle()
-                assert steps.closed
-                with pytest.raises(StopAsyncIteration):
-                    await anext(stream)
+        async with served(steps.handler) as handle, handle.stream("a") as stream:
+            steps.step("hi")
+            assert await anext(stream) == "hi"
+            await stream.aclose()
+            await settle()
+            assert steps.closed
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
 
 
 async def test_rc9_a_task_started_outside_the_request_is_not_cancelled_with_it() -> None:
@@ -382,8 +380,9 @@ async def test_rc15_a_running_and_a_queued_call_time_out_and_then_one_is_served(
     held = Held()
     async with served(held, max_batch_size=1) as handle:
         limited = handle.options(timeout_s=0.5)
-        got = await outcomes(limited.call(1), limited.call(2))
-        assert [type(one) for one in got] == [shoal.DeadlineExceeded] * 2
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, limited.call(1), limited.call(2))
+        assert [type(one.outcome) for one in callers] == [shoal.DeadlineExceeded] * 2
         held.gate.set()
         assert await limited.call(3) == 3
     assert held.batches == [[1], [3]]
@@ -417,17 +416,19 @@ async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls() -> None:
 
 
 async def test_rc18_what_a_service_calls_has_the_deadline_of_who_called_the_service() -> None:
-    async with chain() as (handle, _, inner):
-        seen: list[float | None] = []
+    deadlines: list[float | None] = []
 
-        async def note(items: list[int]) -> list[int]:
-            seen.extend(request.deadline for request in shoal.current_batch().requests)
-            return items
+    async def code(items: list[int]) -> list[int]:
+        deadlines.extend(request.deadline for request in shoal.current_batch().requests)
+        return items
 
-        inner.__class__ = type("Noting", (Held,), {"__call__": lambda _, items: note(items)})
+    async with Controller() as controller:
+        inner = await service(controller, "inner", code)
+        outer = await service(controller, "outer", Passing(inner))
         started = anyio.current_time()
-        await handle.options(timeout_s=7).call(1)
-    assert seen == [pytest.approx(started + 7)]
+        assert await outer.options(timeout_s=7).call(1) == 1
+        assert await outer.call(2) == 2
+    assert deadlines == [pytest.approx(started + 7), None]
 
 
 async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
@@ -455,9 +456,9 @@ async def test_rc20_chunks_arrive_in_order(kind: str) -> None:
         for number in range(10):
             yield [number] * len(items)
 
-    async with served(sync_count if kind == "sync" else async_count) as handle:
-        async with handle.stream(1) as stream:
-            assert [item async for item in stream] == list(range(10))
+    code = sync_count if kind == "sync" else async_count
+    async with served(code) as handle, handle.stream(1) as stream:
+        assert [item async for item in stream] == list(range(10))
 
 
 async def test_rc21_chunks_arrive_one_by_one_and_streams_are_independent() -> None:
@@ -530,9 +531,7 @@ class Ending(Held):
         self._steps.append(f"{self._name} closed")
 
 
-async def test_rc25_what_is_under_way_ends_before_the_replica_and_who_calls_before_who_is_called() -> (
-    None
-):
+async def test_rc25_work_ends_before_its_replica_and_callers_end_before_those_they_call() -> None:
     steps: list[str] = []
     called, caller = Ending("called", steps), Ending("caller", steps)
     async with anyio.create_task_group() as tasks:
@@ -555,12 +554,13 @@ async def test_rc25_what_is_under_way_ends_before_the_replica_and_who_calls_befo
 async def test_rc25_the_steps_of_a_backends_end_share_its_one_budget() -> None:
     steps: list[str] = []
     held = Ending("it", steps)
-    async with served(held, graceful_shutdown_timeout_s=1) as handle:
+    async with Controller() as controller:
+        handle = await service(controller, "b", held, graceful_shutdown_timeout_s=1)
         async with anyio.create_task_group() as tasks:
             (caller,) = await line_up(tasks, handle.call(1))
             await settle()
             started = anyio.current_time()
-            await handle._owner.shutdown()
+            await controller.shutdown()
             assert anyio.current_time() - started == pytest.approx(1)
     assert isinstance(caller.outcome, shoal.BatcherClosed)
     assert steps == ["it ran", "it closed"]
@@ -590,9 +590,7 @@ async def test_rc27_a_replica_that_never_started_is_only_ended() -> None:
 
     async with anyio.create_task_group() as tasks:
         async with Controller() as controller:
-            (creator,) = await line_up(
-                tasks, controller.create_backend("b", Starting("it", steps))
-            )
+            (creator,) = await line_up(tasks, controller.create_backend("b", Starting("it", steps)))
             await settle()
             started = anyio.current_time()
         assert anyio.current_time() == started
@@ -611,21 +609,20 @@ async def test_rc30_an_idle_replica_ends_without_waiting_for_a_health_check() ->
 
 
 async def test_rc31_from_its_end_on_only_code_that_is_being_answered_makes_calls() -> None:
-    async with anyio.create_task_group() as tasks:
-        async with Controller() as controller:
-            gate = anyio.Event()
-            inner = await service(controller, "inner", Recorder())
+    async with anyio.create_task_group() as tasks, Controller() as controller:
+        gate = anyio.Event()
+        inner = await service(controller, "inner", Recorder())
 
-            async def code(items: list[int]) -> list[int]:
-                await gate.wait()
-                return [await inner.call(item) for item in items]
+        async def code(items: list[int]) -> list[int]:
+            await gate.wait()
+            return [await inner.call(item) for item in items]
 
-            outer = await service(controller, "outer", code)
-            (caller,) = await line_up(tasks, outer.call(1))
-            await settle()
-            tasks.start_soon(controller.shutdown)
-            await settle()
-            for handle in (inner, outer):
-                assert type(await outcome(handle.call(2))) is shoal.ShutDown
-            gate.set()
+        outer = await service(controller, "outer", code)
+        (caller,) = await line_up(tasks, outer.call(1))
+        await settle()
+        tasks.start_soon(controller.shutdown)
+        await settle()
+        for handle in (inner, outer):
+            assert type(await outcome(handle.call(2))) is ShutDown
+        gate.set()
     assert caller.outcome == 1

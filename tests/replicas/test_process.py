@@ -1,19 +1,233 @@
-"""Process replicas keep the contract of all replicas."""
+"""Process replicas: the contract of all replicas, and work."""
 
 from __future__ import annotations
 
 import os
+from contextlib import aclosing
 from functools import partial
+from typing import Any
 
+import anyio
 import pytest
 
+from replicas.playing import MODULE, is_alive, made, noted, playing
+from replicas.process_backends import Async, OnlyHere, Plain, Unreadable, Unsendable
+from shoal.batching.current import running_batch
+from shoal.core.batch import Batch, CutReason
+from shoal.errors import HandlerFailed, ReplicaDied
 from shoal.replicas.process import ProcessReplica
 from shoal.testing.replica_check import check_replica
+from shoal.testing.replica_folder import Folder
+from shoal.testing.requests import make_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 
+@pytest.fixture
+def folder(tmp_path) -> Folder:
+    return Folder(str(tmp_path))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_process_replicas_keep_the_promises_of_all_replicas(kind):
     await check_replica(ProcessReplica, kinds=[kind], crash=partial(os._exit, 3))
+
+
+async def test_code_is_run_in_another_process_that_ends_with_the_replica():
+    async with playing(made()) as played:
+        [pid] = await played.run("pid", [0])
+        assert pid != os.getpid()
+        assert is_alive(pid)
+    assert played.error is None
+    assert not is_alive(pid)
+
+
+async def test_plain_code_runs_in_the_main_thread_of_its_process():
+    async with playing(made(f"{MODULE}:double")) as played:
+        assert await played.run("__call__", [1, 2]) == [2, 4]
+
+
+async def test_calls_of_async_code_run_at_the_same_time(folder):
+    async with playing(made(Async, folder.path)) as played, anyio.create_task_group() as tasks:
+        for name in ("a", "b"):
+            tasks.start_soon(played.run, "hold_async", [name])
+        await noted(folder, "holds a")
+        await noted(folder, "holds b")
+        folder.let_go("all")
+
+
+async def test_each_of_many_calls_at_once_gets_its_own_result():
+    results: dict[int, Any] = {}
+
+    async def call(played, number):
+        results[number] = await played.run("__call__", [number, -number])
+
+    for code in (Plain, Async):
+        async with playing(made(code)) as played, anyio.create_task_group() as tasks:
+            for number in range(200):
+                tasks.start_soon(call, played, number)
+        assert results == {number: [2 * number, -2 * number] for number in range(200)}
+
+
+async def test_an_error_carries_the_traceback_of_the_worker_as_a_note():
+    async with playing(made()) as played:
+        with pytest.raises(AttributeError) as caught:
+            await played.run("sums", [1])
+    [note] = caught.value.__notes__
+    assert "process_backends.py" in note
+    assert "handlers.py" not in note
+    assert "child" not in note
+
+
+async def test_an_error_that_can_not_be_made_again_is_told_by_its_name_and_text():
+    async with playing(made()) as played:
+        with pytest.raises(HandlerFailed, match=r"OnlyHere: no way back") as caught:
+            await played.run("raise_only_here", [1])
+        assert "process_backends.py" in caught.value.__notes__[0]
+        first, second, third = await played.run("slots", [1, 2, 3])
+    assert isinstance(first, HandlerFailed)
+    assert isinstance(second, ValueError)
+    assert third == 3
+    assert not isinstance(first, OnlyHere)
+
+
+@pytest.mark.parametrize("code", [Plain, Async])
+async def test_what_can_not_be_sent_fails_its_batch_and_no_other(code):
+    async with playing(made(code)) as played:
+        with pytest.raises(TypeError, match=r"item 1 of the batch .* Unsendable"):
+            await played.run("echo", [1, Unsendable()])
+        with pytest.raises(TypeError, match=r"can't be read in the process: made again"):
+            await played.run("echo", [Unreadable()])
+        with pytest.raises(TypeError, match=r"result 1 of unsendable\(\)"):
+            await played.run("unsendable", [1, 2])
+        assert await played.run("__call__", [1]) == [2]
+
+
+async def test_a_default_is_the_same_object_for_the_code():
+    async with playing(made(f"{MODULE}:Plain")) as played:
+        signature = played.description.method("has_default").signature
+        bound = signature.bind(1)
+        bound.apply_defaults()
+        assert await played.run("has_default", [tuple(bound.arguments.values())]) == [True]
+        assert await played.run("has_default", [(1, 2)]) == [False]
+
+
+async def test_code_knows_its_batch_and_metadata_that_can_not_be_sent_is_left_out():
+    async with playing(made()) as played:
+        now = anyio.current_time()
+        metadata = {"user": "ann", "bad": Unsendable(), "unreadable": Unreadable(), "list": [1]}
+        requests = [
+            make_request("a", deadline=now + 60, metadata=metadata, priority=3),
+            make_request("b"),
+        ]
+        running_batch.set(Batch(1, CutReason.FULL, requests))
+        first, second = await played.replica.run("batch", ["a", "b"])
+    item, metadata, left_s, priority, cancelled = first
+    assert (item, metadata, priority, cancelled) == ("a", {"user": "ann", "list": [1]}, 3, False)
+    assert 50 < left_s <= 60
+    assert second[:4] == ("b", {}, None, 1)
+
+
+@pytest.mark.parametrize(("code", "method"), [(Plain, "count"), (Async, "count_async")])
+async def test_a_stream_is_made_only_a_few_steps_ahead_of_its_reader(code, method, folder):
+    async with playing(made(code, folder.path)) as played:
+        steps = played.replica.run_stream(method, [100])
+        async with aclosing(steps):
+            assert await anext(steps) == [0]
+            await noted(folder, "step 3")
+            assert await played.run("__call__", [1]) == [2] if code is Async else True
+            assert "step 6" not in folder.notes()
+            got = [await anext(steps) for _ in range(50)]
+        assert got == [[step] for step in range(1, 51)]
+        assert "closed the generator" in folder.notes()
+        assert "step 99" not in folder.notes()
+
+
+async def test_other_work_waits_for_a_plain_stream_and_is_then_done(folder):
+    async with playing(made(Plain, folder.path)) as played:
+        results: list[Any] = []
+
+        async def call():
+            results.append(await played.run("__call__", [1]))
+
+        async with anyio.create_task_group() as tasks:
+            async with aclosing(played.replica.run_stream("count", [100])) as steps:
+                await anext(steps)
+                tasks.start_soon(call)
+                assert [await anext(steps) for _ in range(20)] == [[n] for n in range(1, 21)]
+                assert results == []
+        assert results == [[2]]
+
+
+@pytest.mark.parametrize("code", [Plain, Async])
+async def test_work_that_is_cancelled_before_it_began_is_never_begun(code, folder):
+    async with playing(made(code, folder.path)) as played, anyio.create_task_group() as tasks:
+        tasks.start_soon(played.run, "hold", ["first"])
+        await noted(folder, "holds first")
+        if code is Plain:
+            with anyio.move_on_after(0.05):
+                await played.run("note", ["second"])
+        folder.let_go("first")
+        assert await played.run("__call__", [4]) == [8]
+        assert "second" not in folder.notes()
+
+
+async def test_async_code_is_cancelled_and_its_worker_lives_on(folder):
+    async with playing(made(Async, folder.path)) as played:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.run, "hold_async", ["a"])
+            await noted(folder, "holds a")
+            tasks.cancel_scope.cancel()
+        assert "leaves a" in folder.notes()
+        assert await played.run("__call__", [4]) == [8]
+
+
+@pytest.mark.parametrize(("code", "method"), [(Plain, "hold"), (Async, "stubborn")])
+async def test_work_that_goes_on_after_its_cancellation_is_killed(code, method, folder):
+    replica = made(code, folder.path, cancel_grace_s=0.05)
+    async with playing(replica) as played:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.run, method, ["a"])
+            await noted(folder, "holds a")
+            tasks.cancel_scope.cancel()
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
+        assert "0.05 s after it was cancelled" in str(played.error)
+        assert played.error.signal == "SIGKILL"
+
+
+async def test_a_plain_generator_that_is_cancelled_is_closed_and_its_worker_lives_on(folder):
+    async with playing(made(Plain, folder.path)) as played:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.steps, "count", [10**9])
+            await noted(folder, "step 20")
+            tasks.cancel_scope.cancel()
+        assert "closed the generator" in folder.notes()
+        assert await played.run("__call__", [4]) == [8]
+
+
+async def test_a_worker_that_does_not_read_hangs_nobody(folder):
+    replica = made(Plain, folder.path, cancel_grace_s=0.05, arena_bytes=0)
+    async with playing(replica) as played, anyio.create_task_group() as tasks:
+        tasks.start_soon(played.run, "hold", ["a"])
+        await noted(folder, "holds a")
+        with anyio.move_on_after(0.05):
+            await played.run("echo", [b"x" * 50_000_000])
+        replica.kill("the test is over")
+        tasks.cancel_scope.cancel()
+
+
+async def test_health_is_asked_in_the_loop_of_async_code(folder):
+    async with playing(made(Async, folder.path)) as played:
+        await played.replica.check_health()
+        assert folder.notes() == ["health of model#0"]
+
+
+async def test_a_worker_without_health_answers_a_check_while_it_works(folder):
+    async with playing(made(Plain, folder.path)) as played, anyio.create_task_group() as tasks:
+        tasks.start_soon(played.run, "hold", ["a"])
+        await noted(folder, "holds a")
+        await played.replica.check_health()
+        folder.let_go("a")

@@ -286,6 +286,15 @@ async def test_code_that_exits_is_the_death_of_its_replica(folder, method):
         assert isinstance(played.error, ReplicaDied)
 
 
+async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):
+    async with playing(Model, folder.path) as played:
+        await anyio.to_thread.run_sync(ray.shutdown)
+        with pytest.raises(ReplicaDied):
+            await played.replica.check_health()
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
+
+
 async def test_code_that_is_stuck_when_it_is_cancelled_is_killed(folder):
     async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
         async with anyio.create_task_group() as tasks:

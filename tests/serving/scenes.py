@@ -53,6 +53,7 @@ class ScriptedReplica(Replica):
         self.is_ready = False
         self.memory: int | None = None
         self.has_ended = anyio.Event()
+        self.has_started = anyio.Event()
         self._scopes: list[anyio.CancelScope] = []
         self._starting = anyio.CancelScope()
 
@@ -70,6 +71,7 @@ class ScriptedReplica(Replica):
             if self._starting.cancel_called:
                 raise ReplicaNotStarted(f"{self.tag} {self.end}")
             self.is_ready = True
+            self.has_started.set()
             task_status.started(self.instance.description)
             await self.has_ended.wait()
             if self.killed is not None:
@@ -83,6 +85,7 @@ class ScriptedReplica(Replica):
             raise
         finally:
             self.is_ready = False
+            self.has_started.set()
             self.stage.ended.append(self)
 
     def stop(self) -> None:
@@ -186,7 +189,7 @@ class Stage:
 
     Attributes:
         replicas: All that were made, in order.
-        starting: Those whose start has begun.
+        starting: Those whose start has begun, also if it has ended.
         ended: Those whose `serve` has ended, in this order.
         calls: The batches that were run, each with the number of its replica.
         start: Awaited by each replica that starts; gives back why it fails, or None.
@@ -203,7 +206,7 @@ class Stage:
         self.starting: list[ScriptedReplica] = []
         self.ended: list[ScriptedReplica] = []
         self.calls: list[tuple[int, list[Any]]] = []
-        self.start: Callable[[ScriptedReplica], Any] = at_once
+        self.start: Callable[[ScriptedReplica], Any] = in_turn
         self.health: Callable[[ScriptedReplica], Any] = at_once
         self.reconfigure: Callable[[ScriptedReplica, Any], Any] = at_once
         self.stop_gate: anyio.Event | None = None
@@ -218,6 +221,13 @@ class Stage:
     def alive(self) -> list[ScriptedReplica]:
         """Those that are ready."""
         return [replica for replica in self.replicas if replica.is_ready]
+
+
+async def in_turn(replica: ScriptedReplica) -> None:
+    """Starts without a pause, but after those of lower number that are being started."""
+    for other in [*replica.stage.starting]:
+        if other.blueprint.number < replica.blueprint.number:
+            await other.has_started.wait()
 
 
 async def at_once(*_: Any) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+PAIRS: Any = {"max_batch_size": 2, "batch_wait_timeout_s": None}
+
 
 class Deadly:
     """Code that kills its replica when it meets a certain item, a second after it has begun.
@@ -166,7 +168,7 @@ async def test_a_method_of_lists_does_not_starve_beside_one_of_items() -> None:
 async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
     held = Held()
     async with (
-        serving(held, num_replicas=2, max_batch_size=2) as (_, handle, stage),
+        serving(held, num_replicas=2, **PAIRS) as (_, handle, stage),
         anyio.create_task_group() as tasks,
     ):
         callers = await line_up(tasks, *[handle.call(item) for item in range(4)])
@@ -186,7 +188,7 @@ async def test_a_replica_that_dies_fails_its_batch_and_no_other() -> None:
 async def test_a_batch_runs_again_where_retries_allow_it() -> None:
     held = Held()
     async with (
-        serving(held, num_replicas=2, retries=1, max_batch_size=2) as (_, handle, stage),
+        serving(held, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage),
         anyio.create_task_group() as tasks,
     ):
         callers = await line_up(tasks, handle.call(0), handle.call(1))
@@ -323,8 +325,9 @@ async def test_a_batch_is_given_up_when_all_leave_while_it_waits_for_a_replica()
 
 async def test_the_code_is_cancelled_when_all_callers_have_left() -> None:
     held = Held()
+    config: Any = {"max_batch_size": 2, "batch_wait_timeout_s": 1}
     async with (
-        serving(held) as (controller, handle, _),
+        serving(held, **config) as (controller, handle, _),
         anyio.create_task_group() as tasks,
     ):
         callers = await line_up(tasks, handle.call(1), handle.call(2))
@@ -359,8 +362,9 @@ async def test_a_caller_that_leaves_while_it_waits_for_a_replica_costs_nothing()
 
 async def test_a_batch_that_runs_again_is_not_stopped_by_a_bound_that_was_lowered() -> None:
     held = Held()
+    config: Any = {"max_batch_size": 4, "batch_wait_timeout_s": None, "retries": 1}
     async with (
-        serving(held, num_replicas=2, retries=1, max_batch_size=4) as (controller, handle, stage),
+        serving(held, num_replicas=2, **config) as (controller, handle, stage),
         anyio.create_task_group() as tasks,
     ):
         callers = await line_up(tasks, *[handle.call(item) for item in range(4)])
@@ -393,7 +397,8 @@ class Streams:
 async def test_streams_that_got_nothing_run_again_and_the_others_fail() -> None:
     code = Streams([["zero", shoal.SKIP, shoal.SKIP, "three"], [shoal.END, *[shoal.SKIP] * 3]])
     results: dict[int, list[Any]] = {}
-    async with serving(code, num_replicas=2, retries=1) as (_, handle, stage):
+    config: Any = {"max_batch_size": 4, "batch_wait_timeout_s": None, "retries": 1}
+    async with serving(code, num_replicas=2, **config) as (_, handle, stage):
 
         async def reader(item: int) -> None:
             results[item] = await read(handle, item)
@@ -401,7 +406,6 @@ async def test_streams_that_got_nothing_run_again_and_the_others_fail() -> None:
         async with anyio.create_task_group() as tasks:
             for item in range(4):
                 tasks.start_soon(reader, item)
-                await settle() if item == 3 else None
             await anyio.sleep(1.5)
             order = code.runs[0]
             stage.replicas[0].die()
@@ -417,7 +421,7 @@ async def test_streams_that_got_nothing_run_again_and_the_others_fail() -> None:
 async def test_streams_fail_after_what_they_have_where_nothing_may_run_again() -> None:
     code = Streams([["zero", shoal.SKIP]])
     results: list[list[Any]] = []
-    async with serving(code, num_replicas=2) as (_, handle, stage):
+    async with serving(code, num_replicas=2, **PAIRS) as (_, handle, stage):
 
         async def reader(item: int) -> None:
             results.append(await read(handle, item))
@@ -445,7 +449,7 @@ async def test_streams_that_all_have_ended_do_not_run_again() -> None:
 async def test_a_stream_that_failed_alone_does_not_run_again() -> None:
     code = Streams([[ValueError("bad"), shoal.SKIP]])
     results: list[list[Any]] = []
-    async with serving(code, num_replicas=2, retries=1) as (_, handle, stage):
+    async with serving(code, num_replicas=2, retries=1, **PAIRS) as (_, handle, stage):
 
         async def reader(item: int) -> None:
             results.append(await read(handle, item))
@@ -485,6 +489,7 @@ async def test_callers_fail_when_no_replica_can_be_started() -> None:
     async with serving(echo, stage) as (controller, handle, _):
         stage.start = failing("no GPU is left")
         stage.replicas[0].die()
+        await settle()
         error = await outcome(handle.call(1))
         assert isinstance(error, BackendUnavailable)
         assert "no GPU is left" in str(error)

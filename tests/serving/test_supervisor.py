@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import anyio
 import pytest
 
 from batching.scenes import PENDING, Held, line_up, outcome, settle
-from serving.scenes import Gated, Stage, at_once, echo, failing, never, serving, slowly
+from serving.scenes import Gated, Stage, echo, failing, in_turn, never, serving, slowly
 from shoal.errors import BackendUnavailable, ReplicaNotStarted
 from shoal.serving.controller import Controller
 
@@ -102,7 +103,7 @@ async def test_one_whose_task_fails_with_any_error_is_replaced() -> None:
         stage.start = start
         stage.replicas[0].die()
         await anyio.sleep(0.2)
-        stage.start = at_once
+        stage.start = in_turn
         await anyio.sleep(30)
         assert await handle.call(1) == 1
         assert status_of(controller).deaths == 1
@@ -120,7 +121,7 @@ async def test_the_waits_between_starts_grow_and_differ() -> None:
         stage.start = start
         stage.replicas[0].die()
         await anyio.sleep(1000)
-    waits = [after - before for before, after in zip(began, began[1:], strict=False)]
+    waits = [after - before for before, after in itertools.pairwise(began)]
     assert 10 < len(waits) < 500
     assert max(waits[:3]) <= 0.8
     assert max(waits) <= 30
@@ -136,6 +137,7 @@ async def test_callers_wait_while_a_replica_is_started_again() -> None:
     ):
         stage.start = gated = Gated()
         stage.replicas[0].die()
+        await settle()
         callers = await line_up(tasks, handle.call(1), handle.call(2))
         await anyio.sleep(50)
         assert [caller.outcome for caller in callers] == [PENDING, PENDING]
@@ -153,6 +155,7 @@ async def test_the_circuit_opens_when_starts_go_on_failing_and_closes_when_one_s
     ):
         stage.start = failing("the driver is gone")
         stage.replicas[0].die()
+        await settle()
         callers = await line_up(tasks, handle.call(1), handle.call(2))
         await anyio.sleep(30)
         assert len(stage.replicas) >= 4
@@ -161,7 +164,7 @@ async def test_the_circuit_opens_when_starts_go_on_failing_and_closes_when_one_s
             assert isinstance(caller.outcome.__cause__, BackendUnavailable | ReplicaNotStarted)
         assert status_of(controller).state == "unavailable"
         assert isinstance(await outcome(handle.call(3)), BackendUnavailable)
-        stage.start = at_once
+        stage.start = in_turn
         await anyio.sleep(60)
         assert status_of(controller).state == "ready"
         assert await handle.call(4) == 4
@@ -188,10 +191,10 @@ async def test_a_backend_that_can_not_start_is_none() -> None:
         with pytest.raises(ReplicaNotStarted, match="no such model"):
             await controller.create_backend("b", echo, config={"placement": stage})
         assert await controller.list_backends() == {}
-        count = len(stage.replicas)
+        assert len(stage.starting) == len(stage.ended) == 1
         await anyio.sleep(100)
-        assert len(stage.replicas) == len(stage.ended) == count
-        stage.start = at_once
+        assert len(stage.starting) == 1
+        stage.start = in_turn
         await controller.create_backend("b", echo, config={"placement": stage})
 
 
@@ -219,7 +222,7 @@ async def test_a_create_that_is_cancelled_leaves_nothing() -> None:
             await controller.create_backend("b", echo, config=config)
         assert len(stage.replicas) == len(stage.ended) == 3
         assert await controller.list_backends() == {}
-        stage.start = at_once
+        stage.start = in_turn
         await controller.create_backend("b", echo, config=config)
 
 
@@ -309,7 +312,7 @@ async def test_a_replacement_that_can_not_start_leaves_the_old_replicas_and_the_
         await anyio.sleep(100)
         assert numbers(stage.alive) == [0, 1]
         assert await handle.call(1) == 1
-        stage.start = at_once
+        stage.start = in_turn
         stage.replicas[0].die()
         await anyio.sleep(60)
         assert len(stage.alive) == 2

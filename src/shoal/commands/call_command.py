@@ -9,6 +9,8 @@ from shoal.commands.arguments import count, describe, more_than_0_seconds
 from shoal.commands.connecting import add_server_arguments, ask
 from shoal.commands.pairs import config_of, json_of
 from shoal.commands.printing import print_data
+from shoal.commands.saying import in_one_line
+from shoal.errors import ShoalError
 from shoal.planning.arguments import print_out
 from shoal.planning.mistake import Mistake
 
@@ -79,7 +81,7 @@ def _call(arguments: Namespace) -> int:
             async for result in stream:
                 print_out(json.dumps(result, ensure_ascii=False))
 
-    ask(arguments, _failing_with_1(call), waits_for=f"{arguments.endpoint} to answer")
+    ask(arguments, _telling(call), waits_for=f"{arguments.endpoint} to answer")
     return 0
 
 
@@ -90,15 +92,17 @@ def _print(arguments: Namespace, result: Any) -> None:
         print_out(result)
 
 
-def _failing_with_1(
+def _telling(
     call: Callable[[RemoteClient], Awaitable[None]],
 ) -> Callable[[RemoteClient], Awaitable[None]]:
-    """Has what the user's code raises end with 1, also where it is a `ValueError`."""
+    """Has what the user's code raises told with its class; it is no mistake in the command."""
 
     async def checked(client: RemoteClient) -> None:
         try:
             await call(client)
-        except (TypeError, ValueError) as error:
-            raise Mistake(str(error), 1) from error
+        except (ShoalError, ConnectionError):
+            raise
+        except Exception as error:
+            raise Mistake(f"{type(error).__name__}: {in_one_line(error)}", 1) from error
 
     return checked

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
 
     from shoal.serving.status import BackendStatus, EndpointStatus, Status
 
-_FIGURE: Final = re.compile(r"[\d,.]+( (B|kiB|MiB|GiB))?|-")
+_FIGURE: Final = re.compile(r"\d[\d,]*( (B|kiB|MiB|GiB))?")
+_NONE: Final = "-"
 
 
 def listed(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -19,7 +20,8 @@ def listed(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     laid_out: list[list[str]] = []
     for head, *cells in columns:
         width = max(map(len, (head, *cells)))
-        are_figures = bool(cells) and all(map(_FIGURE.fullmatch, cells))
+        told = [cell for cell in cells if cell != _NONE]
+        are_figures = bool(told) and all(map(_FIGURE.fullmatch, told))
         to_side = str.rjust if are_figures else str.ljust
         laid_out.append([to_side(cell, width) for cell in (head, *cells)])
     return "\n".join("  ".join(line).rstrip() for line in zip(*laid_out, strict=True))
@@ -78,10 +80,10 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
     rows = [
         (
             one.name,
-            "-" if one.route is None else one.route,
+            _NONE if one.route is None else one.route,
             ",".join(one.methods),
             weights(one.traffic) or "held",
-            weights({shadow.backend: shadow.proportion for shadow in one.shadows}) or "-",
+            weights({shadow.backend: shadow.proportion for shadow in one.shadows}) or _NONE,
             str(one.held),
             str(one.requests),
             str(one.errors),
@@ -110,7 +112,7 @@ def _percent(share: float) -> str:
 
 def _size(size: int | None) -> str:
     if size is None:
-        return "-"
+        return _NONE
     for unit in ("B", "kiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} {unit}"

@@ -115,13 +115,15 @@ class App(DeclaringApp):
             raise RuntimeError("the application is open already")
         self._phase = "opening"
         try:
-            async with Controller(self.state) as controller, self.serving(controller):
+            async with Controller(self.state) as controller, self.answering(controller):
                 yield
+                # Before the batched functions are taken back: who is in line may call them.
+                await controller.shutdown()
         finally:
             self._phase = "closed"
 
     @asynccontextmanager
-    async def serving(self, controller: Controller) -> AsyncGenerator[None]:
+    async def answering(self, controller: Controller) -> AsyncGenerator[None]:
         """Answers for a controller that is open already, with what it declares added to that.
 
         Raises:
@@ -134,8 +136,6 @@ class App(DeclaringApp):
             self._phase = "open"
             try:
                 yield
-                # Before the batched functions are taken back: who is in line may call them.
-                await controller.shutdown()
             finally:
                 self._phase = "closed"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.core.traffic import Shadow, Traffic
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 H = TypeVar("H", bound="Callable[..., Any]")
 
 
-class DeclaringApp:
+class DeclaringApp(ABC):
     """What an `App` declares."""
 
     _declared: Declarations
@@ -200,5 +201,6 @@ class DeclaringApp:
                 "change them through app.controller while it is open"
             )
 
+    @abstractmethod
     def _is_up(self) -> bool:
-        raise NotImplementedError
+        """Says whether the application is open, or being opened."""

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from shoal.core.terms import Wishes
-from shoal.errors import NotOpen
+from shoal.errors import NoSuchName, NotOpen
 from shoal.http.asgi import JSON, ClientLeft
 from shoal.http.body import read_body
 from shoal.http.disconnect import (
@@ -146,7 +146,7 @@ class EndpointRoute:
 
         try:
             await run_unless_client_leaves(exchange.receive, wait)
-        except AttributeError as error:
+        except NoSuchName as error:
             raise Refused(no_such_method(str(error))) from None
         assert found is not None
         return found

@@ -10,6 +10,7 @@ import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.handlers import Handler, OneAtATime
@@ -120,10 +121,13 @@ def _looked_at(plan: BackendPlan, definition: Definition, has_route: bool) -> Ba
         if has_route:
             _check_annotations(function)
             reader_for(handler.binding.signature)
-    with _complaining(path):
+    try:
         config.batch_options(batched)
         config.slots(batched)
         oddity = config.oddity(batched)
+    except Exception as error:
+        with _complaining((*path, *_option_of(config, str(error)))):
+            raise
     takes = "lists" if batched else "one item"
     return replace(plan, takes=takes if config.fill == "closed" else "an open batch", oddity=oddity)
 
@@ -144,11 +148,21 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
                 signature.bind(*definition.init_args, **dict(definition.init_kwargs))
             except TypeError as error:
                 raise TypeError(
-                    f"{loaded.__qualname__}{signature} can't be instantiated with "
+                    f"{loaded.__qualname__} can't be instantiated with "
                     f"init_args={list(definition.init_args)} and "
                     f"init_kwargs={dict(definition.init_kwargs)}: {error}"
                 ) from None
     return partial(loaded.__call__, None)
+
+
+def _option_of(config: BackendConfig, error: str) -> tuple[str, ...]:
+    """Returns the option that an error is of: that it names first, or whose value it quotes."""
+    given = config.given()
+    first = error.partition("=")[0]
+    if first in given:
+        return (first,)
+    quoted = (one for one, value in given.items() if type(value) is str and repr(value) in error)
+    return tuple(islice(quoted, 1))
 
 
 def _check_annotations(function: Callable[..., Any]) -> None:

@@ -6,10 +6,10 @@ nothing to poll and nothing to forget. Work comes from other tasks by `run` and 
 between "ready" and the end.
 
 What the implementations share: no work is lost in silence. When a replica dies, each `run` that is
-under way raises `ReplicaDied`, and so does `serve`; in no order that a caller may rely on. A `ReplicaDied`
+under way raises `ReplicaDied`, and so does `serve`; in no order that a caller may rely on. It
 carries the tag of the replica (``replica=self.tag``), since code may also meet that of another
-replica, which it had called. Errors of the user's code keep their type wherever it can be had; foreign errors (of pipes, of pickle, of
-Ray) become Shoal's at this border, with their cause.
+replica, which it had called. Errors of the user's code keep their type wherever it can be had;
+foreign errors (of pipes, of pickle, of Ray) become Shoal's at this border, with their cause.
 
 `shoal.testing.check_replica` runs these promises against any implementation.
 """

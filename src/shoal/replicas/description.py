@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from inspect import Signature
 
+from shoal.errors import NoSuchName
+
 
 @dataclass(frozen=True)
 class Method:
@@ -48,11 +50,11 @@ class Description:
         """Returns a method.
 
         Raises:
-            AttributeError: There is none of that name.
+            NoSuchName: There is none of that name.
         """
         found = self.methods.get(name)
         if found is None:
-            raise AttributeError(
+            raise NoSuchName(
                 f"the backend has no method {name!r}; it has {', '.join(sorted(self.methods))}"
             )
         return found

@@ -8,13 +8,12 @@ the graceful end of a server would be lost.
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio.to_thread
 
-from shoal.errors import HandlerFailed, WrongResultType
+from shoal.errors import HandlerFailed, Overloaded, WrongResultType
 
 try:
     ray: Any = import_module("ray")
@@ -26,7 +25,7 @@ except ModuleNotFoundError as missing:
 from shoal.replicas.ray_actor import GROUPS, WORK_THREADS, ReplicaActor
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Mapping
 
     from shoal.replicas.base import Blueprint
 
@@ -142,23 +141,34 @@ async def put_if_large(load: Any, items: list[Any], tag: str) -> Any:
 
     Raises:
         TypeError: It can't be pickled.
+        Overloaded: The store has no room for it.
 
     Cancellation: waits until it is copied.
     """
     if least_bytes(items) < _LARGE_BYTES:
         return load
-    with sending_to(tag):
-        return await anyio.to_thread.run_sync(ray.put, load)
-
-
-@contextmanager
-def sending_to(tag: str) -> Generator[None]:
-    """Something is pickled in this block, and what a foreign class does then is a `TypeError`."""
     try:
-        yield
+        return await anyio.to_thread.run_sync(ray.put, load)
     except Exception as error:
-        said = str(error).strip().splitlines() or [repr(error)]
-        raise TypeError(f"what {tag} is called with can't be sent: {said[0]}") from error
+        check_can_be_sent(load, tag)
+        raise Overloaded(f"Ray can't store what {tag} is called with: {error!r}") from error
+
+
+def check_can_be_sent(content: Any, tag: str) -> None:
+    """Looks whether it was what should be sent that made a call to Ray fail.
+
+    Args:
+        content: What should be sent.
+        tag: The replica that it is for.
+
+    Raises:
+        TypeError: It can't be pickled.
+    """
+    cloudpickle: Any = ray.cloudpickle
+    try:
+        cloudpickle.dumps(content)
+    except Exception as error:
+        raise TypeError(f"what {tag} is called with can't be sent: {error!r}") from error
 
 
 def least_bytes(value: Any, depth: int = 3) -> int:

@@ -7,7 +7,7 @@ So every wait is for the answer or for the end of the link, whichever comes firs
 from __future__ import annotations
 
 import itertools
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -16,10 +16,10 @@ import anyio
 from shoal.errors import ReplicaDied
 from shoal.replicas.ray_actor import CONTROL
 from shoal.replicas.ray_bridge import Pump, Soon
-from shoal.replicas.ray_cluster import death_of, failure_of, ray, sending_to
+from shoal.replicas.ray_cluster import check_can_be_sent, death_of, failure_of, ray
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Generator
     from concurrent.futures import Future
 
     from shoal.replicas.ray_actor import Answer
@@ -74,14 +74,14 @@ class Link:
         method = getattr(self._actor, name)
         if group is not None:
             method = method.options(concurrency_group=group)
-        with sending_to(self._tag):
+        with self._sending(args):
             reference = method.remote(*args)
         return self._taken(await self._result(reference))
 
     async def run(self, method: str, load: Any) -> Any:
         """Runs a unary method of the code; see `Replica.run`."""
         call = next(self._calls)
-        with sending_to(self._tag):
+        with self._sending(load):
             future: Future[Answer] = self._actor.run.remote(call, method, load).future()
         done = self._when_done(future)
         try:
@@ -96,7 +96,7 @@ class Link:
         assert self._soon is not None
         call = next(self._calls)
         options = {"num_returns": "streaming", "_generator_backpressure_num_objects": _STEPS_AHEAD}
-        with sending_to(self._tag):
+        with self._sending(load):
             references = self._actor.steps.options(**options).remote(call, method, load)
         pump = Pump(references, ray.get, self._soon, f"shoal stream of {self._tag}")
         try:
@@ -201,6 +201,21 @@ class Link:
         if waiting.cancelled_caught:
             grace_s = self._grace_s
             self.finish(f"was killed: a call went on for {grace_s:g} s after it was cancelled")
+
+    @contextmanager
+    def _sending(self, content: Any) -> Generator[None]:
+        """The actor is called in this block.
+
+        Raises:
+            TypeError: What it is called with can't be sent.
+            ReplicaDied: Ray does not know the actor; for one, since the program has left Ray.
+        """
+        try:
+            yield
+        except Exception as error:
+            check_can_be_sent(content, self._tag)
+            self.finish(f"was lost: {error}", error)
+            raise self.died() from error
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raises an error of Ray's as one of ours."""

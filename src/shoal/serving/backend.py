@@ -116,7 +116,7 @@ class Backend:
         """Returns the line of a method, and opens it if need be.
 
         Raises:
-            AttributeError: The code has no such method.
+            NoSuchName: The code has no such method.
             BatcherClosed: The backend is closing.
             BackendUnavailable: No replica has been ready, and none can be started.
         """

@@ -30,6 +30,8 @@ from shoal.serving.sync_client import SyncFace
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from shoal.serving.client import Client
+
 
 class Controller(Owner):
     """Owns backends and endpoints, and drives them; see `Client` for its verbs.
@@ -44,7 +46,11 @@ class Controller(Owner):
         endpoints: The endpoints, by name.
         routes: The endpoints by path and method.
         version: Another number whenever endpoints have come or gone.
+        url: Where it is served over HTTP; None where it is not.
     """
+
+    def _as_client(self) -> Client:
+        return self
 
     @property
     def sync(self) -> SyncFace:

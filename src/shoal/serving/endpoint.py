@@ -118,7 +118,7 @@ class Endpoint:
 
         Raises:
             ShoalError: The endpoint was deleted, or closed.
-            AttributeError: The backend has no such method.
+            NoSuchName: The backend has no such method.
             Overloaded: Too many requests wait.
             DeadlineExceeded: There was no traffic, or no replica, in time.
             BackendUnavailable: The backend has no replica, nor will have one soon.

@@ -1,4 +1,4 @@
-"""What has become of a backend's replicas: how many were started and died, and when to try again."""
+"""What has become of a backend's replicas: how many started and died, and when to try again."""
 
 from __future__ import annotations
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -15,6 +16,7 @@ from shoal.serving.backend import Backend
 from shoal.serving.declaring import Declarations
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.handle import EndpointHandle
+from shoal.serving.inside import running_controller
 from shoal.serving.shadow import ShadowFlow
 from shoal.serving.sync_client import PortalBridge
 
@@ -26,13 +28,14 @@ if TYPE_CHECKING:
     from shoal.replicas.base import Replica
     from shoal.replicas.calling_out import CallOut
     from shoal.replicas.definition import Definition
+    from shoal.serving.client import Client
     from shoal.serving.config import BackendConfig
     from shoal.serving.state import StateFile
 
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class Owner:
+class Owner(ABC):
     """Owns backends and endpoints while it is open."""
 
     def __init__(self, state: StateFile | None = None) -> None:
@@ -40,6 +43,7 @@ class Owner:
         self.endpoints: dict[str, Endpoint] = {}
         self.routes: dict[str, dict[str, Endpoint]] = {}
         self.version = 0
+        self.url: str | None = None
         self._declarations = Declarations(state)
         self._reserved: set[str] = set()
         self._declaring = anyio.Lock()
@@ -68,6 +72,20 @@ class Owner:
         async with self._exit:
             await self.shutdown()
 
+    @abstractmethod
+    def _as_client(self) -> Client:
+        """Returns what code in its backends gets for a client."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a client can't be pickled; give code in other processes a handle of an endpoint, or "
+            "have it connect by shoal.connect()"
+        )
+
+    async def wait_ended(self) -> None:
+        """Waits until it was shut down, by whomever."""
+        await self._ended.wait()
+
     async def shutdown(self) -> None:
         """See `Client.shutdown`."""
         if not self._is_shut_down:
@@ -89,6 +107,7 @@ class Owner:
             backend.drain()
 
     async def _run(self, *, task_status: TaskStatus[None]) -> None:
+        running_controller.set(self._as_client())
         try:
             with self._scope:
                 async with BlockingPortal() as portal, anyio.create_task_group() as tasks:

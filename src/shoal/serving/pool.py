@@ -163,10 +163,9 @@ class Pool:
         member.total += 1
         if member.batches == 1:
             member.idle = anyio.Event()
-        if len(self._listeners) > 1:
-            self._changed()  # to the line that the batch is of it is no news
         if len(self._members) > 1 and self._members.pop(member.replica, None) is not None:
             self._members[member.replica] = member  # its turn is the latest
+        self._changed()
         try:
             yield member.replica
         finally:

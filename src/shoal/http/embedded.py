@@ -1,0 +1,169 @@
+"""A controller over HTTP in the program that it is in, beside whatever else that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, fields
+from functools import partial
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import anyio
+
+from shoal.batching.parking import Parking, TrioParking
+from shoal.http.admin import AdminApi
+from shoal.http.app import App
+from shoal.http.asyncio_server import serve as serve_on_asyncio
+from shoal.http.door import Door
+from shoal.http.server import serve as serve_on_trio
+from shoal.http.server_config import ServerConfig
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+    from starlette.types import ASGIApp
+
+    from shoal.serving.controller import Controller
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """How a controller is served over HTTP.
+
+    Attributes:
+        host: The address to listen at.
+        port: The port, or 0 for a free one.
+        uds: The path of a UNIX socket to listen at in place of host and port.
+        middlewares: What stands before the endpoints: functions that take an ASGI application and
+            give back another, or Starlette's `Middleware`; the first is the outermost.
+        token: Who knows it may use the admin API. Without one the API is there only on a loopback
+            address, and on a UNIX socket.
+        allowed_modules: The modules that import paths sent to the admin API may lead to, with all
+            below them; ``["*"]`` for all.
+        graceful_timeout_s: How long requests that are under way at the end may take, in seconds.
+        max_connections: How many connections may be open at once.
+        max_body_bytes: The largest body that a request may have, in bytes.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = ()
+    token: str | None = None
+    allowed_modules: Sequence[str] = ()
+    graceful_timeout_s: float = 20.0
+    max_connections: int = 1000
+    max_body_bytes: int = 16 * 2**20
+
+    @classmethod
+    def of(cls, given: Any) -> HttpOptions:
+        """Makes the options from what a user gave.
+
+        Args:
+            given: Options, a mapping of them, or True for the defaults.
+
+        Raises:
+            TypeError: It is none of these, or an option is unknown.
+        """
+        if isinstance(given, HttpOptions):
+            return given
+        if given is True:
+            return cls()
+        if not isinstance(given, Mapping):
+            raise TypeError(f'http must be options such as {{"port": 8000}}, not {given!r}')
+        keywords = cast("Mapping[str, Any]", given)
+        names = [field.name for field in fields(cls)]
+        for name in keywords:
+            if name not in names:
+                raise TypeError(f"http has no option {name!r}; it has {', '.join(names)}")
+        return cls(**keywords)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine's users can reach it."""
+        if self.uds is not None or self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class EmbeddedServer:
+    """Serves a controller while it is entered.
+
+    Args:
+        controller: An open controller.
+        options: Where and how.
+
+    Attributes:
+        url: Where clients can connect, once it is entered.
+    """
+
+    def __init__(self, controller: Controller, options: HttpOptions) -> None:
+        self.url = ""
+        self._controller = controller
+        self._options = options
+        self._stopping = anyio.Event()
+        self._exit = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            app = App(max_body_bytes=self._options.max_body_bytes)
+            await stack.enter_async_context(app.answering(self._controller))
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            await tasks.start(self._serve, self._wrapped(app))
+            self._exit = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        async with self._exit:
+            self._stopping.set()
+
+    async def _serve(self, app: ASGIApp, *, task_status: TaskStatus[None]) -> None:
+        options = self._options
+        config = ServerConfig(
+            host=options.host,
+            port=options.port,
+            uds=options.uds,
+            graceful_timeout_s=options.graceful_timeout_s,
+            max_connections=options.max_connections,
+        )
+
+        def started(url: str) -> None:
+            self.url = url
+            task_status.started()
+
+        on_trio = isinstance(Parking.of_this_loop(), TrioParking)
+        serve = serve_on_trio if on_trio else serve_on_asyncio
+        await serve(app, config, shutdown=self._shutdown, started=started, lifespan=False)
+
+    async def _shutdown(self) -> None:
+        """Waits until this is left, or the controller was shut down by whomever."""
+        async with anyio.create_task_group() as tasks:
+
+            async def end_with_controller() -> None:
+                await self._controller.wait_ended()
+                self._stopping.set()
+
+            tasks.start_soon(end_with_controller)
+            await self._stopping.wait()
+            tasks.cancel_scope.cancel()
+
+    def _wrapped(self, app: ASGIApp) -> ASGIApp:
+        options = self._options
+        if options.token is not None or options.is_local:
+            api = AdminApi(
+                self._controller, token=options.token, allowed_modules=options.allowed_modules
+            )
+            app = Door(api, behind=app)
+        for middleware in reversed(options.middlewares):
+            app = _with_middleware(middleware, app)
+        return app
+
+
+def _with_middleware(middleware: Any, app: ASGIApp) -> ASGIApp:
+    cls = getattr(middleware, "cls", None)
+    if cls is not None:  # one of Starlette's records
+        return cast("ASGIApp", partial(cls, *middleware.args, **middleware.kwargs)(app))
+    return cast("ASGIApp", middleware(app))

@@ -1,0 +1,44 @@
+"""A server in a thread of the test's process, for the commands that drive one."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager, suppress
+
+import trio
+
+from shoal import App
+from shoal.http.app_door import AppDoor
+from shoal.http.server import ServerConfig, serve
+
+HANG_S = 15
+
+
+@contextmanager
+def served(*, token=None, allowed=("driven_models",)):
+    """Serves an empty application whose admin API is at its port; gives the URL."""
+    told = []
+    is_up = threading.Event()
+
+    async def run():
+        shutdown = trio.Event()
+        app = App()
+        door = AppDoor(app, token=token, allowed_modules=allowed, ended=shutdown.set)
+
+        def started(url):
+            told.extend([url, trio.lowlevel.current_trio_token(), shutdown])
+            is_up.set()
+
+        with trio.fail_after(HANG_S):
+            await serve(door, ServerConfig(port=0), shutdown=shutdown.wait, started=started)
+
+    thread = threading.Thread(target=trio.run, args=(run,))
+    thread.start()
+    assert is_up.wait(HANG_S)
+    url, loop, shutdown = told
+    try:
+        yield url
+    finally:
+        with suppress(trio.RunFinishedError):  # the test may have shut it down
+            loop.run_sync_soon(shutdown.set)
+        thread.join(HANG_S)

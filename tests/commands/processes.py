@@ -1,0 +1,105 @@
+"""Commands as processes of their own, and what they leave in a test's directory."""
+
+from __future__ import annotations
+
+import fcntl
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shoal.commands.places import Place
+
+HANG_S = 15
+HERE = str(Path(__file__).parent)
+
+
+class Terminal:
+    """Runs commands in a directory, whose servers have their doors there.
+
+    Attributes:
+        directory: The directory.
+        environment: What the commands' processes have in theirs.
+    """
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.environment = {
+            **os.environ,
+            "XDG_RUNTIME_DIR": str(directory / "run"),
+            "PYTHONPATH": HERE,
+        }
+
+    def place(self, name="default"):
+        return Place(name, self.directory / "run" / "shoal")
+
+    def popen(self, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "-m", "shoal", *arguments],
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments):
+        """Runs a command to its end; gives its exit code, output, and what it said beside."""
+        process = self.popen(*arguments)
+        try:
+            out, err = process.communicate(timeout=HANG_S)
+        finally:
+            process.kill()
+        return process.returncode, out, err
+
+    def told(self, *arguments):
+        """Runs a command that goes well; gives its output."""
+        code, out, err = self.run(*arguments)
+        assert code == 0, err
+        return out
+
+    @contextmanager
+    def serving(self, command, *arguments):
+        """Runs a server in the foreground; gives its process and its port."""
+        process = self.popen(command, *arguments)
+        hang = threading.Timer(HANG_S, process.kill)
+        hang.start()
+        try:
+            first_line = process.stderr.readline()
+            assert first_line.startswith("Shoal serving "), first_line + process.stderr.read()
+            yield process, int(first_line.rpartition(":")[2])
+        finally:
+            hang.cancel()
+            process.kill()
+            process.communicate()
+
+    def kill_all(self):
+        """Ends the servers that a test has left."""
+        for file in (self.directory / "run" / "shoal").glob("*.pid"):
+            with suppress(ProcessLookupError):
+                if holder := self.place(file.stem).holder():
+                    os.kill(holder, 9)
+
+    def wait_until_ended(self, name="default"):
+        """Waits until no process is the server of a name."""
+        with self.place(name).process.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
+
+def ask(port, path, item=None):
+    """Makes a request; gives its status and what was answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=HANG_S)
+    try:
+        if item is None:
+            connection.request("GET", path)
+        else:
+            headers = {"content-type": "application/json"}
+            connection.request("POST", path, json.dumps(item), headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()

@@ -1,0 +1,204 @@
+"""`shoal check`: what would run, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shoal import App
+from shoal.cli import main
+
+WHOLE = """\
+[server]
+port = 9000
+
+[backends.twice]
+code = "driven_models:Scaler"
+init_args = [2]
+num_replicas = 2
+max_batch_size = 4
+
+[backends.one]
+code = "driven_models:add_one"
+placement = "thread"
+autoscaling = { max_replicas = 3 }
+
+[backends.open]
+code = "driven_models:of_open_batches"
+fill = "open"
+
+[backends.elsewhere]
+code = "not.here:Model"
+placement = "process"
+python = "/opt/other/bin/python"
+
+[endpoints.count]
+route = "/count"
+traffic = { twice = 0.75, one = 0.25 }
+
+[[endpoints.count.shadows]]
+backend = "one"
+proportion = 0.5
+compare = "driven_models:alike"
+
+[endpoints.later]
+traffic = {}
+"""
+
+
+@pytest.fixture
+def check(tmp_path, monkeypatch, capsys):
+    """Checks the text of a file; gives the exit code, the output and what was said beside."""
+    monkeypatch.chdir(tmp_path)
+
+    def check(text, *options):
+        (tmp_path / "app.toml").write_text(text)
+        code = main(["check", "app.toml", *options])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return check
+
+
+def test_what_would_run_is_shown(check):
+    code, out, err = check(WHOLE)
+    assert (code, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["BACKEND", "CODE", "TAKES", "PLACEMENT", "REPLICAS", "OPTIONS"],
+        ["twice", "driven_models:Scaler", "lists", "task", "2", "max_batch_size=4"],
+        ["one", "driven_models:add_one", "one", "item", "thread", "1", "to", "3", "-"],
+        ["open", "driven_models:of_open_batches", "an", "open", "batch", "task", "1",
+         "fill='open'"],
+        ["elsewhere", "not.here:Model", "?", "process", "1", "python='/opt/other/bin/python'"],
+        [],
+        ["ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS"],
+        ["count", "/count", "POST", "twice", "75%,", "one", "25%", "one", "50%"],
+        ["later", "-", "POST", "held", "-"],
+    ]  # fmt: skip
+
+
+def test_what_would_run_is_json_for_machines(check):
+    code, out, _ = check(WHOLE, "--json")
+    told = json.loads(out)
+    assert code == 0
+    assert told["server"] == {"port": 9000}
+    assert told["backends"]["twice"]["takes"] == "lists"
+    assert told["backends"]["one"]["config"]["autoscaling"]["max_replicas"] == 3
+    assert told["endpoints"]["count"] == {
+        "route": "/count",
+        "methods": ["POST"],
+        "traffic": {"twice": 0.75, "one": 0.25},
+        "shadows": {"one": {"proportion": 0.5, "compare": "driven_models:alike"}},
+    }
+
+
+def test_an_empty_file_would_run_nothing(check):
+    assert check("") == (0, "no backends\n\nno endpoints\n", "")
+
+
+ROUTED = '\n[endpoints.e]\nroute = "/e"\nbackend = "b"'
+SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
+
+
+@pytest.mark.parametrize(
+    ("text", "flaw"),
+    [
+        ('code = "absent_module:f"', "2: backends.b.code: 'absent_module:f': there is no module"),
+        ('code = "driven_models:absent"', "2: backends.b.code: 'driven_models:absent': "),
+        ('code = "driven_models:number"', "2: backends.b.code: a backend is a function, a class "),
+        ('code = "broken_models:f"', "2: backends.b.code: importing it failed: LookupError: bad"),
+        (
+            'code = "driven_models:Scaler"\ninit_args = [1, 2, 3]',
+            "3: backends.b.init_args: Scaler can't be instantiated with init_args=[1, 2, 3] and",
+        ),
+        (
+            'code = "driven_models:add_one"\ninit_args = [1]',
+            "2: backends.b.code: init args are for classes, and add_one is none: (1,)",
+        ),
+        (
+            'code = "driven_models:add_one"\nmax_batch_size = 4',
+            "3: backends.b.max_batch_size: max_batch_size=4 is for code that takes lists",
+        ),
+        (
+            'code = "driven_models:Scaler"\nbucket_by = "driven_models:absent"',
+            "3: backends.b.bucket_by: 'driven_models:absent': driven_models has no attribute ",
+        ),
+        (
+            f'code = "driven_models:unreadable"{ROUTED}',
+            "2: backends.b.code: the annotation of 'items' can't be read, so bodies of requests ",
+        ),
+        (
+            f'code = "driven_models:add_one"{SHADOWED}\ncompare = "driven_models:number"',
+            "6: endpoints.e.shadows: 'driven_models:number' is no function, but 3",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_code_is_told_with_its_line(text, flaw, check, tmp_path):
+    (tmp_path / "broken_models.py").write_text("raise LookupError('bad day')")
+    code, out, err = check(f"[backends.b]\n{text}")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"shoal: app.toml:{flaw}")
+    assert err.count("\n") == 1
+
+
+def test_all_that_is_wrong_is_told_in_the_order_of_the_lines(check):
+    code, _, err = check(
+        '[endpoints.e]\nbackend = "b"\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 1\n'
+        'compare = "driven_models:number"\n'
+        '[backends.b]\ncode = "driven_models:absent"\n'
+        '[backends.c]\ncode = "driven_models:number"'
+    )
+    assert code == 2
+    assert [line.split(": ")[:2] for line in err.splitlines()] == [
+        ["shoal", "app.toml:3"],
+        ["shoal", "app.toml:8"],
+        ["shoal", "app.toml:10"],
+    ]
+
+
+def test_the_flaws_of_a_file_are_told_before_its_code_is_imported(check):
+    code, _, err = check("[backends.b]\ncode = 3\n[server]\nport = -1")
+    assert code == 2
+    assert "app.toml:2: backends.b.code" in err
+    assert "app.toml:4: server.port" in err
+
+
+def test_what_is_hardly_meant_is_said(check):
+    code, out, err = check(
+        '[backends.b]\ncode = "driven_models:Scaler"\nmax_batch_size = 8\nmax_ongoing_requests = 2'
+    )
+    assert code == 0
+    assert err.startswith("backends.b: max_ongoing_requests=2 is below max_batch_size")
+    assert "driven_models:Scaler" in out
+
+
+def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+app = App()
+app.endpoint("/double", max_batch_size=8)(double)
+wrong = App()
+wrong.backend("b", "driven_models:absent")
+
+
+async def other(scope, receive, send):
+    """An application that is none of ours."""
+
+
+def test_an_application_of_a_module_is_checked(capsys):
+    assert main(["check", f"{__name__}:app"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].split() == ["double", "double", "lists", "task", "1", "max_batch_size=8"]
+    assert out[4].split() == ["double", "/double", "POST", "double", "100%", "-"]
+
+
+def test_a_wrong_application_of_a_module_is_told(capsys):
+    assert main(["check", f"{__name__}:wrong"]) == 2
+    assert capsys.readouterr().err.startswith("shoal: backends.b.code: 'driven_models:absent'")
+
+
+def test_another_application_has_nothing_to_check(capsys):
+    assert main(["check", f"{__name__}:other"]) == 2
+    assert "is no shoal.App; there is nothing to check" in capsys.readouterr().err

@@ -1,0 +1,82 @@
+"""Where servers have their doors, and how one of each name is kept to."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+
+import pytest
+
+from shoal.commands.places import Held, Place
+from shoal.planning.mistake import Mistake
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place("one", tmp_path / "shoal")
+
+
+def test_the_directory_is_the_sessions_own(monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert Place.of("one").url() == "unix:/run/user/7/shoal/one.sock"
+
+
+def test_without_a_session_it_is_in_the_home_directory(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(Place.of("one").log) == "/home/me/.cache/shoal/one.log"
+
+
+def test_only_its_user_can_look_into_the_directory(place):
+    place.directory.mkdir(mode=0o755)
+    place.make_directory()
+    assert stat.S_IMODE(place.directory.stat().st_mode) == 0o700
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Mistake, match=r"can't use .*file/shoal for sockets"):
+        Place("one", tmp_path / "file" / "shoal").make_directory()
+
+
+def test_the_process_that_holds_a_name_is_known_as_long_as_it_does(place):
+    assert place.holder() is None
+    with Held(place):
+        assert place.holder() == os.getpid()
+    assert place.holder() is None
+
+
+def test_a_name_that_is_held_is_refused(place):
+    with Held(place), pytest.raises(Mistake) as mistake, Held(place):
+        pass
+    assert f"runs already as process {os.getpid()}" in str(mistake.value)
+    assert "`shoal status --name one`" in str(mistake.value)
+    with Held(place):
+        pass
+
+
+def test_what_a_killed_server_has_left_is_no_hindrance(place):
+    place.make_directory()
+    place.process.write_text("1\n")
+    assert place.holder() is None
+    with Held(place):
+        assert place.holder() == os.getpid()
+
+
+def test_who_asks_whether_there_is_a_server_keeps_none_from_starting(place):
+    over = threading.Event()
+
+    def ask():
+        while not over.is_set():
+            place.holder()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(50):
+            with Held(place):
+                pass
+    finally:
+        over.set()
+        asking.join()

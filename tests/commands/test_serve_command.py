@@ -1,0 +1,139 @@
+"""`shoal serve` of files, and what it has for the operator."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+
+import pytest
+from processes import ask
+
+pytestmark = pytest.mark.real_time
+
+APP = """\
+[server]
+port = 1
+max_body_bytes = 10
+
+[backends.small]
+code = "driven_models:Scaler"
+init_args = [3]
+init_kwargs = { plus = 1 }
+
+[backends.large]
+code = "my_models:large"
+placement = "thread"
+
+[endpoints.scale]
+route = "/scale"
+methods = ["PUT", "POST"]
+backend = "small"
+
+[endpoints.large]
+route = "/large"
+traffic = { large = 1 }
+"""
+
+OTHER = """\
+async def app(scope, receive, send):
+    pass
+"""
+
+
+@pytest.fixture
+def directory(terminal):
+    (terminal.directory / "app.toml").write_text(APP)
+    (terminal.directory / "other.py").write_text(OTHER)
+    (terminal.directory / "my_models.py").write_text("def large(x: int) -> int:\n    return -x\n")
+    return terminal.directory
+
+
+@pytest.fixture
+def serving(terminal, directory):
+    def serving(*arguments):
+        return terminal.serving("serve", "app.toml", "--port", "0", *arguments)
+
+    return serving
+
+
+def test_what_a_file_declares_is_served(serving):
+    with serving() as (_, port):
+        assert ask(port, "/scale", 2) == (200, 7)
+        assert ask(port, "/large", 2) == (200, -2)
+        status, problem = ask(port, "/scale", "x" * 20)
+        assert (status, problem["status"]) == (413, 413)
+
+
+def test_a_signal_drains_it(serving):
+    with serving() as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=15)
+    assert process.returncode == 0
+    assert "Shoal drained in " in said
+
+
+def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
+    (directory / "app.toml").write_text("[backends.b]\n[server]\nport = -1")
+    code, _, err = terminal.run("serve", "app.toml")
+    assert code == 2
+    assert err.splitlines() == [
+        'shoal: app.toml:1: backends.b: has no code; write code = "package.module:Name"',
+        "shoal: app.toml:3: server.port: port must be at least 0, not -1",
+    ]
+
+
+def test_code_that_is_not_there_is_told(terminal, directory):
+    (directory / "app.toml").write_text('[backends.b]\ncode = "absent:b"')
+    code, _, err = terminal.run("serve", "app.toml", "--port", "0")
+    assert code == 1
+    assert "there is no module 'absent'" in err
+    assert err.splitlines()[-1].startswith("shoal: the application did not start: ")
+
+
+def test_the_admin_socket_is_a_door_for_its_user_alone(serving, terminal, directory):
+    with serving("--admin-socket", "door.sock") as (_, port):
+        assert stat.S_IMODE(os.stat(directory / "door.sock").st_mode) == 0o600
+        url = f"unix:{directory}/door.sock"
+        terminal.told("traffic", "set", "large", "small=1", "--url", url)
+        assert ask(port, "/large", 2) == (200, 7)
+        assert ask(port, "/-/api/status")[0] == 404
+
+
+def test_with_a_token_the_port_has_the_admin_api(serving, terminal, directory):
+    (directory / "token").write_text("s3cret")
+    with serving("--token-file", "token") as (_, port):
+        url = ("--url", f"http://127.0.0.1:{port}")
+        assert terminal.run("status", *url)[0] == 1
+        status = json.loads(terminal.told("status", *url, "--token-file", "token", "--json"))
+        assert set(status["backends"]) == {"small", "large"}
+        assert ask(port, "/scale", 2) == (200, 7)
+
+
+def test_what_was_changed_is_there_again_with_a_state_file(serving, terminal, directory):
+    options = ("--state", "file.db", "--admin-socket", "door.sock")
+    with serving(*options):
+        url = f"unix:{directory}/door.sock"
+        terminal.told("traffic", "set", "large", "small=1", "--url", url)
+    with serving(*options) as (_, port):
+        assert ask(port, "/large", 2) == (200, 7)
+
+
+@pytest.mark.parametrize(
+    "options", [["--state", "file.db"], ["--admin-socket", "s"], ["--token-file", "token"]]
+)
+def test_what_is_for_our_applications_is_refused_for_others(options, terminal, directory):
+    (directory / "token").write_text("s3cret")
+    code, _, err = terminal.run("serve", "other:app", *options)
+    assert code == 2
+    assert err.startswith("shoal: other:app is no shoal.App, so there is nothing for --state")
+
+
+def test_an_admin_socket_that_another_server_has_is_told(serving, terminal, directory):
+    with serving("--admin-socket", "door.sock"):
+        code, _, err = terminal.run(
+            "serve", "app.toml", "--port", "0", "--admin-socket", "door.sock"
+        )
+    assert code == 1
+    assert err == (f"shoal: can't listen at {directory}/door.sock: another server listens there\n")

@@ -1,0 +1,244 @@
+"""`shoal start`, `stop` and `status` as processes of their own, with real signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import threading
+
+import pytest
+from processes import ask
+
+pytestmark = pytest.mark.real_time
+
+APP = """\
+[server]
+port = 0
+
+[backends.b]
+code = "driven_models:Scaler"
+
+[endpoints.e]
+route = "/e"
+backend = "b"
+"""
+
+HELD = """\
+import shoal
+
+app = shoal.App()
+
+
+@app.endpoint("/held", max_batch_size=1, max_concurrent_batches=2)
+def held(names: list[str]) -> list[str]:
+    with open(f"{names[0]}.began", "w"):
+        pass
+    with open(names[0]) as told:
+        return [told.read()]
+"""
+
+SLOW = """\
+import time
+
+with open("begun", "w"):
+    pass
+time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def directory(terminal):
+    (terminal.directory / "app.toml").write_text(APP)
+    (terminal.directory / "held.py").write_text(HELD)
+    (terminal.directory / "slow.py").write_text(SLOW)
+    return terminal.directory
+
+
+def port_of(ready):
+    return int(ready["url"].rpartition(":")[2])
+
+
+@pytest.fixture
+def start(terminal, directory):
+    """Starts a detached server; gives what the command told."""
+
+    def start(*arguments):
+        return json.loads(terminal.told("start", "--detach", "--json", "--port", "0", *arguments))
+
+    return start
+
+
+def test_a_detached_server_is_there_when_the_command_returns(start, terminal):
+    ready = start("app.toml")
+    assert ask(port_of(ready), "/e", 4) == (200, 8)
+    place = terminal.place()
+    assert ready == {
+        "url": ready["url"],
+        "socket": str(place.socket),
+        "log": str(place.log),
+        "pid": place.holder(),
+    }
+    assert f"Shoal serving app.toml on {ready['url']}\n" in place.log.read_text()
+
+
+def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
+    told = terminal.told("start", "--detach", "--port", "0")
+    assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
+
+
+def test_only_its_user_can_open_the_door(start):
+    ready = start()
+    assert stat.S_IMODE(os.stat(ready["socket"]).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(ready["log"]).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(os.path.dirname(ready["socket"])).st_mode) == 0o700
+
+
+def test_it_goes_on_in_a_session_of_its_own(start):
+    pid = start()["pid"]
+    assert os.getsid(pid) == pid
+
+
+def test_its_status_is_shown_and_it_is_stopped(start, terminal):
+    start("app.toml", "--name", "one")
+    status = json.loads(terminal.told("status", "--name", "one", "--json"))
+    assert status["backends"]["b"]["state"] == "ready"
+    assert terminal.told("stop", "--name", "one") == "stopped one\n"
+    assert terminal.place("one").holder() is None
+    assert not terminal.place("one").socket.exists()
+    code, _, err = terminal.run("status", "--name", "one")
+    assert code == 1
+    assert "no server named 'one' runs here; start one with `shoal start --detach" in err
+
+
+def test_a_second_one_of_the_same_name_is_refused(start, terminal):
+    pid = start()["pid"]
+    for arguments in (["--detach"], []):
+        code, out, err = terminal.run("start", "--port", "0", *arguments)
+        assert (code, out) == (1, "")
+        assert f"a server named 'default' runs already as process {pid}" in err
+        assert "`shoal status`, connect to it at unix:" in err
+        assert err.count("\n") == 1
+    start("--name", "another")
+
+
+def test_backends_are_created_from_modules_that_were_allowed(start, terminal):
+    start("--allow-module", "driven_models")
+    terminal.told("backends", "create", "b", "driven_models:add_one", "placement=thread")
+    terminal.told("endpoints", "create", "e", "--backend", "b")
+    assert terminal.told("call", "e", "1") == "2\n"
+    code, _, err = terminal.run("backends", "create", "c", "json:dumps")
+    assert code == 1
+    assert "the operator did not allow imports from 'json' here" in err
+
+
+def test_the_state_of_one_that_was_killed_comes_back(start, terminal):
+    allowed = ("--state", "file.db", "--allow-module", "driven_models")
+    pid = start(*allowed)["pid"]
+    terminal.told("backends", "create", "b", "driven_models:add_one")
+    terminal.told("endpoints", "create", "e", "--route", "/e", "--backend", "b")
+    os.kill(pid, signal.SIGKILL)
+    terminal.wait_until_ended()
+    ready = start(*allowed)
+    assert ask(port_of(ready), "/e", 4) == (200, 5)
+
+
+def test_a_state_file_that_is_none_is_told(terminal, directory):
+    (directory / "file.db").write_text("not a database" * 100)
+    code, _, err = terminal.run("start", "--detach", "--port", "0", "--state", "file.db")
+    assert code == 1
+    assert err.startswith("shoal: the state file ")
+    assert err.count("\n") == 1
+
+
+def test_one_that_does_not_start_shows_what_it_said(terminal, directory):
+    code, out, err = terminal.run("start", "--detach", "absent:app")
+    assert (code, out) == (2, "")
+    assert err.startswith("shoal: no module 'absent' in ")
+    assert err.count("\n") == 1
+
+
+def test_one_whose_import_fails_shows_the_traceback(terminal, directory):
+    (directory / "broken.py").write_text("raise LookupError('bad day')")
+    code, _, err = terminal.run("start", "--detach", "broken:app")
+    assert code == 1
+    assert "LookupError: bad day" in err
+    assert err.endswith("shoal: importing broken:app failed, see above\n")
+
+
+def test_what_was_in_the_log_before_is_not_told_again(terminal, directory):
+    for name in ("first", "second"):
+        _, _, err = terminal.run("start", "--detach", f"{name}:app")
+        assert f"no module '{name}'" in err
+        assert err.count("\n") == 1
+
+
+def test_ctrl_c_while_it_starts_ends_it(terminal, directory):
+    os.mkfifo(directory / "begun")
+    process = terminal.popen("start", "--detach", "slow:app")
+    with process:
+        with open(directory / "begun") as begun:
+            begun.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 130
+    terminal.wait_until_ended()
+
+
+def test_stopping_lets_what_is_under_way_finish(start, terminal, directory):
+    port = port_of(start("held:app"))
+    os.mkfifo(directory / "a")
+    os.mkfifo(directory / "a.began")
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(ask(port, "/held", "a")))
+    asking.start()
+    (directory / "a.began").read_text()
+    stopping = terminal.popen("stop")
+    while ask(port, "/-/readyz")[0] == 200:
+        pass  # it has not heard of it
+    (directory / "a").write_text("held")
+    asking.join()
+    assert answers == [(200, "held")]
+    with stopping:
+        assert stopping.wait(15) == 0
+
+
+def test_one_that_does_not_answer_is_killed_by_force_alone(start, terminal):
+    pid = start()["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    code, out, err = terminal.run("stop", "--timeout", "0.2")
+    assert (code, out) == (1, "")
+    assert err.startswith("shoal: default is still there: ")
+    assert err.endswith("; --force kills it\n")
+    assert terminal.told("stop", "--timeout", "0.2", "--force") == "killed default\n"
+    assert terminal.place().holder() is None
+
+
+def test_the_name_of_one_that_was_killed_is_free(start, terminal):
+    os.kill(start()["pid"], signal.SIGKILL)
+    terminal.wait_until_ended()
+    start()
+    assert terminal.told("status") == "no backends\n\nno endpoints\n"
+
+
+def test_to_stop_what_is_not_there_is_told(terminal):
+    code, _, err = terminal.run("stop")
+    assert (code, err) == (1, "shoal: no server named 'default' runs here\n")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_one_in_the_foreground_with_0(signum, terminal, directory):
+    with terminal.serving("start", "app.toml") as (process, port):
+        assert process.stderr.readline() == f"its door is {terminal.place().url()}\n"
+        assert ask(port, "/e", 1) == (200, 2)
+        process.send_signal(signum)
+        _, said = process.communicate(timeout=15)
+        assert process.returncode == 0
+        assert "Shoal drained in " in said
+    assert terminal.place().holder() is None
+
+
+def test_a_client_that_shuts_it_down_ends_the_process(terminal, directory):
+    with terminal.serving("start", "app.toml") as (process, _):
+        assert terminal.told("stop") == "stopped default\n"
+        assert process.wait(15) == 0

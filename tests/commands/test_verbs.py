@@ -1,0 +1,292 @@
+"""The commands that drive a server, against one in this process."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+from driven_server import served
+
+from shoal.cli import main
+
+pytestmark = pytest.mark.real_time
+
+
+@pytest.fixture
+def url():
+    with served() as url:
+        yield url
+
+
+@pytest.fixture
+def shoal(url, capsys):
+    """Runs a command; gives its exit code, its output and what it said beside."""
+
+    def shoal(*arguments):
+        code = main([*arguments, "--url", url])
+        told = capsys.readouterr()
+        return code, told.out.rstrip("\n"), told.err
+
+    return shoal
+
+
+@pytest.fixture
+def told(shoal):
+    """Runs a command that goes well; gives its output."""
+
+    def told(*arguments):
+        code, out, err = shoal(*arguments)
+        assert (code, err) == (0, "")
+        return out
+
+    return told
+
+
+@pytest.fixture
+def refused(shoal):
+    """Runs a command that is refused; gives its exit code and the one line that says why."""
+
+    def refused(*arguments):
+        code, out, err = shoal(*arguments)
+        assert out == ""
+        assert err.startswith("shoal: ")
+        assert err.count("\n") == 1
+        return code, err.removeprefix("shoal: ").rstrip("\n")
+
+    return refused
+
+
+def cells(table):
+    return [re.split(r"  +", line) for line in table.splitlines()]
+
+
+def test_an_empty_server_says_that_it_is(told):
+    assert told("status") == "no backends\n\nno endpoints"
+    assert told("backends", "list") == "no backends"
+    assert told("endpoints", "list") == "no endpoints"
+    assert json.loads(told("status", "--json")) == {"backends": {}, "endpoints": {}}
+
+
+def test_a_backend_is_created_shown_and_deleted(told):
+    create = ["backends", "create", "twice", "driven_models:Scaler"]
+    assert told(*create, "max_batch_size=4", "num_replicas=2") == "created the backend twice"
+    heads, row = cells(told("backends", "list"))
+    shown = dict(zip(heads, row, strict=True))
+    assert shown["BACKEND"] == "twice"
+    assert shown["CODE"] == "driven_models:Scaler"
+    assert (shown["PLACEMENT"], shown["STATE"], shown["READY"]) == ("task", "ready", "2/2")
+    assert told("backends", "config", "twice") == "max_batch_size=4\nnum_replicas=2"
+    config = json.loads(told("backends", "config", "twice", "--json"))
+    assert config == {"max_batch_size": 4, "num_replicas": 2}
+    listed = json.loads(told("backends", "list", "--json"))
+    assert listed["twice"]["replicas"][1]["tag"] == "twice#1"
+    assert told("backends", "delete", "twice", "--force") == "deleted the backend twice"
+    assert told("backends", "list") == "no backends"
+
+
+def test_init_args_are_given(told):
+    told("backends", "create", "b", "driven_models:Scaler", "--arg", "3", "--kwarg", "plus=10")
+    told("endpoints", "create", "e", "--backend", "b")
+    assert told("call", "e", "5") == "25"
+
+
+def test_options_are_changed_while_it_runs(told):
+    told("backends", "create", "b", "driven_models:Scaler", "user_config.a=1", "retries=1")
+    told("backends", "update", "b", "max_batch_size=7", "user_config.a=2", "idle_timeout_s=none")
+    assert json.loads(told("backends", "config", "b", "--json")) == {
+        "user_config": {"a": 2},
+        "retries": 1,
+        "max_batch_size": 7,
+        "idle_timeout_s": None,
+    }
+
+
+@pytest.mark.parametrize("command", [["scale"], ["backends", "scale"]])
+def test_a_backend_is_scaled(command, told):
+    told("backends", "create", "b", "driven_models:add_one")
+    assert told(*command, "b", "3") == "scaled the backend b to 3"
+    assert len(json.loads(told("backends", "list", "--json"))["b"]["replicas"]) == 3
+
+
+def test_replicas_are_replaced(told):
+    told("backends", "create", "b", "driven_models:add_one")
+    assert told("backends", "restart", "b") == "restarted the backend b"
+    (replica,) = json.loads(told("backends", "list", "--json"))["b"]["replicas"]
+    assert replica["tag"] == "b#1"
+
+
+def test_an_endpoint_is_created_shown_and_deleted(told):
+    told("backends", "create", "b", "driven_models:add_one")
+    create = ["endpoints", "create", "e", "--route", "/e", "--backend", "b"]
+    assert told(*create, "--method", "get", "--method", "POST") == "created the endpoint e"
+    assert cells(told("endpoints", "list"))[1][:5] == ["e", "/e", "GET,POST", "b 100%", "-"]
+    assert json.loads(told("endpoints", "list", "--json"))["e"]["route"] == "/e"
+    assert told("endpoints", "delete", "e") == "deleted the endpoint e"
+    assert told("endpoints", "list") == "no endpoints"
+
+
+def test_an_endpoint_without_a_backend_holds_its_requests_until_traffic_is_set(told):
+    told("backends", "create", "b", "driven_models:add_one")
+    told("endpoints", "create", "e")
+    assert cells(told("endpoints", "list"))[1][:4] == ["e", "-", "POST", "held"]
+    assert told("traffic", "set", "e", "b=1") == "traffic of e: b 100%"
+    assert told("call", "e", "1") == "2"
+
+
+def test_traffic_and_shadows_are_shown(told):
+    told("backends", "create", "a", "driven_models:add_one")
+    told("backends", "create", "b", "driven_models:Scaler")
+    told("endpoints", "create", "e", "--backend", "a")
+    assert told("traffic", "set", "e", "a=0.875", "b=0.125") == "traffic of e: a 87.5%, b 12.5%"
+    shadow = ["shadow", "set", "e", "b"]
+    compare = ["--compare", "driven_models:alike"]
+    assert told(*shadow, "0.25", *compare) == "shadow traffic of e: b 25%"
+    assert cells(told("endpoints", "list"))[1][3:5] == ["a 87.5%, b 12.5%", "b 25%"]
+    (shown,) = json.loads(told("endpoints", "list", "--json"))["e"]["shadows"]
+    assert shown["compare"] == "driven_models:alike"
+    assert told(*shadow, "0") == "no shadow traffic of e to b"
+    assert cells(told("endpoints", "list"))[1][4] == "-"
+
+
+def test_status_shows_replicas_and_figures(told):
+    told("backends", "create", "b", "driven_models:Scaler", "num_replicas=2")
+    told("endpoints", "create", "e", "--route", "/e", "--backend", "b")
+    told("call", "e", "1")
+    backends, replicas, endpoints = map(cells, told("status").split("\n\n"))
+    assert backends[1][0] == "b"
+    assert backends[1][7] == "1"
+    assert [row[:2] for row in replicas[1:]] == [["b#0", "ready"], ["b#1", "ready"]]
+    assert endpoints[1][6] == "1"
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "answer"),
+    [
+        ("add_one", ["1"], "2"),
+        ("greet", ['"you"'], "hello you!"),
+        ("greet", ['"you"', "--json"], '"hello you!"'),
+        ("greet", ['"you"', "--kwarg", "mark=?"], "hello you?"),
+        ("greet", ["--kwarg", "name=you"], "hello you!"),
+        ("Scaler", ["4", "--shard-key", "k", "--timeout", "10", "--priority", "1"], "8"),
+        ("Scaler", ["4", "--method-name", "count", "--stream"], "0\n1"),
+    ],
+)
+def test_a_call_prints_its_answer(code, arguments, answer, told):
+    told("backends", "create", "b", f"driven_models:{code}")
+    told("endpoints", "create", "e", "--backend", "b")
+    assert told("call", "e", *arguments) == answer
+
+
+def test_a_call_takes_its_item_from_stdin(told, monkeypatch):
+    told("backends", "create", "b", "driven_models:add_one")
+    told("endpoints", "create", "e", "--backend", "b")
+    monkeypatch.setattr("sys.stdin", io.StringIO("41\n"))
+    assert told("call", "e", "-") == "42"
+
+
+def test_changes_are_confirmed_as_json_for_machines(told):
+    create = ["backends", "create", "b", "driven_models:add_one", "--json"]
+    assert json.loads(told(*create)) == {"done": "created the backend b"}
+
+
+# Mistakes and refusals: one line, and a code.
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "line"),
+    [
+        (1, ["backends", "config", "c"], "there is no backend 'c'; there are: b"),
+        (1, ["backends", "update", "c", "retries=1"], "there is no backend 'c'"),
+        (1, ["backends", "restart", "c"], "there is no backend 'c'"),
+        (1, ["scale", "c", "2"], "there is no backend 'c'"),
+        (1, ["backends", "create", "b", "driven_models:add_one"], "there is a backend 'b' already"),
+        (1, ["backends", "create", "c", "os:getcwd"], "'os:getcwd': the operator did not allow "),
+        (2, ["backends", "create", "c", "driven_models"], "'driven_models' is no import path"),
+        (2, ["backends", "create", "c d", "driven_models:add_one"], "'c d' can't be a backend's"),
+        (1, ["backends", "create", "c", "driven_models:absent"], "driven_models has no attribute"),
+        (1, ["backends", "create", "c", "driven_models:Scaler", "--arg=1", "--arg=2", "--arg=3"],
+         "takes from 1 to 3 positional arguments"),
+        (2, ["backends", "update", "b", "retry=1"], "'retry' is not an option of a backend"),
+        (2, ["backends", "update", "b", "retries=-1"], "retries must be at least 0, not -1"),
+        (2, ["backends", "update", "b", "retries"], "an option is written KEY=VALUE, like"),
+        (1, ["backends", "delete", "b"], "the backend 'b' gets traffic of e; send that elsewhere"),
+        (1, ["endpoints", "create", "e", "--backend", "b"], "there is an endpoint 'e' already"),
+        (1, ["endpoints", "create", "f", "--backend", "c"], "there is no backend 'c'"),
+        (2, ["endpoints", "create", "f", "--route", "f"], 'a path must start with "/"'),
+        (2, ["endpoints", "create", "f", "--method", "GO"], "'GO' is no method"),
+        (1, ["endpoints", "delete", "f"], "there is no endpoint 'f'; there are: e"),
+        (1, ["traffic", "set", "f", "b=1"], "there is no endpoint 'f'"),
+        (1, ["traffic", "set", "e", "c=1"], "there is no backend 'c' to send traffic to"),
+        (2, ["traffic", "set", "e", "b=0.5"], "the weights of traffic must sum to 1, not to 0.5"),
+        (2, ["traffic", "set", "e", "b"], "traffic is written BACKEND=WEIGHT, like small=0.9"),
+        (1, ["shadow", "set", "e", "c", "0.5"], "there is no backend 'c'"),
+        (2, ["shadow", "set", "e", "b", "2"], "the proportion of shadow traffic must be from 0"),
+        (2, ["shadow", "set", "e", "b", "half"], "a proportion is a number from 0 to 1, not "),
+        (1, ["shadow", "set", "e", "b", "1", "--compare", "os:fspath"], "the operator did not "),
+        (1, ["call", "f", "1"], "there is no endpoint 'f'"),
+        (2, ["call", "e", "one"], "'one' is not JSON: "),
+        (1, ["call", "e", "1", "2"], "TypeError: "),
+        (1, ["call", "e", "13"], "ValueError: 13 is not welcome"),
+        (1, ["call", "e", "1", "--method-name", "absent"], "the backend has no method 'absent'"),
+    ],
+)  # fmt: skip
+def test_what_is_refused_is_told_in_one_line(code, arguments, line, told, refused):
+    told("backends", "create", "b", "driven_models:Scaler")
+    told("endpoints", "create", "e", "--backend", "b")
+    exit_code, said = refused(*arguments)
+    assert line in said
+    assert exit_code == code
+
+
+def test_a_token_is_asked_for_and_taken(tmp_path, capsys):
+    token, wrong = tmp_path / "token", tmp_path / "wrong"
+    token.write_text("s3cret\n")
+    wrong.write_text("guess")
+    with served(token="s3cret") as url:
+        assert main(["status", "--url", url]) == 1
+        assert "Send Authorization: Bearer" in capsys.readouterr().err
+        assert main(["status", "--url", url, "--token-file", str(wrong)]) == 1
+        assert "The token is wrong" in capsys.readouterr().err
+        assert main(["status", "--url", url, "--token-file", str(token)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("", "must hold one token"), ("a b", "must hold one token"), (None, "can't")]
+)
+def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
+    path = tmp_path / "token"
+    if text is not None:
+        path.write_text(text)
+    assert main(["status", "--url", "http://127.0.0.1:1", "--token-file", str(path)]) == 2
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "no server named 'default' runs here; start one with `shoal start --detach`"),
+        (["--name", "x"], "no server named 'x' runs here; start one with `shoal start --detach "),
+        (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1; start one "),
+    ],
+)
+def test_a_server_that_is_not_there_is_told_with_how_to_start_one(
+    arguments, line, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert main(["status", *arguments]) == 1
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
+
+
+def test_a_url_that_is_none_is_a_mistake(capsys):
+    assert main(["status", "--url", "somewhere"]) == 2
+    assert "is no URL of a server" in capsys.readouterr().err
+
+
+def test_a_server_without_the_admin_api_is_told(capsys):
+    with served(token="s3cret") as url:
+        assert main(["status", "--url", f"{url}/elsewhere"]) == 1
+    assert "there is no admin API at" in capsys.readouterr().err

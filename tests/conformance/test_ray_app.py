@@ -1,0 +1,398 @@
+"""What Ray Serve's tests assert of services over HTTP (groups RI and RC), message by message."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+import shoal
+from batching.scenes import Held, Recorder, outcome, outcomes, settle
+from conformance.replica_scenes import chain, living_tasks, service
+from shoal.errors import ShutDown
+from shoal.replicas.accepting import accept_batch
+from shoal.testing.asgi import Answer, Call, ask, calling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from shoal.serving.controller import Controller
+
+pytestmark = pytest.mark.anyio
+
+LINES = [("accept", "application/x-ndjson")]
+
+
+class Steps:
+    """A generator that yields its item, waits for its gate, and yields it again."""
+
+    def __init__(self) -> None:
+        self.gate = anyio.Event()
+        self.closed = False
+
+    async def __call__(self, items: list[str]) -> AsyncIterator[list[str]]:
+        try:
+            yield items
+            await self.gate.wait()
+            yield items
+        finally:
+            self.closed = True
+
+
+@asynccontextmanager
+async def opened(**settings: Any) -> AsyncGenerator[tuple[shoal.App, Controller]]:
+    """Opens an application without endpoints, and gives it with its controller."""
+    app = shoal.App(**settings)
+    async with app.lifespan():
+        assert app.controller is not None
+        yield app, app.controller
+
+
+async def ask_all(app: Any, path: str, *items: Any) -> list[Answer]:
+    return await outcomes(*(ask(app, path, item) for item in items))
+
+
+async def readiness(app: Any) -> tuple[int, dict[str, Any]]:
+    answer = await ask(app, "/-/readyz", method="GET")
+    return answer.status, answer.json()
+
+
+async def becomes(app: Any, status: int) -> None:
+    """Asks for readiness until it has a status."""
+    with anyio.fail_after(2):
+        while (await readiness(app))[0] != status:  # noqa: ASYNC110 - a server is only asked
+            await anyio.sleep(0.01)
+
+
+# RI: whole requests.
+
+
+async def test_ri1_requests_at_once_share_batches() -> None:
+    handler = Recorder()
+    async with opened() as (app, controller):
+        await service(controller, "only", handler, max_batch_size=5, batch_wait_timeout_s=1)
+        answers = await ask_all(app, "/only", *range(20))
+    assert [answer.json() for answer in answers] == list(range(20))
+    assert len(handler.batches) < 20
+
+
+async def test_ri3_a_handler_that_returns_a_number_is_an_error_that_does_not_show_it() -> None:
+    async def handler(items: list[int]) -> Any:
+        return 5150
+
+    async with opened() as (app, controller):
+        await service(controller, "only", accept_batch(handler))
+        (answer,) = await ask_all(app, "/only", 1)
+    assert answer.status == 500
+    assert b"5150" not in answer.body
+
+
+async def test_ri4_items_of_a_stream_need_not_be_hashable() -> None:
+    async def texts(prompts: list[str]) -> AsyncIterator[list[dict[str, str]]]:
+        for _ in range(10):
+            yield [{"text": prompt} for prompt in prompts]
+
+    async with opened() as (app, controller):
+        await service(controller, "only", texts, max_batch_size=4, batch_wait_timeout_s=None)
+        answers = await outcomes(*(ask(app, "/only", item, headers=LINES) for item in "abcd"))
+    for prompt, answer in zip("abcd", answers, strict=True):
+        lines = answer.body.decode().splitlines()
+        assert lines == [f'{{"item":{{"text":"{prompt}"}}}}'] * 10 + ['{"end":true}']
+
+
+async def test_ri13_an_item_larger_than_a_batch_is_refused_alone() -> None:
+    handler = Recorder()
+    async with opened() as (app, controller):
+        await service(
+            controller, "only", handler, max_batch_size=10, batch_size_fn=lambda size: size
+        )
+        refused, answered = await ask_all(app, "/only", 15, 10)
+    assert (refused.status, answered.status, answered.json()) == (413, 200, 10)
+    assert handler.batches == [[10]]
+
+
+# RC1-RC9: clients that leave.
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+async def test_rc1_a_client_that_leaves_cancels_the_handler_and_what_it_calls(
+    mounted: bool,
+) -> None:
+    async with opened() as (app, controller), chain(controller) as (_, outer, inner):
+        site = Starlette(routes=[Mount("/ml", app=app)]) if mounted else app
+        call = Call(site, "/ml/outer" if mounted else "/outer", item="item")
+        async with calling(call):
+            await settle()
+            assert inner.batches == [["item"]]
+            await anyio.sleep(0.5)
+            assert inner.cancelled == []
+            call.leave()
+            await settle()
+            assert outer.cancelled == inner.cancelled == [["item"]]
+            assert call.sent == []
+
+
+async def test_rc4_rc6_a_client_that_leaves_the_line_never_reaches_the_handler() -> None:
+    held = Held()
+    async with opened() as (app, controller):
+        await service(controller, "only", held, max_batch_size=1)
+        first, second = (Call(app, "/only", item=item) for item in (1, 2))
+        async with calling(first) as tasks:
+            await settle()
+            tasks.start_soon(second.run)
+            await settle()
+            second.leave()
+            await second.returned.wait()
+            held.gate.set()
+            await first.returned.wait()
+    assert first.answer.json() == 1
+    assert held.batches == [[1]]
+
+
+async def test_rc7_rc24_a_generator_is_closed_when_its_client_leaves_and_not_before() -> None:
+    steps = Steps()
+    async with opened(heartbeat_s=0.5) as (app, controller):
+        await service(controller, "only", steps)
+        call = Call(app, "/only", item="hi", headers=LINES)
+        async with calling(call):
+            await call.until_sent(b'{"item":"hi"}')
+            await anyio.sleep(100)
+            assert not steps.closed
+            call.leave()
+            await call.returned.wait()
+            await settle()
+            assert steps.closed
+    assert call.body.split() == [b'{"item":"hi"}']
+
+
+# RC10-RC12: overload.
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "retry_after"),
+    [({}, 503, "1"), ({"overload_status": 429, "retry_after_s": 7}, 429, "7")],
+)
+async def test_rc10_rc11_above_the_bound_requests_are_refused_at_once(
+    settings: Any, status: int, retry_after: str
+) -> None:
+    held = Held()
+    async with opened(**settings) as (app, controller):
+        bound = {"max_ongoing_requests": 1, "max_batch_size": 1, "max_queued_requests": 1}
+        await service(controller, "only", held, **bound)
+        running, queued = (Call(app, "/only", item=item) for item in ("running", "queued"))
+        async with calling(running) as tasks:
+            await settle()
+            tasks.start_soon(queued.run)
+            await settle()
+            with anyio.fail_after(1):
+                started = anyio.current_time()
+                refused = await ask_all(app, "/only", *range(10))
+                assert anyio.current_time() == started
+            held.gate.set()
+            await running.returned.wait()
+            await queued.returned.wait()
+    assert {answer.status for answer in refused} == {status}
+    assert {answer.headers["retry-after"] for answer in refused} == {retry_after}
+    assert {answer.json()["type"] for answer in refused} == {"urn:shoal:problem:overloaded"}
+    assert [running.answer.json(), queued.answer.json()] == ["running", "queued"]
+    assert held.batches == [["running"], ["queued"]]
+
+
+async def test_rc12_a_rejection_passes_unchanged_through_a_calling_service() -> None:
+    bound = {"max_batch_size": 1, "max_queued_requests": 0}
+    async with opened() as (app, controller), chain(controller, inner=bound) as (_, _, inner):
+        busy = Call(app, "/inner", item="busy")
+        async with calling(busy):
+            await settle()
+            with anyio.fail_after(1):
+                (direct,) = await ask_all(app, "/inner", 1)
+                (passed,) = await ask_all(app, "/outer", 1)
+            inner.gate.set()
+            await busy.returned.wait()
+    assert (passed.status, passed.headers["retry-after"]) == (503, "1")
+    unlike = {"instance"}
+    assert {k: v for k, v in passed.json().items() if k not in unlike} == {
+        k: v for k, v in direct.json().items() if k not in unlike
+    }
+    assert inner.batches == [["busy"]]
+
+
+# RC13-RC19: time-outs.
+
+
+async def test_rc13_fast_requests_are_answered_within_their_time_out() -> None:
+    async with opened() as (app, controller):
+        await service(controller, "only", Recorder(), request_timeout_s=5)
+        answers = await ask_all(app, "/only", *range(10))
+    assert [answer.json() for answer in answers] == list(range(10))
+
+
+async def test_rc14_a_request_whose_handler_hangs_times_out() -> None:
+    async with opened() as (app, controller):
+        await service(controller, "only", Held(), request_timeout_s=0.1)
+        started = anyio.current_time()
+        (answer,) = await ask_all(app, "/only", 1)
+        assert anyio.current_time() - started == pytest.approx(0.1)
+    assert answer.status == 504
+    assert answer.json()["type"] == "urn:shoal:problem:deadline-exceeded"
+
+
+async def test_rc15_a_running_and_a_queued_request_time_out_and_then_one_is_served() -> None:
+    held = Held()
+    async with opened() as (app, controller):
+        await service(controller, "only", held, max_batch_size=1, request_timeout_s=0.5)
+        answers = await ask_all(app, "/only", 1, 2)
+        held.gate.set()
+        answers += await ask_all(app, "/only", 3)
+    assert [answer.status for answer in answers] == [504, 504, 200]
+    # Which of the two came first is not said.
+    assert len(held.batches) == 2
+    assert held.batches[-1] == [3]
+
+
+async def test_rc17_nothing_is_left_of_requests_that_timed_out() -> None:
+    async with (
+        opened() as (app, controller),
+        chain(controller, max_batch_size=2, request_timeout_s=0.5),
+    ):
+        await ask_all(app, "/outer", 0)
+        await settle()
+        before = living_tasks()
+        answers = await ask_all(app, "/outer", *range(10))
+        assert {answer.status for answer in answers} == {504}
+        await settle()
+        assert living_tasks() == before
+        for backend in controller.status_now().backends.values():
+            assert (backend.queued, backend.ongoing) == (0, 0)
+
+
+async def test_rc18_a_time_out_cancels_the_handler_and_what_it_calls() -> None:
+    async with (
+        opened() as (app, controller),
+        chain(controller, request_timeout_s=0.5) as (_, outer, inner),
+    ):
+        (answer,) = await ask_all(app, "/outer", 1)
+        assert answer.status == 504
+        await settle()
+        assert outer.cancelled == inner.cancelled == [[1]]
+
+
+async def test_rc19_what_times_out_in_line_never_reaches_the_handler() -> None:
+    held = Held()
+    async with opened() as (app, controller):
+        await service(controller, "only", held, max_batch_size=1)
+        running = Call(app, "/only", item="running")
+        async with calling(running):
+            await settle()
+            await controller.update_backend_config("only", {"request_timeout_s": 0.5})
+            (queued,) = await ask_all(app, "/only", "queued")
+            assert queued.status == 504
+            held.gate.set()
+            await running.returned.wait()
+    assert running.answer.json() == "running"
+    assert held.batches == [["running"]]
+
+
+# RC31: requests that come while the application drains.
+
+
+async def test_rc31_what_still_comes_in_is_served_until_the_end_and_its_calls_with_it() -> None:
+    async with opened() as (app, controller), chain(controller) as (handle, outer, inner):
+        running, late = (Call(app, "/outer", item=item) for item in ("running", "late"))
+        direct = Call(app, "/inner", item="direct")
+        async with calling(running) as tasks:
+            await settle()
+            app.begin_drain()
+            tasks.start_soon(late.run)
+            await settle()
+            assert (await readiness(app))[0] == 503
+            tasks.start_soon(controller.shutdown)
+            await settle()
+            tasks.start_soon(direct.run)
+            assert type(await outcome(handle.call("internal"))) is ShutDown
+            await settle()
+            inner.gate.set()
+            for call in (running, late, direct):
+                await call.returned.wait()
+    assert [call.answer.json() for call in (running, late, direct)] == ["running", "late", "direct"]
+    assert outer.cancelled == []
+
+
+# RC33: health.
+
+
+async def test_rc33_readiness_takes_no_slot_when_all_are_taken() -> None:
+    held = Held()
+    async with opened() as (app, controller):
+        await service(
+            controller,
+            "only",
+            held,
+            max_batch_size=1,
+            max_queued_requests=0,
+            health_check_period_s=0.1,
+        )
+        running = Call(app, "/only", item="running")
+        async with calling(running):
+            await settle()
+            for _ in range(3):
+                await anyio.sleep(1)  # ten health checks
+                status, body = await readiness(app)
+                assert status == 200
+                state = body["endpoints"]["only"]
+                assert (state["running"], state["queued"]) == (1, 0)
+            held.gate.set()
+            await running.returned.wait()
+    assert running.answer.json() == "running"
+    assert held.batches == [["running"]]
+
+
+class Checked(Recorder):
+    """Code whose health fails, and whose next replicas are not ready before it is repaired."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repaired = anyio.Event()
+        self._starts = 0
+
+    async def warm_up(self) -> None:
+        self._starts += 1
+        if self._starts > 1:
+            await self.repaired.wait()
+
+    async def health(self) -> None:
+        if not self.repaired.is_set():
+            raise RuntimeError("ill")
+
+
+class Hanging(Checked):
+    """The same, but its health check does not come back."""
+
+    async def health(self) -> None:
+        await self.repaired.wait()
+
+
+@pytest.mark.parametrize("code", [Checked, Hanging])
+async def test_rc33_checks_that_fail_or_hang_turn_the_service_not_ready(code: Any) -> None:
+    checked = code()
+    async with opened() as (app, controller):
+        await service(
+            controller,
+            "only",
+            checked,
+            health_check_period_s=0.05,
+            health_check_timeout_s=0.05,
+        )
+        started = anyio.current_time()
+        assert (await readiness(app))[0] == 200
+        await becomes(app, 503)
+        # Three checks in a row, each within its own time-out.
+        assert 0.14 < anyio.current_time() - started < 3 * (0.05 + 0.05) + 0.02
+        checked.repaired.set()
+        await becomes(app, 200)
+        (answer,) = await ask_all(app, "/only", "again")
+    assert answer.json() == "again"

@@ -1,0 +1,94 @@
+"""Plays process replicas."""
+
+from __future__ import annotations
+
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from shoal.replicas.base import Blueprint, ReplicaOptions
+from shoal.replicas.current import Identity
+from shoal.replicas.definition import Definition
+from shoal.replicas.process import ProcessReplica
+from shoal.testing.replica_stage import Played
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from shoal.testing.replica_folder import Folder
+
+MODULE = "replicas.process_backends"
+
+
+def made(
+    target: Any = f"{MODULE}:Plain",
+    *init_args: Any,
+    user_config: Any = None,
+    number: int = 0,
+    **options: Any,
+) -> ProcessReplica:
+    """Makes a replica."""
+    options = {"start_timeout_s": 15.0, "cancel_grace_s": 5.0, **options}
+    return ProcessReplica(
+        Blueprint(
+            identity=Identity("model", f"model#{number}"),
+            definition=Definition(target, init_args),
+            number=number,
+            user_config=user_config,
+            options=ReplicaOptions(**options),
+        )
+    )
+
+
+@asynccontextmanager
+async def playing(replica: ProcessReplica, *, stop: bool = True) -> AsyncGenerator[Played]:
+    """Plays a replica; stops it in the end, if it has not ended."""
+    played = Played(replica)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(played.serve)
+        await played.ready.wait()
+        try:
+            yield played
+            if stop:
+                replica.stop()
+                await played.ended.wait()
+        finally:
+            tasks.cancel_scope.cancel()
+
+
+async def noted(folder: Folder, line: str, times: int = 1) -> None:
+    """Waits until a worker has said something."""
+    while folder.notes().count(line) < times:  # noqa: ASYNC110 - it is in another process
+        await anyio.sleep(0.005)
+
+
+async def gone(pid: int) -> None:
+    """Waits until there is no process of this id."""
+    while is_alive(pid):  # noqa: ASYNC110 - it is another process
+        await anyio.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    """Says whether a process is alive; one that only waits to be reaped is not."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def children() -> set[int]:
+    """Returns the ids of the processes that this one has started, dead ones too."""
+    found = set()
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat", encoding="ascii", errors="replace") as file:
+                    parent = int(file.read().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == os.getpid():
+                found.add(int(entry))
+    return found

@@ -1,0 +1,269 @@
+"""Code that the tests of process replicas run; it is imported in the workers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+
+from shoal.batching.current import current_batch
+from shoal.replicas.calling_out import CallOut, way_out
+from shoal.replicas.current import current_replica_tag
+from shoal.testing.replica_folder import Folder
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Generator
+
+MISSING = object()
+
+
+class OnlyHere(Exception):
+    """Can be pickled, and not be made again: it wants two arguments, and gives on one."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Unsendable:
+    """An item that can't be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not me")
+
+
+class Unreadable:
+    """An item that can be pickled, and not be made again in a worker."""
+
+    def __reduce__(self) -> Any:
+        return _unreadable, ()
+
+
+def _unreadable() -> None:
+    raise RuntimeError("made again")
+
+
+class Plain:
+    """Plain code."""
+
+    def __init__(self, folder: str = "") -> None:
+        self._folder = Folder(folder)
+        self._kept: list[Any] = []
+        self._way = way_out.get(None)
+
+    def __call__(self, items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    def pid(self, item: int) -> int:
+        return os.getpid()
+
+    def hold(self, name: str) -> str:
+        self._folder.note(f"holds {name}")
+        self._folder.wait(name)
+        return name
+
+    def note(self, line: str) -> None:
+        self._folder.note(line)
+
+    def raise_only_here(self, item: int) -> int:
+        raise OnlyHere(5, "no way back")
+
+    def slots(self, items: list[int]) -> list[Any]:
+        return [OnlyHere(5, "slot"), ValueError("own"), 3]
+
+    def unsendable(self, items: list[int]) -> list[Any]:
+        return [1, lambda: None]
+
+    def leave(self, code: int) -> None:
+        sys.exit(code)
+
+    def exit(self, code: int) -> None:
+        print("last words", file=sys.stderr)
+        os._exit(code)
+
+    def crash(self, item: int) -> None:
+        ctypes.string_at(0)
+
+    def close_files(self, item: int) -> None:
+        os.closerange(3, 100)
+        time.sleep(1000)
+
+    def write(self, item: int) -> None:
+        print("to stdout")
+        print("to stderr", file=sys.stderr)
+        sys.stdout.write("no end of line")
+
+    def flood(self, lines: int) -> int:
+        for line in range(lines):
+            print(line)
+        return lines
+
+    def environment(self, name: str) -> Any:
+        return os.environ.get(name)
+
+    def cpus(self, item: int) -> Any:
+        return sorted(os.sched_getaffinity(0))
+
+    def has_default(self, item: int, other: Any = MISSING) -> bool:
+        return other is MISSING
+
+    def typed(self, item: np.ndarray, other: Plain) -> bytes:
+        return b""
+
+    def batch(self, items: list[Any]) -> list[Any]:
+        now = time.monotonic()
+        return [
+            (
+                request.item,
+                dict(request.metadata),
+                None if request.deadline is None else request.deadline - now,
+                request.priority,
+                request.cancelled,
+            )
+            for request in current_batch().requests
+        ]
+
+    def echo(self, items: list[Any]) -> list[Any]:
+        return items
+
+    def sums(self, items: list[np.ndarray]) -> list[Any]:
+        return [float(item.sum()) for item in items]
+
+    def one_array(self, items: list[np.ndarray]) -> list[Any]:
+        whole = np.asarray(items)
+        return [whole.shape, bool(np.shares_memory(whole, items[0])), float(whole.sum())]
+
+    def replaced(self, items: list[np.ndarray]) -> list[Any]:
+        items[0] = items[0] + 1
+        return [float(np.asarray(items).sum())]
+
+    def keep(self, items: list[Any]) -> list[int]:
+        self._kept.append(items[0])
+        return [len(self._kept)]
+
+    def kept(self, items: list[int]) -> list[Any]:
+        return [float(kept.sum()) for kept in self._kept]
+
+    def forget(self, items: list[int]) -> list[int]:
+        self._kept.clear()
+        return items
+
+    def count(self, items: list[int]) -> Generator[list[int]]:
+        try:
+            for step in range(items[0]):
+                self._folder.note(f"step {step}")
+                yield [step]
+        finally:
+            self._folder.note("closed the generator")
+
+    def arrays(self, items: list[int]) -> Generator[list[Any]]:
+        for step in range(items[0]):
+            yield [np.full(100_000, step)]
+
+    def eat(self, size: int) -> None:
+        eaten = bytearray(size)
+        eaten[::4096] = b"x" * len(eaten[::4096])
+        self._folder.note("has eaten")
+        self._folder.wait("never")
+
+    def start_child(self, item: int) -> int:
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
+
+    def in_sleep(self, item: int) -> None:
+        self._folder.note(f"works {os.getpid()}")
+        time.sleep(1000)
+
+    def in_c(self, item: int) -> None:
+        self._folder.note(f"works {os.getpid()}")
+        re.match(r"(a|a)*b", "a" * 60)
+
+    def call_out(self, item: int) -> Any:
+        return self._way.call(CallOut(endpoint="other", args=(item,)))
+
+    def stream_out(self, item: int) -> Generator[Any]:
+        yield from self._way.stream(CallOut(endpoint="other", args=(item,), stream=True))
+
+
+class Async(Plain):
+    """The same with async code, so that it runs in an event loop."""
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    async def hold_async(self, name: str) -> str:
+        self._folder.note(f"holds {name}")
+        try:
+            await self._folder.wait_async(name)
+        finally:
+            self._folder.note(f"leaves {name}")
+        return name
+
+    async def stubborn(self, name: str) -> None:
+        self._folder.note(f"holds {name}")
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep_forever()
+
+    async def count_async(self, items: list[int]) -> AsyncGenerator[list[int], None]:
+        try:
+            for step in range(items[0]):
+                self._folder.note(f"step {step}")
+                yield [step]
+        finally:
+            self._folder.note("closed the generator")
+
+    async def health(self) -> None:
+        self._folder.note(f"health of {current_replica_tag()}")
+
+    async def call_out_async(self, item: int) -> Any:
+        return await self._way.call_async(CallOut(endpoint="other", args=(item,)))
+
+    async def stream_out_async(self, item: int) -> AsyncGenerator[Any, None]:
+        async for step in self._way.stream_async(
+            CallOut(endpoint="other", args=(item,), stream=True)
+        ):
+            yield step
+
+
+class BadClose(Plain):
+    """Code that can't be closed."""
+
+    def close(self) -> None:
+        raise ValueError("close failed")
+
+
+class StuckClose(Plain):
+    """Code whose closing never ends."""
+
+    def close(self) -> None:
+        self._folder.note("closing")
+        time.sleep(1000)
+
+
+class Prints(Plain):
+    """Code that says why it can't be constructed."""
+
+    def __init__(self) -> None:
+        print("the weights are missing", file=sys.stderr)
+        raise FileNotFoundError("weights.bin")
+
+
+class Slow:
+    """Code that takes for ever to construct."""
+
+    def __init__(self, folder: str) -> None:
+        Folder(folder).note("constructing")
+        time.sleep(1000)
+
+    def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+
+def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]

@@ -1,0 +1,108 @@
+"""Shared memory is reserved, read and given back."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.replicas.arena import Arena, Region, new_memory
+from shoal.replicas.stacked import Stacked, stacked
+
+
+@pytest.fixture
+def region() -> Region:
+    return Region(memoryview(bytearray(1000)))
+
+
+def test_a_block_is_reserved_as_long_as_it_is_not_freed(region):
+    [(first, _)] = region.reserve([bytes(600)])
+    assert region.reserve([bytes(600)]) == []
+    [(second, _)] = region.reserve([bytes(300)])
+    assert second >= first + 600
+    region.free([first])
+    assert region.reserve([bytes(600)]) == [(first, 600)]
+
+
+def test_buffers_of_one_size_lie_without_gaps_and_others_on_even_places(region):
+    places = region.reserve([bytes(100), bytes(100), bytes(50)])
+    assert places == [(0, 100), (100, 100), (256, 50)]
+
+
+def test_what_is_larger_than_all_has_no_room(region):
+    assert region.reserve([bytes(1001)]) == []
+    assert region.used == 0
+
+
+@pytest.mark.parametrize("pause", [True, False])
+def test_copies_are_what_was_written_and_give_the_block_back(region, pause):
+    buffers = [b"one" * 20, b"two" * 30]
+    places = region.reserve(buffers)
+    region.write(places, buffers, pause=pause)
+    assert [bytes(copy) for copy in region.copies(places, pause=pause)] == buffers
+    assert list(region.given_back) == [places[0][0]]
+
+
+def test_a_block_is_given_back_when_the_last_view_of_it_is_gone(region):
+    buffers = [b"a" * 100, b"b" * 100]
+    places = region.reserve(buffers)
+    region.write(places, buffers, pause=False)
+    first, second = region.views(places)
+    nested = memoryview(second)[10:20]
+    assert bytes(first) == buffers[0]
+    del first, second
+    gc.collect()
+    assert not region.given_back
+    assert bytes(nested) == b"b" * 10
+    del nested
+    assert list(region.given_back) == [places[0][0]]
+
+
+def test_both_ends_of_the_memory_see_the_same():
+    fd = new_memory(10_000)
+    if fd is None:
+        pytest.skip("there is no such memory here")
+    ours, theirs = Arena(fd, 10_000), Arena(fd, 10_000)
+    os.close(fd)
+    places = ours.requests.reserve([b"to them"])
+    ours.requests.write(places, [b"to them"], pause=False)
+    back = theirs.replies.reserve([b"to us!!"])
+    theirs.replies.write(back, [b"to us!!"], pause=False)
+    assert bytes(theirs.requests.views(places)[0]) == b"to them"
+    assert bytes(ours.replies.copies(back, pause=False)[0]) == b"to us!!"
+
+
+def test_there_is_no_memory_where_none_is_wanted():
+    assert new_memory(0) is None
+
+
+@given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(1, 400), min_size=1, max_size=4))))
+def test_blocks_in_use_never_overlap(steps):
+    region = Region(memoryview(bytearray(1000)))
+    held: list[list[tuple[int, int]]] = []
+    for frees, sizes in steps:
+        if frees and held:
+            region.free([held.pop(0)[0][0]])
+        places = region.reserve([bytes(size) for size in sizes])
+        if places:
+            held.append(places)
+        taken = sorted(place for block in held for place in block)
+        for (start, size), (following, _) in zip(taken, taken[1:], strict=False):
+            assert start + size <= following
+        assert all(start + size <= 1000 for start, size in taken)
+
+
+def test_a_list_of_other_things_is_no_stack():
+    np = pytest.importorskip("numpy")
+    items = [np.zeros(3), np.zeros(3)]
+    assert type(stacked(items, [(0, 24)])) is list
+    assert type(stacked(items, [(0, 24), (64, 24)])) is list
+    assert type(stacked([], [])) is list
+    assert type(stacked(items, [(0, 24), (24, 24)])) is Stacked
+    for contents in ([], [1, 2], [np.zeros((0, 2))], items, [np.zeros((2, 2)).T]):
+        np.testing.assert_array_equal(np.asarray(Stacked(contents)), np.asarray(contents))
+    assert pickle.loads(pickle.dumps(Stacked([1]))) == [1]

@@ -1,0 +1,149 @@
+"""Large arrays on their way to a process and back."""
+
+from __future__ import annotations
+
+import gc
+
+import anyio
+import numpy as np
+import pytest
+
+from replicas.playing import made, noted, playing
+from replicas.process_backends import Async, Plain
+from shoal.testing.replica_folder import Folder
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+ARRAY = 5_000  # 40 kB of float64: beside the pickle, but copied in the event loop
+LARGE = 400_000  # 3.2 MB: copied in a thread
+FOUR = 4 * 2**20
+
+
+def used(replica) -> int:
+    """The shared memory for requests that is not given back."""
+    return replica._conversation.post.outgoing.used
+
+
+@pytest.fixture
+def folder(tmp_path) -> Folder:
+    return Folder(str(tmp_path))
+
+
+@pytest.mark.parametrize("arena_bytes", [0, FOUR])
+@pytest.mark.parametrize("size", [10, ARRAY, LARGE, 3 * LARGE])
+@pytest.mark.parametrize("code", [Plain, Async])
+async def test_arrays_come_back_as_they_went(arena_bytes, size, code):
+    rng = np.random.default_rng(1)
+    items = [
+        rng.random(size),
+        rng.integers(0, 100, size, dtype="u1").reshape(2, -1),
+        np.asfortranarray(rng.random((2, size))),
+        rng.random(2 * size)[::2],
+        np.array(["text", None], dtype=object),
+    ]
+    async with playing(made(code, arena_bytes=arena_bytes)) as played:
+        for _ in range(3):
+            echo = await played.run("echo", items)
+            for sent, got in zip(items, echo, strict=True):
+                assert got.dtype == sent.dtype
+                np.testing.assert_array_equal(got, sent)
+        assert await played.run("sums", items[:1]) == [items[0].sum()]
+
+
+async def test_results_are_the_callers_own(folder):
+    async with playing(made(arena_bytes=FOUR)) as played:
+        first = (await played.run("echo", [np.full(ARRAY, 1.0)]))[0]
+        second = (await played.run("echo", [np.full(ARRAY, 2.0)]))[0]
+        third = (await played.run("echo", [np.full(ARRAY, 3.0)]))[0]
+        first += 10
+    assert [set(a) for a in (first, second, third)] == [{11.0}, {2.0}, {3.0}]
+
+
+async def test_memory_is_given_back_when_a_batch_has_ended():
+    replica = made(arena_bytes=FOUR)
+    async with playing(replica) as played:
+        for _ in range(10):
+            await played.run("sums", [np.ones(LARGE)])
+            await played.run("echo", [np.ones(LARGE)])
+            assert used(replica) == 0
+
+
+async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back_later():
+    replica = made(arena_bytes=FOUR)
+    async with playing(replica) as played:
+        await played.run("keep", [np.full(LARGE // 4, 1.0)])
+        await played.run("keep", [np.full(LARGE // 4, 2.0)])
+        assert used(replica) == 2 * 8 * (LARGE // 4)
+        for _ in range(8):  # these have what is left, and then none
+            await played.run("keep", [np.full(LARGE // 4, 3.0)])
+        kept = await played.run("kept", [0])
+        assert kept == [n * (LARGE // 4) for n in (1.0, 2.0, *8 * [3.0])]
+        await played.run("forget", [0])
+        await played.run("sums", [np.ones(LARGE)])
+        assert used(replica) == 0
+
+
+async def test_memory_comes_back_from_a_batch_that_fails():
+    replica = made(arena_bytes=FOUR)
+    async with playing(replica) as played:
+        for _ in range(5):
+            with pytest.raises(TypeError):
+                await played.run("__call__", [{"a": np.ones(LARGE)}, None])
+            with pytest.raises(TypeError):
+                await played.run("unsendable", [np.ones(LARGE)])
+        await played.run("sums", [np.ones(LARGE)])
+        assert used(replica) == 0
+
+
+@pytest.mark.parametrize("code", [Plain, Async])
+async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
+    replica = made(code, folder.path, arena_bytes=FOUR)
+    async with playing(replica) as played:
+        for nth in range(3):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(played.run, "hold", [f"first {nth}"])
+                await noted(folder, f"holds first {nth}")
+                if code is Plain:
+                    with anyio.move_on_after(0.02):
+                        await played.run("sums", [np.ones(LARGE)])
+                folder.let_go(f"first {nth}")
+        await played.run("sums", [np.ones(LARGE)])
+        gc.collect()
+        assert used(replica) == 0
+
+
+async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
+    items = [np.full((3, 50, 50), float(nth)) for nth in range(8)]
+    async with playing(made(arena_bytes=FOUR)) as played:
+        for _ in range(2):
+            shape, is_shared, total = await played.run("one_array", items)
+            assert shape == (8, 3, 50, 50)
+            assert is_shared
+            assert total == sum(item.sum() for item in items)
+        shape, is_shared, _ = await played.run("one_array", items[:1])
+        assert (shape, is_shared) == ((1, 3, 50, 50), True)
+        [total_of_replaced] = await played.run("replaced", items)
+        assert total_of_replaced == total + 3 * 50 * 50
+        different = [items[0], items[1].astype("f4"), items[2]]
+        assert (await played.run("one_array", different))[0] == (3, 3, 50, 50)
+
+
+async def test_steps_of_a_stream_may_be_arrays():
+    replica = made(arena_bytes=FOUR)
+    async with playing(replica) as played:
+        steps = await played.steps("arrays", [30])
+        assert [step[0][0] for step in steps] == list(range(30))
+        assert [len(step[0]) for step in steps] == 30 * [100_000]
+
+
+async def test_many_batches_of_arrays_at_once_are_not_mixed_up():
+    async with playing(made(Async, arena_bytes=FOUR)) as played:
+
+        async def call(number: int) -> None:
+            for _ in range(5):
+                [total] = await played.run("sums", [np.full(ARRAY * (number + 1), number)])
+                assert total == number * ARRAY * (number + 1)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(12):
+                tasks.start_soon(call, number)

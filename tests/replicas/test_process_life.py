@@ -1,0 +1,379 @@
+"""How the process of a replica starts and ends, and what is known of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from inspect import Parameter
+from typing import Any
+
+import anyio
+import pytest
+
+from replicas.playing import MODULE, children, gone, is_alive, made, noted, playing
+from replicas.process_backends import Plain
+from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas import worker
+from shoal.testing.replica_folder import Folder
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+@pytest.fixture
+def folder(tmp_path) -> Folder:
+    return Folder(str(tmp_path))
+
+
+async def failed_start(target: Any, *init_args: Any, **options: Any) -> ReplicaNotStarted:
+    """Plays a replica that does not become ready, and returns why."""
+    before = children()
+    async with playing(made(target, *init_args, **options)) as played:
+        await played.ended.wait()
+    assert isinstance(played.error, ReplicaNotStarted)
+    assert children() == before
+    return played.error
+
+
+# Starting
+
+
+async def test_a_start_that_fails_says_what_the_code_raised_and_printed():
+    error = await failed_start(f"{MODULE}:Prints")
+    assert isinstance(error.__cause__, FileNotFoundError)
+    assert "FileNotFoundError: weights.bin" in str(error)
+    assert "the weights are missing" in str(error)
+
+
+async def test_a_start_that_takes_too_long_is_killed(folder):
+    error = await failed_start(f"{MODULE}:Slow", folder.path, start_timeout_s=1.0)
+    assert "not ready within 1 s" in str(error)
+
+
+async def test_a_replica_that_is_stopped_while_it_starts_is_not_started(folder):
+    replica = made(f"{MODULE}:Slow", folder.path)
+    played_end = anyio.Event()
+    errors: list[BaseException] = []
+
+    async def serve():
+        try:
+            await replica.serve(task_status=anyio.TASK_STATUS_IGNORED)
+        except ReplicaNotStarted as error:
+            errors.append(error)
+        played_end.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(serve)
+        await noted(folder, "constructing")
+        replica.stop()
+        await played_end.wait()
+    assert "stopped before it was ready" in str(errors)
+
+
+async def test_a_replica_that_was_killed_before_it_was_served_is_not_started():
+    replica = made()
+    replica.kill("not needed")
+    async with playing(replica) as played:
+        await played.ended.wait()
+    assert isinstance(played.error, ReplicaNotStarted)
+    assert "not needed" in str(played.error)
+
+
+async def test_an_interpreter_that_is_not_there_is_told():
+    error = await failed_start(f"{MODULE}:Plain", python="/no/such/python")
+    assert "/no/such/python" in str(error)
+
+
+async def test_an_interpreter_without_shoal_says_so(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
+    python.chmod(0o755)
+    error = await failed_start(f"{MODULE}:Plain", python=str(python))
+    assert "exited with code 1" in str(error)
+    assert "No module named" in str(error)
+
+
+async def test_a_worker_of_another_shoal_is_refused(monkeypatch):
+    monkeypatch.setattr(worker, "PROTOCOL", 999)
+    error = await failed_start(f"{MODULE}:Plain")
+    assert "install the same version of Shoal in both" in str(error)
+
+
+async def test_code_that_can_not_be_sent_is_refused_with_what_would_do():
+    error = await failed_start(lambda items: items)
+    assert "'package.module:Name'" in str(error)
+    assert isinstance(error.__cause__, TypeError)
+
+
+async def test_a_user_config_that_can_not_be_sent_is_refused():
+    error = await failed_start(Plain, user_config=lambda: None)
+    assert "the user_config of Plain can't be sent" in str(error)
+
+
+async def test_an_annotation_that_can_not_be_had_here_is_left_out(tmp_path, monkeypatch):
+    (tmp_path / "own_code_9.py").write_text(
+        "class Item: ...\n"
+        "class Code:\n"
+        "    def __call__(self, item: Item, other: int, third: 'NotThere') -> str: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with playing(made("own_code_9:Code")) as played:
+        signature = played.description.method("__call__").signature
+    annotations = [p.annotation for p in signature.parameters.values()]
+    assert annotations[:2] == [Parameter.empty, int]
+    assert signature.return_annotation is str
+    assert "own_code_9" not in sys.modules
+
+
+async def test_a_worker_has_its_environment_and_its_cpus():
+    cpus = sorted(os.sched_getaffinity(0))
+    entries = [[cpus[0]], cpus]
+    for number in (0, 1, 2):
+        replica = made(number=number, env={"SHOAL_TEST": "on"}, cpu_affinity=entries)
+        async with playing(replica) as played:
+            assert await played.run("environment", ["SHOAL_TEST"]) == ["on"]
+            assert await played.run("environment", ["PATH"]) == [os.environ["PATH"]]
+            assert await played.run("cpus", [0]) == [entries[number % 2]]
+
+
+SCRIPT = """
+    import sys
+    import anyio
+    from shoal.replicas.base import Blueprint
+    from shoal.replicas.current import Identity
+    from shoal.replicas.definition import Definition
+    from shoal.replicas.process import ProcessReplica
+
+    print("runs as", __name__)
+
+    class Code:
+        def __call__(self, items: list[int]) -> list[str]:
+            return [f"{item} in {__name__}" for item in items]
+
+    async def main():
+        replica = ProcessReplica(
+            Blueprint(identity=Identity("a", "a#1"), definition=Definition(Code))
+        )
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(lambda task_status: replica.serve(task_status=task_status))
+            print(await replica.run("__call__", [1]))
+            replica.stop()
+"""
+
+
+async def run_script(path: Any, text: str, *arguments: str) -> tuple[str, str]:
+    path.write_text(textwrap.dedent(text))
+    command = [sys.executable, *arguments]
+    done = await anyio.run_process(command, check=False, cwd=path.parent)
+    return done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.mark.parametrize("how", [["script_9.py", "argument"], ["-m", "script_9"]])
+async def test_code_of_the_main_script_is_found_by_running_it_under_another_name(tmp_path, how):
+    guarded = f'{SCRIPT}\n    if __name__ == "__main__":\n        anyio.run(main)\n'
+    out, errors = await run_script(tmp_path / "script_9.py", guarded, *how)
+    assert "['1 in __mp_main__']" in out, errors
+
+
+async def test_a_script_that_starts_workers_without_a_guard_is_told_so(tmp_path):
+    unguarded = f"{SCRIPT}\n    anyio.run(main)\n"
+    out, errors = await run_script(tmp_path / "script_9.py", unguarded, "script_9.py")
+    assert "in __mp_main__" not in out
+    assert 'if __name__ == "__main__":' in errors
+
+
+# Ending
+
+
+async def test_an_exit_fails_the_work_with_its_code_and_the_last_words():
+    async with playing(made()) as played:
+        with pytest.raises(ReplicaDied, match="last words") as caught:
+            await played.run("exit", [7])
+        await played.ended.wait()
+    for error in (caught.value, played.error):
+        assert (error.exit_code, error.signal, error.replica) == (7, None, "model#0")
+        assert error.last_lines == "last words"
+
+
+async def test_a_system_exit_ends_the_worker():
+    async with playing(made()) as played:
+        with pytest.raises(ReplicaDied) as caught:
+            await played.run("leave", [3])
+    assert caught.value.exit_code == 3
+
+
+async def test_a_crash_fails_the_work_and_shows_where_it_was():
+    async with playing(made()) as played:
+        with pytest.raises(ReplicaDied) as caught:
+            await played.run("crash", [0])
+    assert caught.value.signal == "SIGSEGV"
+    assert "process_backends.py" in caught.value.last_lines
+
+
+async def test_a_kill_fails_all_work_under_way_and_each_has_its_own_error(folder):
+    errors: list[ReplicaDied] = []
+
+    async def call(name):
+        try:
+            await played.run("hold_async", [name])
+        except ReplicaDied as error:
+            errors.append(error)
+
+    async with playing(made(f"{MODULE}:Async", folder.path)) as played:
+        [pid] = await played.run("pid", [0])
+        async with anyio.create_task_group() as tasks:
+            for name in ("a", "b", "c"):
+                tasks.start_soon(call, name)
+                await noted(folder, f"holds {name}")
+            os.kill(pid, signal.SIGKILL)
+    assert [error.signal for error in errors] == 3 * ["SIGKILL"]
+    assert len({id(error) for error in errors}) == 3
+
+
+async def test_a_worker_that_dies_at_rest_ends_its_replica():
+    async with playing(made()) as played:
+        [pid] = await played.run("pid", [0])
+        os.kill(pid, signal.SIGTERM)
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
+        assert played.error.signal == "SIGTERM"
+        with pytest.raises(ReplicaDied):
+            await played.run("pid", [0])
+
+
+async def test_an_interrupt_of_the_terminal_is_not_for_workers():
+    async with playing(made()) as played:
+        [pid] = await played.run("pid", [0])
+        os.kill(pid, signal.SIGINT)
+        assert await played.run("pid", [0]) == [pid]
+        assert os.getpgid(pid) == pid
+
+
+async def test_what_a_worker_has_started_ends_with_it():
+    async with playing(made()) as played:
+        [pid] = await played.run("start_child", [0])
+        assert is_alive(pid)
+    assert played.error is None
+    await gone(pid)
+
+
+async def test_a_worker_that_closes_its_connection_is_killed(folder):
+    async with playing(made(cancel_grace_s=0.05)) as played:
+        with pytest.raises(ReplicaDied, match="closed its connection"):
+            await played.run("close_files", [0])
+
+
+async def test_an_error_in_close_is_printed_and_the_end_is_a_good_one():
+    replica = made(f"{MODULE}:BadClose")
+    async with playing(replica) as played:
+        pass
+    assert played.error is None
+    assert "ValueError: close failed" in replica.logs()
+
+
+async def test_a_close_that_does_not_end_is_killed(folder, monkeypatch):
+    monkeypatch.setattr("shoal.replicas.process._CLOSING_S", 0.05)
+    replica = made(f"{MODULE}:StuckClose", folder.path, cancel_grace_s=0.05)
+    async with playing(replica) as played:
+        [pid] = await played.run("pid", [0])
+    assert played.error is None
+    assert "closing" in folder.notes()
+    assert not is_alive(pid)
+
+
+async def test_a_replica_that_is_cancelled_leaves_no_process(folder):
+    before = children()
+    async with playing(made(Plain, folder.path)) as played, anyio.create_task_group() as tasks:
+        tasks.start_soon(failed, played, folder)
+        await noted(folder, "holds a")
+        played.scope.cancel()
+        await played.ended.wait()
+    assert children() == before
+
+
+async def failed(played: Any, folder: Folder) -> None:
+    with pytest.raises(ReplicaDied):
+        await played.run("hold", ["a"])
+
+
+# Knowing
+
+
+async def test_what_a_worker_writes_is_kept_and_logged(caplog):
+    caplog.set_level(logging.INFO, "shoal.replica.model")
+    replica = made(log_lines=5)
+    async with playing(replica) as played:
+        await played.run("write", [0])
+    logged = [record.getMessage() for record in caplog.records if "shoal.replica." in record.name]
+    assert sorted(logged) == ["model#0: no end of line", "model#0: to stderr", "model#0: to stdout"]
+    assert sorted(replica.logs()) == ["no end of line", "to stderr", "to stdout"]
+
+
+async def test_a_worker_that_writes_much_is_not_held_back():
+    replica = made(log_lines=3)
+    async with playing(replica) as played:
+        assert await played.run("flood", [20_000]) == [20_000]
+    assert replica.logs() == ["19997", "19998", "19999"]
+
+
+async def test_the_memory_of_a_worker_is_known_while_it_lives():
+    replica = made()
+    assert replica.memory_bytes() is None
+    async with playing(replica):
+        assert replica.memory_bytes() > 5_000_000
+    assert replica.memory_bytes() is None
+
+
+async def test_work_that_takes_twice_the_memory_is_killed(folder):
+    replica = made(Plain, folder.path, max_memory_bytes=100_000_000)
+    async with playing(replica) as played:
+        with pytest.raises(ReplicaDied, match="more than twice max_memory_bytes=100,000,000"):
+            await played.run("eat", [400_000_000])
+
+
+# Other platforms
+
+
+async def test_a_replica_works_where_there_is_no_pidfd_and_no_shared_memory(monkeypatch, folder):
+    def not_here(*_args: Any) -> Any:
+        raise OSError("not here")
+
+    monkeypatch.setattr(worker, "_pidfd", not_here)
+    monkeypatch.setattr("os.memfd_create", not_here)
+    async with playing(made()) as played:
+        [echo] = await played.run("echo", [b"x" * 100_000])
+        assert echo == b"x" * 100_000
+        with pytest.raises(ReplicaDied) as caught:
+            await played.run("exit", [7])
+        assert caught.value.exit_code == 7
+
+
+def test_the_lifeline_does_nothing_to_a_process_whose_parent_lives():
+    held, ours = os.pipe()
+    code = (
+        "import sys; from shoal.replicas.lifeline import die_with_the_parent;"
+        f"die_with_the_parent({held}); print('lives')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], pass_fds=[held], capture_output=True, check=False
+    )
+    os.close(ours)
+    os.close(held)
+    assert done.stdout == b"lives\n"
+
+
+def test_a_worker_whose_parent_is_gone_already_ends_at_once():
+    held, ours = os.pipe()
+    os.close(ours)
+    code = (
+        "import sys; from shoal.replicas.lifeline import die_with_the_parent;"
+        f"die_with_the_parent({held}); print('lives')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], pass_fds=[held], capture_output=True, check=False
+    )
+    os.close(held)
+    assert done.stdout == b""
