@@ -17,10 +17,14 @@ VENV_STAMP := $(VENV)/.created
 DEMO_STAMP := $(VENV)/.demo-installed
 DEV_STAMP := $(VENV)/.dev-installed
 
-.PHONY: help demo test lint types docs pytest soak bench nox format clean
+# Ray is 240 MB and does not come for every new CPython at once, so no other target needs it.
+RAY_VENV := .venv-ray
+RAY_STAMP := $(RAY_VENV)/.ray-installed
+
+.PHONY: help demo test lint types docs pytest test-ray soak bench nox format clean
 
 help: ## print the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(DEMO_STAMP) ## install what the demo needs and serve its two models
 	@exec $(BIN)/python -m examples.demo
@@ -47,6 +51,9 @@ pytest: $(DEV_STAMP)
 	@echo "== pytest"
 	@$(BIN)/python -m pytest
 
+test-ray: $(RAY_STAMP) ## the tests of replicas on a Ray cluster, in an environment of their own
+	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray.py
+
 soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
 
@@ -61,7 +68,7 @@ format: $(DEV_STAMP) ## let ruff rewrite what it can
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and everything that was built
-	@rm -rf $(VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
+	@rm -rf $(VENV) $(RAY_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml
@@ -72,6 +79,12 @@ $(DEV_STAMP): $(VENV_STAMP) pyproject.toml
 $(DEMO_STAMP): $(VENV_STAMP) pyproject.toml
 	@echo "== installing shoal[demo] into $(VENV)"
 	@$(PIP) install --editable '.[demo]'
+	@touch $@
+
+$(RAY_STAMP): pyproject.toml
+	@PYTHON='$(PYTHON)' bash .ci/create-venv $(RAY_VENV)
+	@echo "== installing shoal[test,ray] into $(RAY_VENV)"
+	@$(RAY_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test,ray]'
 	@touch $@
 
 $(VENV_STAMP):

@@ -66,8 +66,9 @@ if TYPE_CHECKING:
     from shoal.core.autoscaling import AutoscalingOptions
     from shoal.http.app import App
     from shoal.http.embedded import HttpOptions
-    from shoal.serving.client import Client, Handle
+    from shoal.serving.client import Client
     from shoal.serving.config import BackendConfig
+    from shoal.serving.handle_protocol import Handle
     from shoal.serving.status import (
         BackendStatus,
         EndpointStatus,
@@ -85,7 +86,7 @@ _LATER = {
     "BackendStatus": "shoal.serving.status",
     "Client": "shoal.serving.client",
     "EndpointStatus": "shoal.serving.status",
-    "Handle": "shoal.serving.client",
+    "Handle": "shoal.serving.handle_protocol",
     "HttpOptions": "shoal.http.embedded",
     "ReplicaStatus": "shoal.serving.status",
     "ShadowStatus": "shoal.serving.status",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.http.embedded import EmbeddedServer, HttpOptions
-    from shoal.serving.inside import ChildClient, InsideClient
+    from shoal.serving.child_handle import ChildClient
+    from shoal.serving.inside import InsideClient
     from shoal.serving.sync_client import SyncFace
 
 
@@ -65,22 +66,26 @@ class Starting:
         self._state = state
         self._exit = AsyncExitStack()
         self._blocking = ExitStack()
+        self._is_entered = False
 
     async def __aenter__(self) -> Controller:
+        if self._is_entered:
+            raise RuntimeError("this is started once; write another async with shoal.start()")
+        self._is_entered = True
         server = None if self._http is None or self._http is False else _server_of(self._http)
         state = None
         if self._state is not None:
             state = await anyio.to_thread.run_sync(StateFile.open, self._state)
-        async with AsyncExitStack() as stack:
-            if state is not None:
-                stack.callback(state.close)
-            controller = await stack.enter_async_context(Controller(state))
+            self._exit.callback(state.close)
+        try:
+            controller = await self._exit.enter_async_context(Controller(state))
             if server is not None:
                 make, options = server
-                running = make(controller, options)
-                await stack.enter_async_context(running)
+                running = await self._exit.enter_async_context(make(controller, options))
                 controller.url = running.url
-            self._exit = stack.pop_all()
+        except BaseException:  # closed without it, so that no group is made of it
+            await self._exit.aclose()
+            raise
         return controller
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -33,6 +33,12 @@ class Places:
         self.listeners.append(on_change)
         return lambda: self.listeners.remove(on_change)
 
+    def is_full(self) -> bool:
+        return self.free < 1
+
+    def rest(self) -> None:
+        """There is no queue."""
+
     def change(self, by: int) -> None:
         self.free += by
         for listener in tuple(self.listeners):

@@ -10,4 +10,4 @@ from processes import Terminal
 def terminal(tmp_path):
     terminal = Terminal(tmp_path)
     yield terminal
-    terminal.kill_all()
+    terminal.close()

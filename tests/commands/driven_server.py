@@ -23,7 +23,7 @@ def served(*, token=None, allowed=("driven_models",)):
     async def run():
         shutdown = trio.Event()
         app = App()
-        door = AppDoor(app, token=token, allowed_modules=allowed, ended=shutdown.set)
+        door = AppDoor(app, token=token, allowed_modules=allowed)
 
         def started(url):
             told.extend([url, trio.lowlevel.current_trio_token(), shutdown])

@@ -17,6 +17,22 @@ from shoal.commands.places import Place
 HANG_S = 15
 HERE = str(Path(__file__).parent)
 
+# A detached server outlives the command that started it, but it should not outlive a test run that
+# was killed: each process ends when nobody holds this pipe open for writing.
+LIFELINE = """\
+import os
+import threading
+
+
+def watch():
+    with open(os.environ["TEST_LIFELINE"]) as lifeline:
+        lifeline.read()
+    os._exit(99)
+
+
+threading.Thread(target=watch, daemon=True).start()
+"""
+
 
 class Terminal:
     """Runs commands in a directory, whose servers have their doors there.
@@ -28,10 +44,16 @@ class Terminal:
 
     def __init__(self, directory):
         self.directory = directory
+        site = directory / "site"
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(LIFELINE)
+        os.mkfifo(site / "lifeline")
+        self._lifeline = os.open(site / "lifeline", os.O_RDWR)
         self.environment = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(directory / "run"),
-            "PYTHONPATH": HERE,
+            "PYTHONPATH": os.pathsep.join([str(site), HERE]),
+            "TEST_LIFELINE": str(site / "lifeline"),
         }
 
     def place(self, name="default"):
@@ -77,8 +99,9 @@ class Terminal:
             process.kill()
             process.communicate()
 
-    def kill_all(self):
+    def close(self):
         """Ends the servers that a test has left."""
+        os.close(self._lifeline)
         for file in (self.directory / "run" / "shoal").glob("*.pid"):
             with suppress(ProcessLookupError):
                 if holder := self.place(file.stem).holder():

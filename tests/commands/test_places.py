@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
-import threading
 
 import pytest
 
@@ -64,19 +64,11 @@ def test_what_a_killed_server_has_left_is_no_hindrance(place):
         assert place.holder() == os.getpid()
 
 
-def test_who_asks_whether_there_is_a_server_keeps_none_from_starting(place):
-    over = threading.Event()
-
-    def ask():
-        while not over.is_set():
-            place.holder()
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    try:
-        for _ in range(50):
-            with Held(place):
-                pass
-    finally:
-        over.set()
-        asking.join()
+def test_who_asks_whether_there_is_a_server_keeps_none_from_starting(place, monkeypatch):
+    place.make_directory()
+    place.process.write_text("")
+    asking = place.process.open()
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    monkeypatch.setattr("time.sleep", lambda _: asking.close())
+    with Held(place):
+        assert asking.closed

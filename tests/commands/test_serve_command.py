@@ -60,6 +60,7 @@ def serving(terminal, directory):
 
 def test_what_a_file_declares_is_served(serving):
     with serving() as (_, port):
+        assert port != 1, "the command line goes before the file"
         assert ask(port, "/scale", 2) == (200, 7)
         assert ask(port, "/large", 2) == (200, -2)
         status, problem = ask(port, "/scale", "x" * 20)
@@ -98,6 +99,10 @@ def test_the_admin_socket_is_a_door_for_its_user_alone(serving, terminal, direct
         url = f"unix:{directory}/door.sock"
         terminal.told("traffic", "set", "large", "small=1", "--url", url)
         assert ask(port, "/large", 2) == (200, 7)
+
+
+def test_without_a_token_the_port_has_no_admin_api(serving):
+    with serving("--admin-socket", "door.sock") as (_, port):
         assert ask(port, "/-/api/status")[0] == 404
 
 

@@ -133,6 +133,7 @@ class Model:
 
     def is_stuck_in_a_step(self, items: list[Any]) -> Generator[list[Any]]:
         yield items
+        self.folder.note("began")
         self.folder.wait("on")
 
     def crashes_in_a_step(self, items: list[Any]) -> Generator[list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import pickle
 
@@ -91,7 +92,7 @@ def test_blocks_in_use_never_overlap(steps):
         if places:
             held.append(places)
         taken = sorted(place for block in held for place in block)
-        for (start, size), (following, _) in zip(taken, taken[1:], strict=False):
+        for (start, size), (following, _) in itertools.pairwise(taken):
             assert start + size <= following
         assert all(start + size <= 1000 for start, size in taken)
 

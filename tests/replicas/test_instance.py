@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import shoal
+from shoal.errors import NoSuchName
 from shoal.replicas.accepting import accept_batch
 from shoal.replicas.definition import Definition
 from shoal.replicas.instance import Instance
@@ -156,9 +157,7 @@ def test_hooks_are_not_methods():
 
 
 def test_a_method_that_is_not_there_is_named_with_those_that_are():
-    with pytest.raises(
-        AttributeError, match=r"no method 'embed'; it has __call__, marked, nothing"
-    ):
+    with pytest.raises(NoSuchName, match=r"no method 'embed'; it has __call__, marked, nothing"):
         instance_of(Model).description.method("embed")
 
 

@@ -152,12 +152,14 @@ async def test_other_work_waits_for_a_plain_stream_and_is_then_done(folder):
         async def call():
             results.append(await played.run("__call__", [1]))
 
-        async with anyio.create_task_group() as tasks:
-            async with aclosing(played.replica.run_stream("count", [100])) as steps:
-                await anext(steps)
-                tasks.start_soon(call)
-                assert [await anext(steps) for _ in range(20)] == [[n] for n in range(1, 21)]
-                assert results == []
+        async with (
+            anyio.create_task_group() as tasks,
+            aclosing(played.replica.run_stream("count", [100])) as steps,
+        ):
+            await anext(steps)
+            tasks.start_soon(call)
+            assert [await anext(steps) for _ in range(20)] == [[n] for n in range(1, 21)]
+            assert results == []
         assert results == [[2]]
 
 

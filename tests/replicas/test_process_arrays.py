@@ -112,6 +112,17 @@ async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
         assert used(replica) == 0
 
 
+async def test_memory_comes_back_from_a_call_that_was_cancelled_before_it_was_sent():
+    replica = made(arena_bytes=FOUR)
+    async with playing(replica) as played:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await played.run("sums", [np.ones(LARGE)])
+        assert scope.cancelled_caught
+        assert used(replica) == 0
+        assert await played.run("sums", [np.ones(LARGE)]) == [LARGE]
+
+
 async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
     items = [np.full((3, 50, 50), float(nth)) for nth in range(8)]
     async with playing(made(arena_bytes=FOUR)) as played:

@@ -198,6 +198,17 @@ async def test_an_exit_fails_the_work_with_its_code_and_the_last_words():
         assert error.last_lines == "last words"
 
 
+async def test_what_was_not_read_when_a_worker_ended_is_among_its_last_words(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho one >&2\nprintf two >&2\nexit 7\n")
+    python.chmod(0o755)
+    ended = worker.Worker(made(python=str(python)).blueprint)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    ended.close()
+    death = ended.death()
+    assert (death.exit_code, death.last_lines) == (7, "one\ntwo")
+
+
 async def test_a_system_exit_ends_the_worker():
     async with playing(made()) as played:
         with pytest.raises(ReplicaDied) as caught:

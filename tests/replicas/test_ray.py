@@ -38,9 +38,9 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.real_time,
     pytest.mark.timeout(120),
-    # Older versions of Ray leave the log files of its processes open.
+    # Older versions of Ray leave files of its processes open.
     pytest.mark.filterwarnings(
-        "ignore:Exception ignored in. <_io.FileIO name='/tmp/ray"
+        "ignore:Exception ignored in. <_io.FileIO name='/(tmp/ray|dev/null)"
         ":pytest.PytestUnraisableExceptionWarning"
     ),
 ]
@@ -288,7 +288,7 @@ async def test_code_that_exits_is_the_death_of_its_replica(folder, method):
 
 async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):
     async with playing(Model, folder.path) as played:
-        await anyio.to_thread.run_sync(ray.shutdown)
+        ray.shutdown()
         with pytest.raises(ReplicaDied):
             await played.replica.check_health()
         await played.ended.wait()
@@ -310,6 +310,7 @@ async def test_a_generator_that_is_stuck_when_it_is_left_is_killed(folder):
     async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
         async with aclosing(played.replica.run_stream("is_stuck_in_a_step", [1])) as steps:
             assert await anext(steps) == [1]
+            await noted(folder, "began")
         await played.ended.wait()
         assert isinstance(played.error, ReplicaDied)
 
@@ -331,6 +332,7 @@ def test_a_call_that_was_cancelled_before_it_came_is_not_made(folder, method):
     actor.cancel(5)
     assert actor.run(5, method, ([1], None)) == (None, None)
     assert folder.notes() == []
+    actor._loop.__exit__(None, None, None)
 
 
 async def test_a_generator_runs_only_a_little_ahead_of_its_reader(folder):

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 
 import anyio
 import anyio.from_thread
+import anyio.to_thread
 import pytest
 
-from shoal.errors import ReplicaDied, ReplicaNotStarted, WrongResultType
+from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted, WrongResultType
 from shoal.replicas.base import Blueprint, ReplicaOptions
 from shoal.replicas.current import Identity, current_replica_tag
 from shoal.replicas.definition import Definition
@@ -53,9 +54,13 @@ async def serving(replica):
 
 async def failure_of(call):
     """Returns what a call raises."""
-    with pytest.raises(Exception) as raised:  # noqa: PT011
+    with pytest.raises(Exception) as raised:
         await call
     return raised.value
+
+
+async def all_steps(replica, method):
+    return [step async for step in replica.run_stream(method, [1])]
 
 
 async def double(items: list[int]) -> list[int]:
@@ -122,7 +127,7 @@ async def test_a_start_that_takes_too_long_is_given_up_in_time():
 async def test_without_a_time_out_a_start_takes_what_it_takes():
     class Slow(Waiting):
         async def warm_up(self):
-            await anyio.sleep(1e6)
+            await anyio.sleep(80_000)
 
     async with serving(replica := replica_of(Slow(), start_timeout_s=None)):
         assert replica.instance.description.methods
@@ -156,7 +161,7 @@ async def test_a_replica_may_end_before_it_is_ready(end, why, begins_first):
         async def warm_up(self):
             await anyio.sleep_forever()
 
-    replica = replica_of(Slow())
+    replica = replica_of(Slow(), start_timeout_s=None)
     async with anyio.create_task_group() as tasks:
 
         async def serve():
@@ -296,7 +301,7 @@ async def test_the_code_of_a_stream_does_not_change_its_readers_context():
 async def test_an_unknown_method_is_named():
     async with serving(replica := replica_of(double)):
         error = await failure_of(replica.run("embed", [1]))
-        assert isinstance(error, AttributeError)
+        assert isinstance(error, NoSuchName)
         assert "no method 'embed'; it has __call__" in str(error)
 
 
@@ -372,6 +377,7 @@ class Plain:
     def __init__(self):
         self.began = anyio.Event()
         self.may_go = threading.Event()
+        self.ending = threading.Event()
         self.heard = []
         self.together = threading.Barrier(2, timeout=15)
 
@@ -403,9 +409,21 @@ class Plain:
         return self.asynchronous(item)
 
     def variables(self, item):
-        yield VARIABLE.get()
+        found = VARIABLE.get()
         VARIABLE.set("by the code")
+        yield found
         yield VARIABLE.get()
+
+    def two_steps(self, item):
+        yield item
+        yield item
+
+    def hold_its_end(self, item):
+        try:
+            yield item
+        finally:
+            self.ending.set()
+            assert self.may_go.wait(15)
 
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("VARIABLE")
@@ -436,12 +454,10 @@ async def test_a_thread_that_is_killed_is_waited_for_by_serve_alone(plain, metho
         async with anyio.create_task_group() as tasks:
 
             async def call():
-                with pytest.raises(ReplicaDied, match="out of luck"):
-                    if method == "hold":
-                        await replica.run(method, [1])
-                    else:
-                        async for _ in replica.run_stream(method, [1]):
-                            pass
+                error = await failure_of(
+                    replica.run(method, [1]) if method == "hold" else all_steps(replica, method)
+                )
+                assert str(error) == "embed#3 was killed: out of luck"
 
             tasks.start_soon(call)
             await plain.began.wait()
@@ -451,6 +467,42 @@ async def test_a_thread_that_is_killed_is_waited_for_by_serve_alone(plain, metho
         plain.may_go.set()
     assert len(failures) == 1
     assert plain.heard == (["held"] if method == "hold" else ["held", "closed"])
+
+
+@real_time
+async def test_a_plain_stream_between_two_steps_dies_with_its_replica(plain):
+    async with serving(replica := replica_of(plain)):
+        steps = replica.run_stream("two_steps", [1])
+        assert await anext(steps) == [1]
+        replica.kill("out of luck")
+        assert str(await failure_of(anext(steps))) == "embed#3 was killed: out of luck"
+
+
+@real_time
+async def test_a_stream_may_be_closed_after_its_replica_has_ended(plain):
+    async with serving(replica := replica_of(plain)):
+        steps = replica.run_stream("two_steps", [1])
+        await anext(steps)
+    await steps.aclose()
+
+
+@real_time
+async def test_what_ends_slowly_after_a_kill_is_left_behind_as_well(plain):
+    replica = replica_of(plain)
+    async with anyio.create_task_group() as callers, anyio.create_task_group() as tasks:
+        await tasks.start(lambda *, task_status: replica.serve(task_status=task_status))
+        steps = replica.run_stream("hold_its_end", [1])
+        await anext(steps)
+
+        async def fail(call):
+            assert isinstance(await failure_of(call), ReplicaDied)
+
+        callers.start_soon(fail, replica.run("hold", [1]))
+        await plain.began.wait()
+        replica.kill("out of luck")
+        callers.start_soon(fail, steps.aclose())
+        await anyio.to_thread.run_sync(plain.ending.wait, 15)
+        tasks.cancel_scope.cancel()
 
 
 @real_time
@@ -466,8 +518,7 @@ async def test_a_replica_that_is_cancelled_leaves_its_threads_behind(plain):
 
             callers.start_soon(call)
             await plain.began.wait()
-            with anyio.CancelScope(shield=True):
-                tasks.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
     assert plain.heard == []
 
 

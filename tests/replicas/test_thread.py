@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import gc
 import sqlite3
 import threading
 import weakref
@@ -182,6 +181,30 @@ async def test_a_kill_ends_the_waits_at_once_and_begins_nothing_more(held):
     assert [str(failure) for failure in failures] == ["embed#3 was killed: out of luck"]
 
 
+async def test_a_stream_between_two_steps_dies_with_its_replica():
+    def steps(item):
+        yield item
+        yield item
+
+    async with serving(replica := replica_of(steps)):
+        reading = replica.run_stream("__call__", [1])
+        assert await anext(reading) == [1]
+        replica.kill("out of luck")
+        with pytest.raises(ReplicaDied, match="out of luck"):
+            await anext(reading)
+
+
+async def test_a_stream_may_be_closed_after_its_replica_has_ended():
+    def steps(item):
+        yield item
+        yield item
+
+    async with serving(replica := replica_of(steps)):
+        reading = replica.run_stream("__call__", [1])
+        await anext(reading)
+    await reading.aclose()
+
+
 async def test_a_constructor_that_hangs_is_left_behind():
     may_end = threading.Event()
 
@@ -276,8 +299,9 @@ async def test_an_idle_thread_holds_on_to_nothing():
 
     async with serving(replica := replica_of(make)):
         [large] = await replica.run("__call__", [1])
-        await replica.run("__call__", [1])  # the thread is done with the first
         watch = weakref.ref(large)
         del large
-        gc.collect()
+        with anyio.move_on_after(5):
+            while watch() is not None:  # noqa: ASYNC110 - until the thread has turned from it
+                await anyio.sleep(0.001)
         assert watch() is None

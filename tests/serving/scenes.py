@@ -57,6 +57,11 @@ class ScriptedReplica(Replica):
         self._scopes: list[anyio.CancelScope] = []
         self._starting = anyio.CancelScope()
 
+    @property
+    def number(self) -> int:
+        """Which one of its backend it is, by the order in which they were made."""
+        return int(self.tag.rpartition("#")[2])
+
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         self.stage.starting.append(self)
         try:
@@ -134,7 +139,7 @@ class ScriptedReplica(Replica):
     def _counted(self, method: str, items: list[Any]) -> Generator[None]:
         self._check_alive()
         self.calls.append((method, list(items)))
-        self.stage.calls.append((self.blueprint.number, list(items)))
+        self.stage.calls.append((self.number, list(items)))
         self.running += len(items)
         self.most_running = max(self.most_running, self.running)
         try:
@@ -226,7 +231,7 @@ class Stage:
 async def in_turn(replica: ScriptedReplica) -> None:
     """Starts without a pause, but after those of lower number that are being started."""
     for other in [*replica.stage.starting]:
-        if other.blueprint.number < replica.blueprint.number:
+        if other.number < replica.number:
             await other.has_started.wait()
 
 
@@ -243,7 +248,7 @@ def failing(why: str = "no luck", numbers: Callable[[int], bool] = lambda _: Tru
     """Makes a `Stage.start` that fails, for some numbers or for all."""
 
     async def start(replica: ScriptedReplica) -> str | None:
-        return why if numbers(replica.blueprint.number) else None
+        return why if numbers(replica.number) else None
 
     return start
 
@@ -261,7 +266,7 @@ class Gated:
         self._failures: dict[int, str] = {}
 
     async def __call__(self, replica: ScriptedReplica, *_: Any) -> str | None:
-        number = replica.blueprint.number
+        number = replica.number
         if number >= self._first:
             await self._gate(number).wait()
         return self._failures.get(number)

@@ -185,6 +185,10 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
             "3: backends.b.max_concurrent_queries: max_ongoing_requests must be at least 1, not 0",
         ),
         (
+            f"{BACKEND}autoscaling = {{ max_replicas = 2 }}\nnum_replicas = 5",
+            "4: backends.b.num_replicas: num_replicas=5 must be from min_replicas=1 to ",
+        ),
+        (
             f"{BACKEND}[backends.b.autoscaling]\ntarget_ongoing_requests = 1\nmax_replicas = 0",
             "5: backends.b.autoscaling.max_replicas: max_replicas must be at least 1, not 0",
         ),
@@ -318,6 +322,7 @@ literal = \'\'\'
 [not.either]
 \'\'\'
 quotes = """a"""""
+literal_quotes = \'\'\'a\'\'\'\'\'
 empty = ""
 dotted . key.s = 1979-05-27 07:32:00
 dotted.key.t = [ # a comment, with ] in it

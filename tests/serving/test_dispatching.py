@@ -10,7 +10,9 @@ import pytest
 import shoal
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, Stage, echo, failing, serving, slowly
-from shoal.errors import BackendUnavailable, ReplicaDied
+from shoal.core.policies.base import Cut
+from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied
 from shoal.replicas.current import current_replica_tag, running_replica
 
 if TYPE_CHECKING:
@@ -515,3 +517,93 @@ async def test_a_batch_that_runs_again_fails_when_no_replica_can_be_started() ->
         stage.replicas[0].die()
         await anyio.sleep(100)
         assert isinstance(caller.outcome, BackendUnavailable)
+
+
+class Two:
+    """Code of two methods; the batches of one can be held."""
+
+    def __init__(self, held: Held) -> None:
+        self._held = held
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        return await self._held(items)
+
+    async def other(self, items: list[int]) -> list[int]:
+        return items
+
+
+async def test_a_method_whose_callers_have_left_keeps_no_place() -> None:
+    held = Held()
+    async with (
+        serving(Two(held), max_batch_size=1) as (_, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        other = handle.options(method_name="other")
+        assert await other.call(0) == 0
+        first, second = await line_up(tasks, handle.call(1), handle.call(2))
+        await settle()
+        [leaving] = await line_up(tasks, other.call(3))
+        await settle()
+        leaving.leave()
+        held.gate.set()
+        await settle()
+        assert (first.outcome, second.outcome, leaving.outcome) == (1, 2, LEFT)
+
+
+async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
+    class Breaking(SizeOrWait):
+        is_broken = False
+
+        def decide(self, now: float, hurry: Any) -> Any:
+            if self.is_broken:
+                raise ZeroDivisionError
+            decision = super().decide(now, hurry)
+            if isinstance(decision, Cut):
+                cutters.append(self)
+            return decision
+
+    cutters: list[Breaking] = []
+    held = Held()
+    async with (
+        serving(Two(held), max_batch_size=1, policy=lambda options: Breaking(options)) as (
+            controller,
+            handle,
+            _,
+        ),
+        anyio.create_task_group() as tasks,
+    ):
+        other = handle.options(method_name="other")
+        assert await other.call(0) == 0
+        policy_of_other = cutters[-1]
+        await line_up(tasks, handle.call(1))
+        await settle()
+        [waiting] = await line_up(tasks, other.call(2))
+        await settle()
+        policy_of_other.is_broken = True
+        controller.backends["b"].lines["other"].batcher.flush()
+        await settle()
+        assert isinstance(waiting.outcome, BatcherClosed)
+        held.gate.set()
+        with anyio.fail_after(5):
+            assert await handle.call(3) == 3
+
+
+@pytest.mark.parametrize("passes", range(6))
+async def test_a_batch_that_is_given_up_as_it_gets_a_replica_holds_up_nobody(passes: int) -> None:
+    stage, held = Stage(), Held()
+    async with (
+        serving(held, stage, retries=3, max_batch_size=1) as (_, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        leaving, staying = await line_up(tasks, handle.call(1), handle.call(2))
+        await settle()
+        stage.start = gated = Gated()
+        stage.replicas[0].die()
+        await anyio.sleep(1)
+        held.gate.set()
+        gated.let(1)
+        for _ in range(passes):
+            await anyio.lowlevel.checkpoint()
+        leaving.leave()
+        await anyio.sleep(5)
+        assert staying.outcome == 2

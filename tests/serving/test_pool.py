@@ -10,13 +10,19 @@ import pytest
 
 from batching.scenes import PENDING, Caller, settle
 from shoal.errors import BackendUnavailable
-from shoal.serving.pool import Member, Pool
+from shoal.serving.pool import LineRoom, Member, Pool
 
 pytestmark = pytest.mark.anyio
 
 
 class Named:
-    """Stands in for a replica, which the pool never calls."""
+    """Stands in for a replica, which the pool gives no work by itself.
+
+    Attributes:
+        takes_work: As of `Replica`.
+    """
+
+    takes_work = True
 
     def __init__(self, tag: str) -> None:
         self.tag = tag
@@ -26,6 +32,10 @@ def filled(*tags: str, slots: int = 1, most: int | None = None) -> tuple[Pool, l
     pool = Pool("b", lambda _: None)
     named: list[Any] = [Named(tag) for tag in tags]
     return pool, [pool.add(one, slots, most) for one in named]
+
+
+def free(pool: Pool, size: int) -> int:
+    return LineRoom(pool, lambda: size).free
 
 
 def taken(pool: Pool, size: int = 1) -> str | None:
@@ -61,16 +71,16 @@ async def test_none_is_taken_when_all_have_what_they_can_take() -> None:
     pool, (first, second) = filled("a", "b")
     with pool.at_work(first, 1), pool.at_work(second, 1):
         assert taken(pool) is None
-        assert pool.free(1) == 0
-    assert pool.free(1) == 2
+        assert free(pool, 1) == 0
+    assert free(pool, 1) == 2
 
 
 async def test_a_replica_takes_no_more_requests_than_it_may_have() -> None:
     pool, (only,) = filled("a", slots=4, most=4)
-    assert pool.free(1) == 4
-    assert pool.free(4) == 1
+    assert free(pool, 1) == 4
+    assert free(pool, 4) == 1
     with pool.at_work(only, 3):
-        assert pool.free(1) == 1
+        assert free(pool, 1) == 1
         assert taken(pool, 1) == "a"
         assert taken(pool, 2) is None
 
@@ -80,7 +90,7 @@ async def test_work_that_fails_gives_its_place_back() -> None:
     with suppress(ZeroDivisionError), pool.at_work(only, 5):
         assert only.ongoing == 5
         raise ZeroDivisionError
-    assert (pool.free(1), only.batches, only.ongoing, only.total) == (1, 0, 0, 1)
+    assert (free(pool, 1), only.batches, only.ongoing, only.total) == (1, 0, 0, 1)
 
 
 async def test_it_says_which_replica_has_ended_a_batch() -> None:
@@ -101,7 +111,7 @@ async def test_a_replica_that_is_withdrawn_finishes_what_it_has() -> None:
         assert taken(pool) is None
         assert not only.idle.is_set()
     assert only.idle.is_set()
-    assert pool.free(1) == 0
+    assert free(pool, 1) == 0
 
 
 async def test_a_batch_does_not_bring_back_a_replica_that_was_withdrawn() -> None:
@@ -161,9 +171,9 @@ async def test_who_waits_is_told_that_there_will_be_none() -> None:
 
 async def test_a_pool_that_has_failed_lets_batches_in_to_fail() -> None:
     pool, _ = filled()
-    assert pool.free(1) == 0
+    assert free(pool, 1) == 0
     pool.fail(ValueError())
-    assert pool.free(1) == 1
+    assert free(pool, 1) == 1
     with pytest.raises(BackendUnavailable):
         pool.check_available()
     with pytest.raises(BackendUnavailable):
@@ -182,18 +192,18 @@ async def test_a_replica_mends_a_pool_that_had_failed() -> None:
 async def test_replicas_take_more_and_less_at_once() -> None:
     pool, (first, second) = filled("a", "b")
     pool.resize(3, None)
-    assert pool.free(1) == 6
+    assert free(pool, 1) == 6
     with pool.at_work(first, 1), pool.at_work(first, 1):
         pool.resize(1, None)
-        assert pool.free(1) == 1
+        assert free(pool, 1) == 1
         assert pool.take(1) is second
-    assert pool.free(1) == 2
+    assert free(pool, 1) == 2
 
 
 async def test_each_change_of_room_is_told() -> None:
     pool, (first,) = filled("a", slots=2)
     seen: list[int] = []
-    unsubscribe = pool.subscribe(lambda: seen.append(pool.free(1)))
+    unsubscribe = pool.subscribe(lambda: seen.append(free(pool, 1)))
     with pool.at_work(first, 1):
         assert seen[-1:] == [1]
     assert seen[-1] == 2
@@ -213,14 +223,74 @@ async def test_each_change_of_room_is_told() -> None:
     assert len(seen) == count
 
 
-async def test_another_listener_is_the_first_to_be_told_each_time() -> None:
+async def test_a_line_that_had_to_wait_goes_before_others() -> None:
+    pool, (first, second) = filled("a", "b")
+    large, small = LineRoom(pool, lambda: 4), LineRoom(pool, lambda: 1)
+    with pool.at_work(first, 1):
+        with pool.at_work(second, 1):
+            assert large.is_full()
+            assert small.is_full()
+        assert not large.is_full()
+        assert not small.is_full()
+        assert large.free == small.free == 1
+
+
+async def test_a_small_batch_does_not_take_the_place_that_a_large_one_waits_for() -> None:
+    pool, (only,) = filled("a", slots=4, most=4)
+    large, small = LineRoom(pool, lambda: 4), LineRoom(pool, lambda: 1)
+    with pool.at_work(only, 1):
+        assert small.free == 3
+        assert large.is_full()
+        assert small.free == 0
+        assert small.is_full()
+    assert not large.is_full()
+    assert small.free == 4
+
+
+async def test_a_line_that_rests_gives_its_place_up() -> None:
+    pool, (only,) = filled("a", slots=4, most=4)
+    large, small = LineRoom(pool, lambda: 4), LineRoom(pool, lambda: 1)
+    told: list[int] = []
+    with pool.at_work(only, 1):
+        assert large.is_full()
+        pool.subscribe(lambda: told.append(small.free))
+        large.rest()
+        assert told == [3]
+        large.rest()
+        assert told == [3]
+
+
+async def test_an_idle_replica_takes_a_batch_of_any_size() -> None:
+    pool, (only,) = filled("a", slots=2, most=2)
+    assert free(pool, 8) == 1
+    assert pool.take(8) is only
+    with pool.at_work(only, 1):
+        assert pool.take(8) is None
+
+
+async def test_a_batch_that_runs_again_goes_before_any_line() -> None:
     pool, (only,) = filled("a")
-    told: list[str] = []
-    for name in ("x", "y", "z"):
-        pool.subscribe(lambda name=name: told.append(name))  # type: ignore[misc]
-    firsts: set[str] = set()
-    for _ in range(6):
+    line = LineRoom(pool, lambda: 1)
+    async with anyio.create_task_group() as tasks:
         with pool.at_work(only, 1):
-            told.clear()
-        firsts.add(told[0])
-    assert firsts == {"x", "y", "z"}
+            waiting = await tasks.start(Caller(pool.wait(1)).run)
+            await settle()
+            assert line.is_full()
+        assert line.is_full()
+        await settle()
+        assert waiting.outcome is only
+        assert not line.is_full()
+
+
+async def test_lines_are_told_when_a_batch_that_was_to_run_again_is_given_up() -> None:
+    pool, (only,) = filled("a")
+    line = LineRoom(pool, lambda: 1)
+    told: list[int] = []
+    async with anyio.create_task_group() as tasks:
+        with pool.at_work(only, 1):
+            waiting = await tasks.start(Caller(pool.wait(1)).run)
+            await settle()
+            pool.subscribe(lambda: told.append(line.free))
+        waiting.leave()
+        await settle()
+        assert told[-1] == 1

@@ -25,7 +25,7 @@ def status_of(controller: Controller) -> BackendStatus:
 
 
 def numbers(replicas: list[Any]) -> list[int]:
-    return [replica.blueprint.number for replica in replicas]
+    return [replica.number for replica in replicas]
 
 
 async def test_replicas_start_side_by_side() -> None:
@@ -61,12 +61,14 @@ async def test_a_backend_is_there_when_its_first_replica_is_ready() -> None:
         assert status_of(controller).state == "ready"
 
 
-async def test_each_replica_has_a_tag_and_a_number_of_its_own() -> None:
+async def test_each_replica_has_a_tag_of_its_own_and_the_place_of_the_one_before() -> None:
     async with serving(echo, num_replicas=2) as (controller, _, stage):
-        await controller.restart_backend("b")
-        tags = [replica.tag for replica in stage.replicas]
-        assert tags == ["b#0", "b#1", "b#2", "b#3"]
-        assert numbers(stage.replicas) == [0, 1, 2, 3]
+        await settle()
+        stage.replicas[0].die()
+        await anyio.sleep(1)
+        await controller.scale_backend("b", 3)
+        assert [replica.tag for replica in stage.replicas] == ["b#0", "b#1", "b#2", "b#3"]
+        assert [replica.blueprint.number for replica in stage.replicas] == [0, 1, 0, 2]
 
 
 async def test_one_that_dies_is_replaced() -> None:
@@ -234,7 +236,7 @@ class Odd(Stage):
         self.bad = {*bad}
 
     def __call__(self, blueprint: Any) -> Any:
-        if blueprint.number in self.bad:
+        if int(blueprint.identity.replica.rpartition("#")[2]) in self.bad:
             raise OSError("no such machine")
         return super().__call__(blueprint)
 
@@ -356,7 +358,7 @@ async def test_a_replacement_that_is_cancelled_leaves_the_old_replicas() -> None
             await controller.restart_backend("b")
         await settle()
         assert numbers(stage.alive) == [0, 1]
-        assert [r.blueprint.number for r in stage.ended] == [2]
+        assert [r.number for r in stage.ended] == [2]
         assert await handle.call(1) == 1
 
 

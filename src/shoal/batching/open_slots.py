@@ -121,7 +121,10 @@ class OpenSlots(Slots):
         while not self._is_one_too_many():
             if former.live and self._open:
                 await self._parking.one_pass()  # a batch that runs goes first
-            room = 0 if self._is_full() else former.options.max_batch_size
+            is_due = bool(former.live)
+            if self._room is not None and not is_due:
+                self._room.rest()
+            room = 0 if is_due and self._is_full() else former.options.max_batch_size
             requests = self.taken_within(room)
             if requests:
                 return self._begun(requests, CutReason.OPEN)

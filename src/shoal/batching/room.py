@@ -25,6 +25,17 @@ class Room(Protocol):
         """How many more batches the handler can take now."""
         ...
 
+    def is_full(self) -> bool:
+        """Says whether a batch that is due has to wait; the batcher then has a place in the queue.
+
+        It keeps that until its batch is in the handler, or until it rests.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Gives up the place in the queue: there is no batch that is due any more."""
+        ...
+
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """Has a function called whenever there is more or less room.
 

@@ -25,7 +25,7 @@ from shoal.batching.failures import own_copy
 from shoal.core.batch import Batch
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State
-from shoal.errors import HandlerFailed, HandlerTimeout, WrongResultType
+from shoal.errors import DeadlineExceeded, HandlerFailed, HandlerTimeout, WrongResultType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -198,7 +198,10 @@ class Run(ABC):
     def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: Exception) -> None:
         """Fails requests with what the handler raised."""
         if batch.active == 0:
-            logger.warning(
+            # One that called others for them in the same time has run out of it as they have.
+            late = isinstance(failure, DeadlineExceeded)
+            logger.log(
+                logging.DEBUG if late else logging.WARNING,
                 "%s: the handler raised when nobody waited for batch %d any more",
                 self.name,
                 batch.id,

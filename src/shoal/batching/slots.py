@@ -209,6 +209,8 @@ class Slots:
                 if batch is not None:
                     return batch
                 continue
+            if self._room is not None:
+                self._room.rest()
             if former.closed and former.live == 0:
                 return None
             former.wake_at = decision.wake_at
@@ -281,7 +283,7 @@ class Slots:
 
     def _is_full(self) -> bool:
         """Says whether the handler can take no batch now, though a slot is free."""
-        return self._room is not None and self._room.free < 1
+        return self._room is not None and self._room.is_full()
 
     def _is_one_too_many(self) -> bool:
         """Says whether there are more slots than there should be."""
@@ -291,8 +293,7 @@ class Slots:
     def _wanted(self) -> int:
         """How many slots there should be.
 
-        Where there is a room that says how many batches may run, one that waits beside those that
-        run is enough.
+        Where a room says how many batches may run, one that waits beside those is enough.
         """
         if self._room is not None:
             return len(self.batches) + 1

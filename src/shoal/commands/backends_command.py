@@ -110,8 +110,8 @@ def _add_create(commands: Any) -> None:
         description="Create a backend, and wait until a replica of it is ready.",
         example=(
             "  shoal backends create small my_models:Classifier placement=process num_replicas=2\n"
-            "  shoal backends create large my_models:Classifier --arg large.onnx \\\n"
-            "    --kwarg threads=4 autoscaling.max_replicas=8\n"
+            "  shoal backends create large my_models:Classifier autoscaling.max_replicas=8 \\\n"
+            "    --arg large.onnx --kwarg threads=4\n"
         ),
     )
     _add_tag(create)

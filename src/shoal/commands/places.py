@@ -13,12 +13,13 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from shoal.planning.mistake import Mistake
+from shoal.serving.door_path import door_directory
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
 _PRIVATE_DIRECTORY: Final = 0o700
@@ -44,8 +45,7 @@ class Place:
     @classmethod
     def of(cls, name: str) -> Place:
         """Returns the place of a name; nothing is made there."""
-        runtime = os.environ.get("XDG_RUNTIME_DIR")
-        return cls(name, Path(runtime, "shoal") if runtime else Path.home() / ".cache" / "shoal")
+        return cls(name, door_directory())
 
     @property
     def socket(self) -> Path:

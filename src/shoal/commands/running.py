@@ -56,6 +56,11 @@ class Run:
     allowed_modules: Sequence[str] = ()
     started: Callable[[str], object] = lambda _: None
 
+    @property
+    def is_shoals(self) -> bool:
+        """Whether the application has a controller."""
+        return is_shoals(self.app)
+
     def to_its_end(self) -> int:
         """Serves until a signal, or the operator, ends it.
 
@@ -65,8 +70,11 @@ class Run:
         Raises:
             Mistake: It can't be served so, or did not start.
         """
-        if self.state or self.admin_socket or self.token:
-            _check_is_shoals(self.app, self.spec)
+        if (self.state or self.admin_socket or self.token) and not self.is_shoals:
+            raise Mistake(
+                f"{self.spec} is no shoal.App, so there is nothing for --state, --admin-socket and "
+                "--token-file to be for; leave them out"
+            )
         logging.basicConfig(
             level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
@@ -79,14 +87,6 @@ class Run:
         return trio.run(_serve, self)
 
 
-def _check_is_shoals(app: Any, spec: str) -> None:
-    if not is_shoals(app):
-        raise Mistake(
-            f"{spec} is no shoal.App, so there is nothing for --state, --admin-socket and "
-            "--token-file to be for; leave them out"
-        )
-
-
 async def _serve(run: Run) -> int:
     from shoal.http.server import serve
     from shoal.http.server_lifespan import LifespanFailed
@@ -94,20 +94,34 @@ async def _serve(run: Run) -> int:
     signals = Signals(allowed_s=_MARGIN_S)
     signals.listen()
 
+    is_up = trio.Event()
+
+    async def until_ended() -> None:
+        """Waits until the operator has shut the application's controller down."""
+        await is_up.wait()
+        if run.is_shoals:
+            app: Any = run.app
+            await app.controller.wait_ended()
+            signals.ask()
+
     def started(url: str) -> None:
+        is_up.set()
         signals.allowed_s = run.config.graceful_timeout_s + _MARGIN_S
         say(f"Shoal serving {run.spec} on {url}")
         run.started(url)
 
     async def shutdown() -> None:
-        await signals.shutdown.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(until_ended)
+            await signals.shutdown.wait()
+            nursery.cancel_scope.cancel()
         begin_drain = getattr(run.app, "begin_drain", None)
         if callable(begin_drain):
             with contained("begin_drain failed"):
                 begin_drain()
 
     try:
-        app, doors = _with_doors(run, signals.ask)
+        app, doors = _with_doors(run)
         drained = await serve(app, run.config, shutdown=shutdown, started=started, doors=doors)
     except LifespanFailed as failure:
         say(failure.details.rstrip())
@@ -117,7 +131,7 @@ async def _serve(run: Run) -> int:
     return _report(drained, signals.first)
 
 
-def _with_doors(run: Run, ended: Callable[[], object]) -> tuple[ASGIApp, Sequence[Listening]]:
+def _with_doors(run: Run) -> tuple[ASGIApp, Sequence[Listening]]:
     """Returns what answers at the port, and what else is listened at."""
     from shoal.http.app_door import AppDoor
     from shoal.http.listeners import Listening, Unix
@@ -126,10 +140,12 @@ def _with_doors(run: Run, ended: Callable[[], object]) -> tuple[ASGIApp, Sequenc
     doors: list[Listening] = []
     if run.admin_socket is not None:
         # Who can open the socket is the user that it belongs to, so no token is asked for.
-        door = AppDoor(app, token=None, allowed_modules=run.allowed_modules, ended=ended)
+        door = AppDoor(app, token=None, allowed_modules=run.allowed_modules)
         doors.append(Listening(address=Unix(str(run.admin_socket)), app=door))
     if run.token is not None:
-        app = AppDoor(app, token=run.token, allowed_modules=run.allowed_modules, ended=ended)
+        # Without one there is none, be it at a loopback address: what comes there may have come
+        # through a proxy, from anywhere.
+        app = AppDoor(app, token=run.token, allowed_modules=run.allowed_modules)
     return app, doors
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from shoal.batching.stream import ResultStream
     from shoal.http.admin_imports import ImportRule
     from shoal.http.asgi import Exchange
-    from shoal.serving.client import Client, Handle
+    from shoal.serving.client import Client
+    from shoal.serving.handle_protocol import Handle
 
 _OPTIONS = ("method_name", "shard_key", "http_method", "http_headers", "timeout_s", "priority")
 

@@ -34,18 +34,18 @@ class FileApp(App):
         for tag, one in file.backends.items():
             code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
             self._declared.add_backend(tag, code, BackendConfig.of(one.config))
-        for name, one in file.endpoints.items():
+        for name, endpoint in file.endpoints.items():
             self._declared.add_endpoint(
                 DeclaredEndpoint(
                     name=name,
-                    path=one.route,
-                    methods=one.methods,
-                    traffic=one.traffic,
+                    path=endpoint.route,
+                    methods=endpoint.methods,
+                    traffic=endpoint.traffic,
                     shadows=[
                         DeclaredShadow(
                             backend=tag, proportion=shadow.proportion, compare=shadow.compare
                         )
-                        for tag, shadow in one.shadows.items()
+                        for tag, shadow in endpoint.shadows.items()
                     ],
                 )
             )

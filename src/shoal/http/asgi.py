@@ -32,6 +32,8 @@ _WANTED: Final = frozenset(
         b"content-type",
         b"x-priority",
         b"x-request-id",
+        b"x-serve-call-method",
+        b"x-serve-shard-key",
     }
 )
 

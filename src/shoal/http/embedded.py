@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import anyio
 
 from shoal.batching.parking import Parking, TrioParking
+from shoal.core.option_checks import seconds, whole
 from shoal.http.admin import AdminApi
 from shoal.http.app import App
 from shoal.http.asyncio_server import serve as serve_on_asyncio
@@ -54,6 +55,26 @@ class HttpOptions:
     graceful_timeout_s: float = 20.0
     max_connections: int = 1000
     max_body_bytes: int = 16 * 2**20
+
+    def __post_init__(self) -> None:
+        _check_text("host", self.host)
+        _check_text("uds", "" if self.uds is None else self.uds)
+        _check_text("token", "" if self.token is None else self.token)
+        port: Any = self.port
+        if isinstance(port, bool) or not isinstance(port, int):
+            raise TypeError(f"port must be a number, not {port!r}")
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535, not {port!r}")
+        _check_list("middlewares", self.middlewares)
+        for middleware in self.middlewares:
+            if not callable(getattr(middleware, "cls", middleware)):
+                raise TypeError(
+                    f"a middleware must be a function of an application: {middleware!r}"
+                )
+        _check_list("allowed_modules", self.allowed_modules)
+        seconds("graceful_timeout_s", self.graceful_timeout_s)
+        whole("max_connections", self.max_connections, least=1)
+        whole("max_body_bytes", self.max_body_bytes, least=1)
 
     @classmethod
     def of(cls, given: Any) -> HttpOptions:
@@ -108,12 +129,16 @@ class EmbeddedServer:
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            app = App(max_body_bytes=self._options.max_body_bytes)
-            await stack.enter_async_context(app.answering(self._controller))
-            tasks = await stack.enter_async_context(anyio.create_task_group())
-            await tasks.start(self._serve, self._wrapped(app))
-            self._exit = stack.pop_all()
+        app = App(max_body_bytes=self._options.max_body_bytes)
+        wrapped = self._wrapped(app)
+        try:
+            await self._exit.enter_async_context(app.answering(self._controller))
+            tasks = await self._exit.enter_async_context(anyio.create_task_group())
+            await tasks.start(self._serve, wrapped)
+        except BaseException:  # closed without it, so that no group is made of it
+            self._stopping.set()
+            await self._exit.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -160,6 +185,16 @@ class EmbeddedServer:
         for middleware in reversed(options.middlewares):
             app = _with_middleware(middleware, app)
         return app
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, not {value!r}")
+
+
+def _check_list(name: str, value: Any) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, not {value!r}")
 
 
 def _with_middleware(middleware: Any, app: ASGIApp) -> ASGIApp:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+import anyio
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -22,8 +23,16 @@ from shoal.http.disconnect import (
     run_unless_client_leaves,
 )
 from shoal.http.payload import encoded
-from shoal.http.problem import Refused, explained, no_such_method, no_such_priority, not_open
+from shoal.http.problem import (
+    Refused,
+    explained,
+    no_such_method,
+    no_such_priority,
+    not_found,
+    not_open,
+)
 from shoal.http.streaming import answer_with_stream
+from shoal.serving.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -70,23 +79,30 @@ class EndpointRoute:
             raise
 
     async def _answer(self, exchange: Exchange, endpoint: Endpoint) -> None:
-        method, key = _asked_for(exchange)
-        backend = endpoint.backend_for(key)
-        line = None if backend is None else backend.lines.get(method)
-        if line is not None:
-            self._entry(line)  # or the body would be read for nothing
         body = await read_body(
             exchange.receive,
             exchange.headers.get(b"content-length"),
             self._settings.max_body_bytes,
         )
+        # Not before: while a body comes in, traffic may move to another backend.
+        method, key = _asked_for(exchange)
+        try:
+            backend = endpoint.backend_for(key)
+        except NoSuchName:  # it was deleted a moment ago
+            raise Refused(not_found()) from None
+        line = None if backend is None else backend.lines.get(method)
+        spent_s = 0.0
         if line is None:
+            started = anyio.current_time()
             line = await self._line(exchange, endpoint, method, key)
+            spent_s = anyio.current_time() - started
         entry, batcher = self._entry(line), line.batcher
         item = self._readers.of(batcher).item(exchange, body)
         timeout_s = batcher.options.request_timeout_s
         if timeout_s is None and not line.streams:
             timeout_s = self._settings.answer_timeout_s
+        if timeout_s is not None and spent_s:
+            timeout_s = max(0.0, timeout_s - spent_s)
         wishes = Wishes(
             timeout_s,
             CallMetadata(exchange.request_id, exchange.scope),
@@ -95,9 +111,10 @@ class EndpointRoute:
         answer = endpoint.copied(line, item) if endpoint.shadows else None
         try:
             if line.streams:
+                stream = entry.begin_stream_of(item, wishes)
                 await answer_with_stream(
                     exchange,
-                    entry.begin_stream_of(item, wishes),
+                    stream if answer is None else ComparedStream(stream, answer),
                     lambda error: self._explained(error, exchange),
                     self._settings.heartbeat_s,
                 )

@@ -85,7 +85,10 @@ def _route_of(endpoint: Endpoint) -> dict[str, Any]:
     for backend in endpoint.backends():
         line = backend.lines.get("__call__")
         if line is not None:
-            reader = reader_for(line.batcher.signature)
+            try:
+                reader = reader_for(line.batcher.signature)
+            except TypeError:  # it is for handles alone, whatever its route
+                reader = None
             return _route(
                 endpoint.name, endpoint.route, endpoint.methods, reader, streams=line.streams
             )

@@ -82,6 +82,16 @@ class RequestReader(Reader):
         return replayed(exchange.scope, body)
 
 
+class NothingReader(Reader):
+    """Reads nothing, for code without parameters."""
+
+    takes = "nothing"
+
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        return ()
+
+
 class JsonReader(Reader):
     """Reads one item from JSON."""
 
@@ -138,6 +148,8 @@ def reader_for(signature: Signature) -> Reader:
         TypeError: An annotation is none that JSON can be checked against.
     """
     parameters = list(signature.parameters.values())
+    if not parameters:
+        return NothingReader()
     if len(parameters) > 1:
         return FieldsReader(parameters)
     annotation = parameters[0].annotation

@@ -21,9 +21,9 @@ from shoal.errors import (
     DeadlineExceeded,
     HandlerTimeout,
     ItemTooLarge,
-    NoSuchName,
     Overloaded,
     ReplicaDied,
+    ShutDown,
     SlowReader,
 )
 
@@ -124,9 +124,7 @@ def problem_of(error: Exception, settings: HttpSettings) -> Problem:
             title = "The endpoint is overloaded"
             detail = "Too many requests wait for it already; try again later."
             return Problem(settings.overload_status, "overloaded", title, detail, retry)
-        case NoSuchName():
-            return not_found()
-        case BatcherClosed():
+        case BatcherClosed() | ShutDown():
             title = "The endpoint has stopped"
             detail = "It takes no more calls in this process."
             return Problem(503, "closed", title, detail, retry)

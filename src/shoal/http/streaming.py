@@ -15,7 +15,7 @@ server-sent events.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -26,9 +26,9 @@ from shoal.http.payload import encoded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.batching.stream import ResultStream
     from shoal.http.asgi import Exchange
     from shoal.http.problem import Problem
+    from shoal.serving.handle_protocol import ResultIterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def form_for(accept: bytes) -> Form:
 
 async def answer_with_stream(
     exchange: Exchange,
-    stream: ResultStream[Any],
+    stream: ResultIterator,
     explain: Callable[[Exception], Problem],
     heartbeat_s: float,
 ) -> None:
@@ -126,7 +126,7 @@ async def answer_with_stream(
 
 
 async def _relay(
-    exchange: Exchange, stream: ResultStream[Any], form: Form, heartbeat_s: float
+    exchange: Exchange, stream: ResultIterator, form: Form, heartbeat_s: float
 ) -> None:
     """Sends the items of a stream as they come, and heartbeats between them, until it is over."""
     pending: bytes | None = None

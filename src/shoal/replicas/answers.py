@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.current import running_batch
+from shoal.replicas.calling_out import Errand, running_errand
 from shoal.replicas.crossing import as_data, slots_as_data
 from shoal.replicas.describing import Defaults
 from shoal.replicas.jobs import PlainMethod
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from shoal.batching.handlers import Handler
     from shoal.core.batch import Batch
     from shoal.replicas.instance import Instance
+    from shoal.replicas.jobs import PlainSteps
     from shoal.replicas.parcels import Parcel, Post
     from shoal.replicas.wire import Frame
 
@@ -38,6 +40,7 @@ class Work:
         handler: Handler,
         items: list[Any],
         batch: Batch | None,
+        errand: Errand,
         *,
         batched: bool,
     ) -> None:
@@ -45,23 +48,38 @@ class Work:
         self.handler = handler
         self.items = items
         self._batch = batch
+        self._errand = errand
         self._batched = batched
 
-    def plain_method(self) -> PlainMethod:
-        """Returns the method for a call from this thread."""
-        return PlainMethod(self.handler, batched=self._batched)
+    def plain_results(self) -> Any:
+        """Calls a plain method, in this thread.
+
+        Raises:
+            Exception: What the code raises.
+        """
+        with self.is_running():
+            return PlainMethod(self.handler, batched=self._batched).results(self.items)
+
+    def plain_steps(self) -> PlainSteps:
+        """Returns the steps of a plain generator method; nothing of it has run yet."""
+        return PlainMethod(self.handler, batched=self._batched).steps(self.items)
+
+    def next_of(self, steps: PlainSteps) -> Any:
+        """Makes the next of its steps, in this thread; `jobs.DONE` if there is none."""
+        with self.is_running():
+            return steps.next()
 
     @contextmanager
     def is_running(self) -> Generator[None]:
-        """Makes its batch `shoal.current_batch`."""
-        if self._batch is None:
-            yield
-            return
-        token = running_batch.set(self._batch)
+        """Lets the code know its batch, as `shoal.current_batch`, and its calls this work."""
+        errand = running_errand.set(self._errand)
+        batch = None if self._batch is None else running_batch.set(self._batch)
         try:
             yield
         finally:
-            running_batch.reset(token)
+            running_errand.reset(errand)
+            if batch is not None:
+                running_batch.reset(batch)
 
 
 class Answers:
@@ -78,12 +96,13 @@ class Answers:
         methods = instance.description.methods
         self._defaults = {name: Defaults(method.signature) for name, method in methods.items()}
 
-    def opened(self, frame: Frame, now: float) -> Work:
+    def opened(self, frame: Frame, now: float, errand: Errand) -> Work:
         """Reads what a call asks for.
 
         Args:
             frame: The call.
             now: The time on the clock that the code of its method reads.
+            errand: What has the calls that it makes cancelled.
 
         Raises:
             TypeError: The items can't be read here.
@@ -99,6 +118,7 @@ class Answers:
             self.instance.handlers[name],
             stacked(self._defaults[name].put_into(items), places_of(frame)),
             None if batch is None else batch.as_batch(now),
+            errand,
             batched=method.batched,
         )
 

@@ -70,7 +70,8 @@ class Blueprint:
 
     Attributes:
         identity: Its tag, and that of its backend.
-        number: Which replica of its backend it is, counted from 0 in the order of their start.
+        number: Its place among the replicas of its backend, from 0: the lowest that no other one
+            has, so that with two replicas it is 0 or 1, and 2 only while one is being replaced.
         definition: The user's code.
         user_config: What `reconfigure` is told before the replica is ready; None for nothing.
         options: How it runs.
@@ -97,6 +98,15 @@ class Replica(ABC):
     def tag(self) -> str:
         """Its own tag, such as ``"embed#3"``."""
         return self.blueprint.identity.replica
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether it may take work, once it was ready, as far as is known here.
+
+        It is a hint: one that has died may not be known to have. But it is False from the moment
+        when it was killed, by whomever in this process.
+        """
+        return True
 
     @abstractmethod
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:

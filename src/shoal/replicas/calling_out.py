@@ -11,16 +11,13 @@ it from there once and keeps it, since threads of the code's own do not inherit 
 from __future__ import annotations
 
 import queue
-import threading
 from collections import deque
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.from_thread
 import anyio.lowlevel
 
 from shoal.replicas.crossing import ErrorAsData
@@ -70,6 +67,34 @@ class WorkCancelled(Exception):
     """Plain code waits for a call, and the work that it does is not wanted any more."""
 
 
+class Errand:
+    """Work of the code's, as far as the calls that it blocks on have to know."""
+
+    def __init__(self) -> None:
+        self._is_cancelled = False
+        self._waits: set[queue.SimpleQueue[Frame | None]] = set()
+
+    def cancel(self) -> None:
+        """Has all of its calls, those to come too, raise `WorkCancelled`; in any thread."""
+        self._is_cancelled = True
+        for wait in list(self._waits):
+            wait.put(None)
+
+    def add(self, wait: queue.SimpleQueue[Frame | None]) -> None:
+        """Takes in a call that is blocked on."""
+        self._waits.add(wait)
+        if self._is_cancelled:
+            wait.put(None)
+
+    def discard(self, wait: queue.SimpleQueue[Frame | None]) -> None:
+        """Lets go of a call."""
+        self._waits.discard(wait)
+
+
+running_errand: Final[ContextVar[Errand]] = ContextVar("shoal.running_errand")
+"""What the calling code works at; threads of its own do not inherit it."""
+
+
 class WayOut:
     """Makes calls by the control channel.
 
@@ -81,9 +106,7 @@ class WayOut:
         self._control = control
         self._ids = count(1)
         # What takes in the frames of each call; the watchdog's thread calls it.
-        self._takers: dict[int, Callable[[Frame | None], object]] = {}
-        self._in_main: set[int] = set()
-        self._main_is_cancelled = False
+        self._takers: dict[int, Callable[[Frame], object]] = {}
         control.on_answer = self._answered
 
     def call(self, call: CallOut) -> Any:
@@ -93,8 +116,6 @@ class WayOut:
             WorkCancelled: The work that this thread does was cancelled.
             RuntimeError: This thread runs an event loop, which would stand still.
         """
-        if _is_worker_thread():
-            return anyio.from_thread.run(self.call_async, call)
         answers = _Blocking(self, Kind.CALL_OUT, call)
         try:
             return answers.next()
@@ -108,17 +129,10 @@ class WayOut:
             WorkCancelled: The work that this thread does was cancelled.
             RuntimeError: This thread runs an event loop, which would stand still.
         """
-        answers: _Blocking | _Awaiting
-        take: Callable[[], Any]
-        if _is_worker_thread():
-            awaiting = anyio.from_thread.run_sync(_Awaiting, self, Kind.CALL_OUT_STREAM, call)
-            answers, take = awaiting, partial(anyio.from_thread.run, awaiting.next)
-        else:
-            answers = _Blocking(self, Kind.CALL_OUT_STREAM, call)
-            take = answers.next
+        answers = _Blocking(self, Kind.CALL_OUT_STREAM, call)
         try:
             while not answers.is_over:
-                step = take()
+                step = answers.next()
                 if not answers.is_over:
                     yield step
         finally:
@@ -149,19 +163,7 @@ class WayOut:
         finally:
             answers.leave()
 
-    def main_begins(self) -> None:
-        """Notes that the main thread begins work; in sync workers."""
-        self._main_is_cancelled = False
-
-    def main_is_cancelled(self) -> None:
-        """Has the calls of the main thread fail, as its work is not wanted; in sync workers."""
-        self._main_is_cancelled = True
-        for id_ in list(self._in_main):
-            taker = self._takers.get(id_)
-            if taker is not None:
-                taker(None)
-
-    def begin(self, kind: Kind, call: CallOut, taker: Callable[[Frame | None], object]) -> int:
+    def begin(self, kind: Kind, call: CallOut, taker: Callable[[Frame], object]) -> int:
         """Sends a call; its frames go to `taker`, in the watchdog's thread."""
         try:
             parcel = packed(call)
@@ -172,10 +174,6 @@ class WayOut:
             ) from error
         id_ = next(self._ids)
         self._takers[id_] = taker
-        if threading.current_thread() is threading.main_thread():
-            self._in_main.add(id_)
-            if self._main_is_cancelled:
-                taker(None)
         self._control.send(kind, id_, parcel)
         return id_
 
@@ -186,7 +184,6 @@ class WayOut:
     def leave(self, id_: int, *, is_over: bool) -> None:
         """Forgets a call, and cancels it if it goes on."""
         self._takers.pop(id_, None)
-        self._in_main.discard(id_)
         if not is_over:
             self._control.send(Kind.CANCEL, id_)
 
@@ -235,16 +232,24 @@ class _Blocking(_Answers):
                 f"a call to {call.endpoint!r} would block this event loop; await it instead"
             )
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._errand = running_errand.get(None)
         self.id = way.begin(kind, call, self._frames.put)
+        if self._errand is not None:
+            self._errand.add(self._frames)
 
     def next(self) -> Any:
         return self.opened(self._frames.get())
+
+    def leave(self) -> None:
+        if self._errand is not None:
+            self._errand.discard(self._frames)
+        super().leave()
 
 
 class _Awaiting(_Answers):
     def __init__(self, way: WayOut, kind: Kind, call: CallOut) -> None:
         super().__init__(way)
-        self._frames: deque[Frame | None] = deque()
+        self._frames: deque[Frame] = deque()
         self._came = anyio.Event()
         self._soon = run_soon_in_this_loop()
         self.id = way.begin(kind, call, self._take)
@@ -256,17 +261,9 @@ class _Awaiting(_Answers):
             await self._came.wait()
         return self.opened(self._frames.popleft())
 
-    def _take(self, frame: Frame | None) -> None:
+    def _take(self, frame: Frame) -> None:
         self._frames.append(frame)
         self._soon(lambda: self._came.set())  # the event of then
-
-
-def _is_worker_thread() -> bool:
-    try:
-        anyio.from_thread.check_cancelled()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _runs_a_loop() -> bool:

@@ -84,7 +84,6 @@ class Child:
 
     def __init__(self, control: Control, post: Post, sock: socket.socket) -> None:
         self._control = control
-        self._way_out = WayOut(control)
         self._post = post
         self._socket = sock
         self._reader = FrameReader()
@@ -96,7 +95,7 @@ class Child:
             os._exit(1)  # the parent is gone
         order: Order = unpickled(frame.body)
         running_replica.set(Identity(order.backend, order.replica))
-        way_out.set(self._way_out)
+        way_out.set(WayOut(self._control))
         try:
             instance, user_config = _loaded(order)
             answers = Answers(self._post, instance)
@@ -114,7 +113,7 @@ class Child:
             )
 
     def _run_plain(self, frame: Frame, answers: Answers, user_config: Any) -> None:
-        work = SyncWork(answers, self._control, self._way_out, self._socket, self._reader)
+        work = SyncWork(answers, self._control, self._socket, self._reader)
         instance = answers.instance
         try:
             if user_config is not None:

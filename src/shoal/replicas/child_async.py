@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -17,7 +18,9 @@ import anyio.to_thread
 
 from shoal.batching.parking import Parking
 from shoal.errors import HandlerFailed
+from shoal.replicas.calling_out import Errand
 from shoal.replicas.connection import Connection
+from shoal.replicas.jobs import DONE
 from shoal.replicas.local import is_async
 from shoal.replicas.parcels import EMPTY, packed
 from shoal.replicas.run_soon import run_soon_in_this_loop
@@ -25,12 +28,12 @@ from shoal.replicas.wire import STEPS_AHEAD, Kind
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from contextvars import Context
 
     from anyio.abc import TaskGroup
 
-    from shoal.replicas.answers import Answers
+    from shoal.replicas.answers import Answers, Work
     from shoal.replicas.parcels import Parcel
     from shoal.replicas.watchdog import Control
     from shoal.replicas.wire import Frame, FrameReader
@@ -41,6 +44,7 @@ class _Call:
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
+        self.errand = Errand()
         self.credit = STEPS_AHEAD
         self.has_credit = anyio.Event()
 
@@ -100,8 +104,7 @@ class AsyncWork:
         """Calls one of the code's hooks."""
         if is_async(hook):
             return await hook(*args)
-        (answer,) = await anyio.to_thread.run_sync(lambda: (hook(*args),), limiter=self._threads)
-        return answer
+        return await self._in_thread(partial(hook, *args))
 
     def _handle(self, frame: Frame) -> None:
         self._answers.post.take_back(frame)
@@ -116,6 +119,7 @@ class AsyncWork:
                 call.has_credit.set()
             else:
                 call.scope.cancel()
+                call.errand.cancel()
 
     async def _work(self, frame: Frame, call: _Call) -> None:
         kind, parcel = Kind.END, EMPTY
@@ -130,7 +134,7 @@ class AsyncWork:
     async def _attempt(self, frame: Frame, call: _Call) -> tuple[Kind, Parcel]:
         try:
             if frame.kind is Kind.RUN:
-                return Kind.RESULT, await self._call(frame)
+                return Kind.RESULT, await self._call(frame, call)
             if frame.kind is Kind.STREAM:
                 await self._stream(frame, call)
                 return Kind.END, EMPTY
@@ -145,25 +149,50 @@ class AsyncWork:
             stray = HandlerFailed("the code awaited something cancelled")
             return Kind.ERROR, self._answers.failure(stray)
 
-    async def _call(self, frame: Frame) -> Parcel:
-        work = self._answers.opened(frame, anyio.current_time())
-        with work.is_running():
-            results = await work.handler.results(work.items)
+    async def _call(self, frame: Frame, call: _Call) -> Parcel:
+        work = self._answers.opened(frame, anyio.current_time(), call.errand)
+        if work.handler.threaded:
+            results = await self._in_thread(work.plain_results)
+        else:
+            with work.is_running():
+                results = await work.handler.results(work.items)
         return self._answers.packed(work.method, results)
 
     async def _stream(self, frame: Frame, call: _Call) -> None:
-        work = self._answers.opened(frame, anyio.current_time())
-        with work.is_running():
-            async with aclosing(work.handler.steps(work.items)) as steps:
+        work = self._answers.opened(frame, anyio.current_time(), call.errand)
+        with work.is_running() if not work.handler.threaded else nullcontext():
+            async with aclosing(self._steps(work)) as steps:
                 async for step in steps:
-                    parcel = self._answers.packed(work.method, step)
-                    self.send(Kind.PART, frame.id, parcel)
+                    self.send(Kind.PART, frame.id, self._answers.packed(work.method, step))
                     call.credit -= 1
                     while call.credit == 0:
                         call.has_credit = anyio.Event()
                         await call.has_credit.wait()
                     # An async generator may come to its next step without a pause.
                     await anyio.lowlevel.checkpoint()
+
+    def _steps(self, work: Work) -> AsyncGenerator[Any, None]:
+        return self._plain_steps(work) if work.handler.threaded else work.handler.steps(work.items)
+
+    async def _plain_steps(self, work: Work) -> AsyncGenerator[Any, None]:
+        steps = work.plain_steps()
+        try:
+            while (step := await self._in_thread(partial(work.next_of, steps))) is not DONE:
+                yield step
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._in_thread(steps.close)
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in a thread; nothing of it stays there.
+
+        An idle thread may remember its last job, and with it the context that the job ran in: here
+        that is an empty box, and a context that no batch was put into.
+        """
+        box = [function]
+        del function
+        (answer,) = await anyio.to_thread.run_sync(lambda: (box.pop()(),), limiter=self._threads)
+        return answer
 
     async def _start_checks(self, health: Callable[[], Awaitable[object]]) -> None:
         while True:

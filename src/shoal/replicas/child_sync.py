@@ -17,6 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from shoal.replicas.blocking_link import receive, send
+from shoal.replicas.calling_out import Errand
 from shoal.replicas.jobs import DONE
 from shoal.replicas.parcels import EMPTY, packed
 from shoal.replicas.wire import STEPS_AHEAD, Kind
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import socket
 
     from shoal.replicas.answers import Answers
-    from shoal.replicas.calling_out import WayOut
     from shoal.replicas.parcels import Parcel
     from shoal.replicas.watchdog import Control
     from shoal.replicas.wire import Frame, FrameReader
@@ -38,21 +38,20 @@ class SyncWork:
         self,
         answers: Answers,
         control: Control,
-        way_out: WayOut,
         sock: socket.socket,
         reader: FrameReader,
     ) -> None:
         self._answers = answers
         self._control = control
-        self._way_out = way_out
         self._socket = sock
         self._reader = reader
         self._put_aside: deque[Frame] = deque()
         self._lock = threading.Lock()
-        # Under the lock: the call that was begun last, whether it was cancelled, and calls that
-        # will not be begun.
+        # Under the lock: the call that was begun last, whether it was cancelled, what its code's
+        # own calls belong to, and calls that will not be begun.
         self._begun = 0
         self._is_cancelled = False
+        self._errand = Errand()
         self._dropped: set[int] = set()
 
     def cancel(self, id_: int) -> None:
@@ -62,7 +61,7 @@ class SyncWork:
                 return
             if id_ == self._begun:
                 self._is_cancelled = True
-                self._way_out.main_is_cancelled()
+                self._errand.cancel()
                 return
             self._dropped.add(id_)
         self._control.send(Kind.END, id_)
@@ -98,25 +97,22 @@ class SyncWork:
 
     def _call(self, frame: Frame) -> tuple[Kind, Parcel]:
         try:
-            work = self._answers.opened(frame, time.monotonic())
-            with work.is_running():
-                results = work.plain_method().results(work.items)
-            return Kind.RESULT, self._answers.packed(work.method, results)
+            work = self._answers.opened(frame, time.monotonic(), self._errand)
+            return Kind.RESULT, self._answers.packed(work.method, work.plain_results())
         except Exception as error:
             return Kind.ERROR, self._answers.failure(error)
 
     def _stream(self, frame: Frame) -> tuple[Kind, Parcel]:
         credit = STEPS_AHEAD
         try:
-            work = self._answers.opened(frame, time.monotonic())
-            steps = work.plain_method().steps(work.items)
+            work = self._answers.opened(frame, time.monotonic(), self._errand)
+            steps = work.plain_steps()
             try:
                 while not self._is_cancelled:
                     if credit == 0:
                         credit = self._wait_for_reader(frame.id)
                         continue
-                    with work.is_running():
-                        step = steps.next()
+                    step = work.next_of(steps)
                     if step is DONE:
                         break
                     self._send(Kind.PART, frame.id, self._answers.packed(work.method, step))
@@ -158,5 +154,5 @@ class SyncWork:
                 return False
             self._begun = frame.id
             self._is_cancelled = False
-            self._way_out.main_begins()
+            self._errand = Errand()
             return True

@@ -125,7 +125,8 @@ class Conversation:
             del self._replies.calls[call.id]
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections, and lets go of itself, so that the shared memory goes at once."""
+        self._replies.close()
         self.data.close()
         self.control.close()
 

@@ -7,6 +7,8 @@ beyond what `Handler` does, and its life is told from outside.
 from __future__ import annotations
 
 import inspect
+from functools import partialmethod
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.decorated import Decorated
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shoal.replicas.definition import Definition
+
+_METHODS: Final = (FunctionType, classmethod, staticmethod, partialmethod, Decorated)
 
 HOOKS: Final = ("reconfigure", "health", "warm_up", "close")
 """Methods that Shoal calls, and callers can't."""
@@ -76,7 +80,8 @@ def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in dir(type(target)):
         if name.startswith("_") or name in HOOKS:
             continue
-        if inspect.isroutine(inspect.getattr_static(type(target), name)):
+        # What a class defines, and neither what it inherits from a builtin nor a lazy attribute.
+        if isinstance(inspect.getattr_static(type(target), name), _METHODS):
             yield name, getattr(target, name)
 
 
@@ -101,7 +106,7 @@ def _adapted(
         batched = batched if definition.accept_batch is None else definition.accept_batch
     try:
         return Handler(function, prototype) if batched else OneAtATime(function), batched
-    except TypeError:
+    except (TypeError, ValueError):
         if name == "__call__":
             raise
         return None, batched

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers import Handler
 
-logger: Final = logging.getLogger("shoal.replicas")
-
 DONE: Final[Any] = object()
 """What `PlainSteps.next` gives back when the generator has ended."""
 
@@ -28,16 +25,17 @@ class Job:
 
     Args:
         function: The call.
-        undo: Called in its thread, after the call, if the job was given up meanwhile.
+        undo: What another job must do after the call, if this one was given up meanwhile.
 
     Attributes:
+        undo: As it was given.
         is_given_up: Whether the task has got its answer before the call had ended.
     """
 
     def __init__(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
+        self.undo = undo
         self.is_given_up = False
         self._function = function
-        self._undo = undo
         self._answered = anyio.Event()
         self._value: Any = None
         self._error: BaseException | None = None
@@ -54,19 +52,11 @@ class Job:
         except BaseException as error:
             return None, error
 
-    def undo(self) -> None:
-        """Undoes the call, in its thread; raises nothing, since nobody is left to tell."""
-        try:
-            if self._undo is not None:
-                self._undo()
-        except BaseException:
-            logger.exception("an error in work that was given up")
-
     def answer(self, value: Any, error: BaseException | None) -> bool:
         """Says, in the event loop, what came of the call.
 
         Returns:
-            Whether somebody wants to know; if not, `undo` is next.
+            Whether somebody wants to know; if not, `undo` is due.
         """
         if self.is_given_up:
             return False

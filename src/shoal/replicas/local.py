@@ -59,6 +59,10 @@ class LocalReplica(Replica):
         self._threads: set[anyio.CancelScope] = set()
         self._for_health = anyio.CapacityLimiter(math.inf)
 
+    @property
+    def takes_work(self) -> bool:
+        return self._work.is_open
+
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         failure: Exception | None = None
         async with anyio.create_task_group() as self._tasks:
@@ -158,7 +162,7 @@ class LocalReplica(Replica):
 
     @abstractmethod
     def _begin(self, job: Job) -> None:
-        """Has a thread do a job, in a copy of this context, and tell `_work` when it is done."""
+        """Has a thread do a job, in a copy of this context, and `_answered` called thereafter."""
 
     def _check_code(self) -> None:
         """Refuses code that can't run here.
@@ -257,11 +261,20 @@ class LocalReplica(Replica):
 
     async def _in_thread(self, job: Job, *, shield: bool = True) -> Any:
         await anyio.lowlevel.checkpoint_if_cancelled()
+        self._start_job(job)
+        with anyio.CancelScope(shield=shield):
+            return await job.result()
+
+    def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
+        """Hears what came of a job."""
+        if not job.answer(value, error) and job.undo is not None:
+            self._start_job(Job(job.undo))
+        self._work.is_done(job)
+
+    def _start_job(self, job: Job) -> None:
         self._work.has_begun(job)
         with self._work.identified():
             self._begin(job)
-        with anyio.CancelScope(shield=shield):
-            return await job.result()
 
     def _method(self, method: str) -> tuple[Handler, bool]:
         self._work.check_open()

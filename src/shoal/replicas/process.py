@@ -83,6 +83,10 @@ class ProcessReplica(Replica):
         self._reason: str | None = None
         self._news = anyio.Event()  # it has ended, or is to end
 
+    @property
+    def takes_work(self) -> bool:
+        return self._worker is None or not (self._is_stopped or self._worker.was_killed)
+
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         try:
             order = self._order()
@@ -123,6 +127,7 @@ class ProcessReplica(Replica):
         finally:
             worker.close()
             conversation.close()
+            self._conversation = None
         if failure is not None:
             try:
                 raise failure
@@ -178,11 +183,12 @@ class ProcessReplica(Replica):
 
     def _working(self) -> Conversation:
         conversation = self._conversation
-        if conversation is None or self._description is None:
-            raise ReplicaDied(f"replica {self.tag} is not ready", replica=self.tag)
-        if self._is_stopped and not conversation.is_over:
-            raise ReplicaDied(f"replica {self.tag} was stopped", replica=self.tag)
-        return conversation
+        if conversation is not None and self._description is not None and not self._is_stopped:
+            return conversation
+        if self._worker is not None and self._worker.ended.is_set():
+            raise self._worker.death()
+        how = "was stopped" if self._is_stopped else "is not ready"
+        raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
 
     def _order(self) -> Order:
         """Makes what the worker is told at its start.

@@ -208,8 +208,11 @@ class Link:
 
         Raises:
             TypeError: What it is called with can't be sent.
-            ReplicaDied: Ray does not know the actor; for one, since the program has left Ray.
+            ReplicaDied: The program has left Ray, or Ray does not know the actor.
         """
+        if not ray.is_initialized():  # a call would end the whole process in older versions of Ray
+            self.finish("was lost: the program has left Ray")
+            raise self.died()
         try:
             yield
         except Exception as error:

@@ -80,9 +80,9 @@ class Replies:
     ) -> None:
         self.calls: dict[int, Call] = {}
         self._channel = channel
-        self._take = take
+        self._take: Callable[[Frame], object] = take
         self._grace_s = grace_s
-        self._on_silence = on_silence
+        self._on_silence: Callable[[], object] = on_silence
         self._parking = Parking.of_this_loop()
         self._is_reading = False
 
@@ -102,6 +102,10 @@ class Replies:
         for call in self.calls.values():
             call.is_over = True
             self._wake(call)
+
+    def close(self) -> None:
+        """Forgets what took the frames: there will be none."""
+        self._take = self._on_silence = _ignore
 
     async def next(self, call: Call) -> Frame | None:
         """Waits for the next frame of a call; None if there will be none."""
@@ -164,3 +168,7 @@ class Replies:
             if call.cell is not None and call.reads and not call.is_over:
                 self._wake(call)
                 return
+
+
+def _ignore(*_what: object) -> None:
+    """Takes what does not come any more."""

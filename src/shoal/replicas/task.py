@@ -8,7 +8,7 @@ everything.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -17,14 +17,10 @@ from shoal.batching.handlers import Handler
 from shoal.replicas.local import LocalReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.signature import Binding
     from shoal.replicas.base import Blueprint
     from shoal.replicas.jobs import Job
-
-T = TypeVar("T")
 
 
 class TaskReplica(LocalReplica):
@@ -56,15 +52,9 @@ class TaskReplica(LocalReplica):
     async def _do(self, job: Job) -> None:
         try:
             with self._thread():
-                value, error = await self._in_any_thread(job.run)
-                if not job.answer(value, error):
-                    await self._in_any_thread(job.undo)
+                value, error = await anyio.to_thread.run_sync(
+                    job.run, abandon_on_cancel=True, limiter=self._limiter
+                )
+                self._answered(job, value, error)
         except Exception as error:  # there is no thread to be had
-            job.answer(None, error)
-        finally:
-            self._work.is_done(job)
-
-    async def _in_any_thread(self, function: Callable[[], T]) -> T:
-        return await anyio.to_thread.run_sync(
-            function, abandon_on_cancel=True, limiter=self._limiter
-        )
+            self._answered(job, None, error)

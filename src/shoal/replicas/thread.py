@@ -11,18 +11,21 @@ event loop first: then a process is the place for it.
 from __future__ import annotations
 
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.from_thread
 import anyio.to_thread
 
+from shoal.replicas.instance import HOOKS
 from shoal.replicas.local import LocalReplica, is_async
+from shoal.replicas.ray_bridge import loop_of_caller
 
 if TYPE_CHECKING:
     from shoal.replicas.base import Blueprint
     from shoal.replicas.jobs import Job
+    from shoal.replicas.ray_bridge import Soon
 
 _MISSING: Final = object()
 
@@ -33,16 +36,16 @@ class ThreadReplica(LocalReplica):
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
         self._queue: SimpleQueue[tuple[Job, Context] | None] = SimpleQueue()
-        self._loop_context: Context = copy_context()
 
     def _begin_threads(self) -> None:
         self._tasks.start_soon(self._keep_thread)
 
     async def _keep_thread(self) -> None:
-        self._loop_context = copy_context()
+        _, soon = loop_of_caller()
+        work = partial(self._do_jobs, soon, copy_context())
         with self._thread():
             await anyio.to_thread.run_sync(
-                self._do_jobs, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+                work, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
             )
 
     def _release_threads(self) -> None:
@@ -54,34 +57,24 @@ class ThreadReplica(LocalReplica):
     def _check_code(self) -> None:
         handlers = self.instance.handlers
         names = [name for name, handler in handlers.items() if not handler.threaded]
-        hooks = ("reconfigure", "warm_up", "health", "close")
-        names += [h for h in hooks if (hook := self.instance.hook(h)) and is_async(hook)]
+        names += [h for h in HOOKS if (hook := self.instance.hook(h)) and is_async(hook)]
         if names:
             raise TypeError(
                 f"placement='thread' is for plain code, but {', '.join(names)} of "
                 f"{self.blueprint.definition.name} is async; use placement='task'"
             )
 
-    def _do_jobs(self) -> None:
-        # What says that an event loop runs here is true of the caller's context, not of a thread's.
-        thread_context = copy_context()
+    def _do_jobs(self, soon: Soon, loop_context: Context) -> None:
+        # That an event loop runs here is true of the callers' contexts, and not of a thread's.
         differences: list[tuple[ContextVar[Any], Any]] = [
             (variable, value)
-            for variable, value in thread_context.items()
-            if self._loop_context.get(variable, _MISSING) is not value
+            for variable, value in copy_context().items()
+            if loop_context.get(variable, _MISSING) is not value
         ]
         while (entry := self._queue.get()) is not None:
             job, context = entry
             for variable, value in differences:
                 context.run(variable.set, value)
-            value, error = context.run(job.run)
-            if not anyio.from_thread.run_sync(self._answer, job, value, error):
-                context.run(job.undo)
-                anyio.from_thread.run_sync(self._work.is_done, job)
-            del entry, job, context, value, error  # not to be kept alive until the next job
-
-    def _answer(self, job: Job, value: Any, error: BaseException | None) -> bool:
-        is_wanted = job.answer(value, error)
-        if is_wanted:
-            self._work.is_done(job)
-        return is_wanted
+            # Not to be waited for: an event loop that has ended would never call it.
+            soon(self._answered, job, *context.run(job.run))
+            del entry, job, context  # not to be kept alive until the next job

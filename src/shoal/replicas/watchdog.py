@@ -74,9 +74,13 @@ class Control:
         reader = FrameReader()
         while True:
             frame = receive(self._socket, reader)
-            if frame is None:
-                os._exit(1)  # the parent is gone
-            self._handle(frame)
+            try:
+                if frame is not None:
+                    self._handle(frame)
+                    continue
+            except OSError:
+                pass
+            os._exit(1)  # the parent is gone
 
     def _handle(self, frame: Frame) -> None:
         if frame.kind is Kind.PING:

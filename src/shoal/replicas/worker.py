@@ -50,6 +50,7 @@ class Worker:
         exit_code: What it exited with; None before, and if a signal ended it.
         signal: The name of the signal that ended it; None before, and if none did.
         was_stopped: Whether it was told to end.
+        was_killed: Whether it was killed from here.
 
     Args:
         blueprint: What it is for.
@@ -62,7 +63,7 @@ class Worker:
         options = blueprint.options
         self._tag = blueprint.identity.replica
         self._reason: str | None = None
-        self.was_stopped = False
+        self.was_stopped = self.was_killed = False
         self.ended = anyio.Event()
         self.exit_code: int | None = None
         self.signal: str | None = None
@@ -92,7 +93,9 @@ class Worker:
                 process_group=0,
                 bufsize=0,
             )
-            self.arena = None if memory is None else Arena(memory, options.arena_bytes)
+            self.arena: Arena | None = None
+            if memory is not None:
+                self.arena = Arena(memory, options.arena_bytes)
         except BaseException:
             self._close_ours()
             raise
@@ -138,6 +141,7 @@ class Worker:
         Args:
             reason: Why, for the error of its work; the first one counts.
         """
+        self.was_killed = True
         if self._process.returncode is None:
             self._reason = self._reason or reason
             with suppress(ProcessLookupError, PermissionError):
@@ -151,6 +155,7 @@ class Worker:
             # Only if an interrupt has ended the task that watches.
             self.kill()
             self._reap()
+        self.arena = None
         self._close_ours()
 
     def death(self) -> ReplicaDied:

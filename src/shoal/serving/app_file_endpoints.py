@@ -87,7 +87,7 @@ class EndpointChecks:
             self._flaws.add(path, f"must be an array of tables, as [[{'.'.join(map(str, path))}]]")
             return {}
         found: dict[str, DeclaredShadow] = {}
-        for place, one in enumerate(cast("list[Any]", value)):
+        for place, one in enumerate(cast("Any", value)):
             at = (*path, place)
             given = self._flaws.table(at, one, _SHADOW_KEYS)
             for missing in [key for key in _SHADOW_KEYS[:2] if isinstance(one, dict)]:

@@ -12,39 +12,31 @@ The lines, the pool and the supervisor know nothing of one another but this: the
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.errors import BatcherClosed
 from shoal.replicas.base import Blueprint
 from shoal.replicas.current import Identity
 from shoal.replicas.placements import placement_of
-from shoal.serving.config_batching import unset_batch_options
-from shoal.serving.dispatching import Dispatcher, open_handler
-from shoal.serving.line import Line
+from shoal.serving.lines import CALL, Lines
 from shoal.serving.pool import Pool
 from shoal.serving.scaling import Scaling
 from shoal.serving.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine
 
     from anyio.abc import TaskStatus
 
-    from shoal.core.counters import BatcherStatistics
     from shoal.replicas.base import Replica
     from shoal.replicas.definition import Definition
-    from shoal.replicas.description import Method
     from shoal.serving.config import BackendConfig
 
 logger: Final = logging.getLogger("shoal.serving")
 
-CALL: Final = "__call__"
 
-
-class Backend:
+class Backend(Lines):
     """User code that is served.
 
     Args:
@@ -52,6 +44,7 @@ class Backend:
         definition: The code.
         config: How it runs.
         prepare: Called with each replica before it starts.
+        enter: What each task calls first that the code may run in.
 
     Attributes:
         tag: Its name.
@@ -69,16 +62,13 @@ class Backend:
         definition: Definition,
         config: BackendConfig,
         prepare: Callable[[Replica], None],
+        enter: Callable[[], object] = lambda: None,
     ) -> None:
-        self.tag = tag
         self.definition = definition
-        self.config = config
-        self.lines: dict[str, Line] = {}
+        super().__init__(tag, config, enter)
         self._prepare = prepare
         self._said: str | None = None
         self._scaling = Scaling(self)
-        self._opening = anyio.Lock()
-        self.is_closing = False
         self._ended = anyio.Event()
         self._closing = anyio.Event()
 
@@ -91,14 +81,19 @@ class Backend:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                self.pool = Pool(self.tag, lambda member: self.supervisor.batch_ended(member))
-                self.supervisor = Supervisor(self.tag, self._make, self.pool, self.config, tasks)
+                self.pool = Pool(
+                    self.tag, lambda member: self.supervisor.batch_ended(member), self._scaling.wake
+                )
+                self.supervisor = Supervisor(
+                    self.tag, self._make, self.pool, self.config, tasks, self._enter
+                )
                 self.supervisor.begin()
                 self._scaling.configure(self.config.autoscaling)
                 task_status.started()
                 await self._closing.wait()
                 tasks.cancel_scope.cancel()
         finally:
+            self.supervisor.is_over()
             self._ended.set()
 
     async def ready(self) -> None:
@@ -112,34 +107,6 @@ class Backend:
         await self.line(CALL)
         self.log_oddity()
 
-    async def line(self, method: str) -> Line:
-        """Returns the line of a method, and opens it if need be.
-
-        Raises:
-            NoSuchName: The code has no such method.
-            BatcherClosed: The backend is closing.
-            BackendUnavailable: No replica has been ready, and none can be started.
-        """
-        described = (await self.supervisor.described()).method(method)
-        async with self._opening:
-            if (line := self.lines.get(method)) is not None:
-                return line
-            if self.is_closing:
-                raise BatcherClosed(f"the backend {self.tag} is closed")
-            if self.config.fill == "closed":
-                retries = lambda: self.config.retries  # noqa: E731 - as it is at each death
-                handler = Dispatcher(self.tag, described, self.pool, retries).handler
-            else:
-                [kept, *_] = self.supervisor.ready()
-                binding = kept.replica.open_binding(method)
-                fill, streams = self.config.fill, self.config.streams
-                handler = open_handler(self.pool, method, fill, streams, binding)
-            options = self.batch_options(described, self.config)
-            line = Line(self._line_name(method), described, handler, self.pool, options)
-            await self._tasks.start(line.keep)
-            self.lines[method] = line
-            return line
-
     def adopt(self, config: BackendConfig) -> None:
         """Takes in what of another config concerns the lines and the supervisor.
 
@@ -147,17 +114,7 @@ class Backend:
             TypeError: An option has the wrong type; nothing is changed.
             ValueError: An option does not fit the code; nothing is changed.
         """
-        before = self.config
-        done: list[Line] = []
-        try:
-            for line in self.lines.values():
-                line.batcher.configure(**self.batch_options(line.method, config))
-                done.append(line)
-        except BaseException:
-            for line in done:
-                line.batcher.configure(**self.batch_options(line.method, before))
-            raise
-        self.config = config
+        self.configure_lines(config)
         self.supervisor.adopt(config)
         if (description := self.supervisor.description) is not None:
             slots = config.slots(description.method(CALL).batched)
@@ -182,7 +139,7 @@ class Backend:
     def set_wanted(self, num_replicas: int) -> None:
         """Changes the number of replicas, without waiting for them."""
         self.supervisor.scale(num_replicas)
-        self._resize_lines()
+        self.resize_lines()
 
     async def replace(self, config: BackendConfig) -> None:
         """Replaces the replicas one by one.
@@ -207,12 +164,8 @@ class Backend:
         """
         self.is_closing = True
         self._scaling.configure(None)
-        async with self._opening:
-            pass  # a line that is being opened is there now
         try:
-            async with anyio.create_task_group() as tasks:
-                for line in self.lines.values():
-                    tasks.start_soon(partial(line.close, at_once=at_once))
+            await self.close_lines(at_once=at_once)
             await self.supervisor.end(at_once=at_once)
         finally:
             self._closing.set()
@@ -222,42 +175,22 @@ class Backend:
         """Starts a task that ends with the backend."""
         self._tasks.start_soon(function, *args)
 
-    def statistics(self) -> Iterator[BatcherStatistics]:
-        """Yields the figures of each line."""
-        for line in self.lines.values():
-            yield line.batcher.statistics()
-
-    @property
-    def queued(self) -> int:
-        """How many requests are in line."""
-        return sum([each.queued + each.parked for each in self.statistics()])
-
-    @property
-    def running(self) -> int:
-        """How many requests are in batches that run."""
-        return sum([each.running for each in self.statistics()])
-
     @property
     def failure(self) -> BaseException | None:
         """What broke a line of it, or keeps its replicas from being started; None for nothing."""
         broken = [line.batcher.failure for line in self.lines.values()]
         return next(filter(None, broken), self.pool.failure)
 
-    def drain(self) -> None:
-        """Has batches wait for company no more."""
-        for line in self.lines.values():
-            line.batcher.drain()
-
     @property
     def ongoing(self) -> int:
         """How many requests are in replicas."""
         return sum([kept.ongoing for kept in self.supervisor.kept])
 
-    def _make(self, number: int, config: BackendConfig) -> Replica:
+    def _make(self, tag: str, place: int, config: BackendConfig) -> Replica:
         replica = placement_of(config.placement)(
             Blueprint(
-                identity=Identity(self.tag, f"{self.tag}#{number}"),
-                number=number,
+                identity=Identity(self.tag, tag),
+                number=place,
                 definition=self.definition,
                 user_config=config.user_config,
                 options=config.replica,
@@ -265,29 +198,6 @@ class Backend:
         )
         self._prepare(replica)
         return replica
-
-    def batch_options(self, method: Method, config: BackendConfig) -> dict[str, Any]:
-        """Returns the options of the batcher of a method, under some config.
-
-        Raises:
-            TypeError: An option has the wrong type.
-            ValueError: An option does not fit the code.
-        """
-        description = self.supervisor.description
-        if not method.batched and description is not None and description.method(CALL).batched:
-            config = config.of_one()
-        options = {**unset_batch_options(), **config.batch_options(method.batched)}
-        # A slot for each batch that the replicas may have; the pool says how many they can take.
-        slots = max(1, self.supervisor.wanted) * config.slots(method.batched)
-        return {**options, "max_concurrent_batches": slots}
-
-    def _resize_lines(self) -> None:
-        for line in self.lines.values():
-            options = self.batch_options(line.method, self.config)
-            line.batcher.configure(max_concurrent_batches=options["max_concurrent_batches"])
-
-    def _line_name(self, method: str) -> str:
-        return self.tag if method == CALL else f"{self.tag}.{method}"
 
     def log_oddity(self) -> None:
         """Warns of options that are hardly meant."""

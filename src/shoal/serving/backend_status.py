@@ -23,6 +23,8 @@ def state_of(backend: Backend) -> BackendState:
     if backend.failure is not None:
         return "unavailable"
     supervisor = backend.supervisor
+    if not supervisor.wanted:
+        return "ready"  # a request starts one
     if not supervisor.ready():
         return "unavailable" if supervisor.failures.deaths else "starting"
     return "degraded" if supervisor.is_missing_some() else "ready"

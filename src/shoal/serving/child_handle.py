@@ -5,9 +5,11 @@ It is what a handle becomes that is given to a replica, as an init arg or in an 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from shoal.errors import NoSuchName
 from shoal.replicas.calling_out import CallOut, WayOut, way_out
 from shoal.serving.asking import Asked
 
@@ -15,14 +17,24 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
 
 
-def handle_in_child(endpoint: str, asked: dict[str, Any]) -> ChildHandle:
-    """Makes the handle again where it was sent to.
+running_controller: Final[ContextVar[Any]] = ContextVar("shoal.running_controller")
+"""The controller that the code which runs belongs to."""
+
+IS_THERE: Final = "?"
+"""In place of a method's name: asks whether there is such an endpoint."""
+
+
+def handle_again(endpoint: str, asked: dict[str, Any]) -> Any:
+    """Makes a handle again where it was sent to: a replica's process, or back in the controller's.
 
     Raises:
-        RuntimeError: This is no replica's process, so nobody could make the calls.
+        RuntimeError: It is neither, so nobody could make the calls.
     """
     way = way_out.get(None)
     if way is None:
+        owner = running_controller.get(None)
+        if owner is not None:
+            return owner.handle(endpoint, Asked(**asked))
         raise RuntimeError(
             f"a handle of the endpoint {endpoint!r} was unpickled outside of a replica's process; "
             "a program of its own connects by shoal.connect(url)"
@@ -34,9 +46,9 @@ def handle_in_child(endpoint: str, asked: dict[str, Any]) -> ChildHandle:
 class ChildHandle:
     """Calls an endpoint from a replica's process; see `Handle`."""
 
-    _way: WayOut
+    way: WayOut
     endpoint: str
-    _asked: Asked
+    asked: Asked = field(default_factory=Asked)
 
     @property
     def sync(self) -> ChildSyncHandle:
@@ -62,11 +74,11 @@ class ChildHandle:
             "timeout_s": timeout_s,
             "priority": priority,
         }
-        return replace(self, _asked=self._asked.with_changes(changes))
+        return replace(self, asked=self.asked.with_changes(changes))
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.call`."""
-        return await self._way.call_async(self.call_out(args, kwargs, stream=False))
+        return await self.way.call_async(self.call_out(args, kwargs, stream=False))
 
     def remote(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """See `Handle.remote`."""
@@ -74,15 +86,57 @@ class ChildHandle:
 
     def stream(self, *args: Any, **kwargs: Any) -> ChildStream:
         """See `Handle.stream`."""
-        return ChildStream(self._way.stream_async(self.call_out(args, kwargs, stream=True)))
+        return ChildStream(self.way.stream_async(self.call_out(args, kwargs, stream=True)))
 
     def call_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, stream: bool) -> CallOut:
         """Returns what is asked of the process that the endpoint is in."""
-        asked = vars(self._asked)
+        asked = vars(self.asked)
         return CallOut(endpoint=self.endpoint, args=args, kwargs=kwargs, stream=stream, **asked)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return handle_in_child, (self.endpoint, vars(self._asked))
+        return handle_again, (self.endpoint, vars(self.asked))
+
+
+class ChildClient:
+    """What code in a replica's process has of the controller: the handles of its endpoints."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    @property
+    def sync(self) -> ChildSyncClient:
+        """The same for plain code."""
+        return ChildSyncClient()
+
+    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildHandle | None:
+        """Returns what calls an endpoint; see `Client.get_handle`."""
+        way = way_out.get()
+        is_there = await way.call_async(CallOut(endpoint=endpoint, method_name=IS_THERE))
+        return _handle_of(way, endpoint, is_there=is_there, missing_ok=missing_ok)
+
+
+class ChildSyncClient:
+    """The same for plain code."""
+
+    def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildSyncHandle | None:
+        """Returns what calls an endpoint; see `Client.get_handle`."""
+        way = way_out.get()
+        is_there = way.call(CallOut(endpoint=endpoint, method_name=IS_THERE))
+        handle = _handle_of(way, endpoint, is_there=is_there, missing_ok=missing_ok)
+        return None if handle is None else handle.sync
+
+
+def _handle_of(
+    way: WayOut, endpoint: str, *, is_there: bool, missing_ok: bool
+) -> ChildHandle | None:
+    if is_there:
+        return ChildHandle(way, endpoint, Asked())
+    if missing_ok:
+        return None
+    raise NoSuchName(f"there is no endpoint {endpoint!r}")
 
 
 class ChildStream:
@@ -113,7 +167,21 @@ class ChildSyncHandle:
 
     def __init__(self, handle: ChildHandle) -> None:
         self._handle = handle
-        self._way = handle._way
+        self._way = handle.way
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's name."""
+        return self._handle.endpoint
+
+    @property
+    def sync(self) -> Self:
+        """This handle."""
+        return self
+
+    def options(self, **options: Any) -> ChildSyncHandle:
+        """See `Handle.options`."""
+        return self._handle.options(**options).sync
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a call, and blocks until it is answered."""

@@ -93,8 +93,6 @@ class Endpoint:
         Raises:
             ShoalError: The endpoint was deleted, or closed.
         """
-        if self._waiting:
-            return None  # those that came before go first
         if self._only is not None:
             return self._only
         return self._chosen(shard_key)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio.lowlevel
 
 from shoal.serving.asking import routed
+from shoal.serving.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
     from shoal.batching.stream import ResultStream
     from shoal.serving.asking import Asked
     from shoal.serving.endpoint import Endpoint
-    from shoal.serving.shadow import Answer
 
 
 class EndpointStream:
@@ -35,9 +35,7 @@ class EndpointStream:
         self._asked = asked
         self._args = args
         self._kwargs = kwargs
-        self._stream: ResultStream[Any] | None = None
-        self._answer: Answer | None = None
-        self._items: list[Any] = []
+        self._stream: ResultStream[Any] | ComparedStream | None = None
         self._is_over = False
 
     async def __aenter__(self) -> Self:
@@ -61,18 +59,13 @@ class EndpointStream:
             raise StopAsyncIteration
         stream = self._stream or await self._routed()
         try:
-            item = await stream.__anext__()
+            return await stream.__anext__()
         except StopAsyncIteration:
-            if self._answer is not None:
-                self._answer.set(self._items)
             self._is_over = True
             raise
         except Exception:
             self._fail()
             raise
-        if self._answer is not None:
-            self._items.append(item)
-        return item
 
     async def aclose(self) -> None:
         """Leaves the stream. Idempotent; a checkpoint."""
@@ -83,16 +76,12 @@ class EndpointStream:
         self._is_over = True
         if self._stream is not None:
             self._stream.leave()
-        if self._answer is not None:
-            self._answer.end()
 
     def _fail(self) -> None:
         self._endpoint.errors += 1
         self._is_over = True
-        if self._answer is not None:
-            self._answer.end()
 
-    async def _routed(self) -> ResultStream[Any]:
+    async def _routed(self) -> ResultStream[Any] | ComparedStream:
         endpoint, asked = self._endpoint, self._asked
         endpoint.requests += 1
         try:
@@ -103,9 +92,9 @@ class EndpointStream:
                 )
             entry = line.entry()
             item = entry.item(self._args, self._kwargs)
-            if endpoint.shadows:
-                self._answer = endpoint.copied(line, item)
-            self._stream = entry.begin_stream_of(item, asked.wishes(spent_s))
+            stream = entry.begin_stream_of(item, asked.wishes(spent_s))
+            answer = endpoint.copied(line, item) if endpoint.shadows else None
+            self._stream = stream if answer is None else ComparedStream(stream, answer)
             return self._stream
         except Exception:
             self._fail()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.batching.current import running_batch
 from shoal.serving.asking import Asked, routed
-from shoal.serving.child_handle import handle_in_child
+from shoal.serving.child_handle import handle_again
 from shoal.serving.endpoint_stream import EndpointStream
 from shoal.serving.sync_client import SyncHandleFace
 
@@ -138,7 +138,7 @@ class EndpointHandle:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In a replica's process it calls back into this one.
-        return handle_in_child, (self._endpoint, vars(self._asked))
+        return handle_again, (self._endpoint, vars(self._asked))
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self._endpoint!r}>"

@@ -46,6 +46,7 @@ class Kept:
         replica: The replica.
         config: What it was started with.
         version: Of what version of the backend it is; another one when it is to be replaced.
+        is_worn_out: Whether it is to be replaced though nothing is wrong with it.
         life: Where it is in its life.
         member: Its place in the pool, once it is ready.
         failure: Why it could not be started, or died; None for an end that was asked for.
@@ -57,6 +58,7 @@ class Kept:
         self.replica = replica
         self.config = config
         self.version = version
+        self.is_worn_out = False
         self.life = ReplicaLife()
         self.member: Member | None = None
         self.failure: Exception | None = None
@@ -86,7 +88,8 @@ class Kept:
                 self.life.on("start")
                 await self.replica.serve(task_status=_Ready(self, on_ready))
         except (ReplicaDied, ReplicaNotStarted) as error:
-            self.failure = error
+            # Without its traceback, whose frames hold this, and all that is of the replica.
+            self.failure = error.with_traceback(None)
         except Exception as error:  # a placement's mistake must not end its neighbours
             self.failure = self._explained(f"it ended with {error!r}")
             self.failure.__cause__ = error
@@ -132,6 +135,7 @@ class Kept:
                 self.life.on("unhealthy")
                 on_unhealthy(self)
                 self.replica.kill(f"{failures} health checks failed, the last with {trouble}")
+                await self.give_up()
                 return
 
     async def _trouble(self) -> str | None:
@@ -173,10 +177,14 @@ class Kept:
             self.replica.kill(f"its work did not end within {grace_s:g} s")
         else:
             self.replica.stop()
+        await self.give_up()
+
+    async def give_up(self) -> None:
+        """Waits for the end of a replica that was told to, and gives it up if it does not come."""
         with anyio.move_on_after(self.config.replica.cancel_grace_s + _MARGIN_S):
             await self._ended.wait()
             return
-        logger.error("%s: does not end, and is killed", self.replica.tag)
+        logger.error("%s: does not end, and is given up", self.replica.tag)
         self.replica.kill("it did not end when it was asked to")
         self._scope.cancel()
 

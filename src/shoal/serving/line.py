@@ -19,6 +19,8 @@ from shoal.errors import BatcherClosed
 from shoal.serving.pool import LineRoom
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from anyio.abc import TaskStatus
 
     from shoal.batching.entry import Entry
@@ -65,8 +67,14 @@ class Line:
         """Returns how many requests a batch may begin with."""
         return self.batcher.options.max_batch_size if self.batcher.fill == "closed" else 1
 
-    async def keep(self, *, task_status: TaskStatus[None]) -> None:
-        """Keeps the line open until it is closed."""
+    async def keep(self, enter: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
+        """Keeps the line open until it is closed.
+
+        Args:
+            enter: What is called first, in the context that the code may run in.
+            task_status: Told when calls are taken.
+        """
+        enter()
         is_open = False
 
         class Opened:

@@ -24,11 +24,12 @@ class NotMade(Replica):
 
     Args:
         identity: Its names.
+        place: Its place among the replicas.
         cause: What its placement raised.
     """
 
-    def __init__(self, identity: Identity, cause: Exception) -> None:
-        super().__init__(Blueprint(identity=identity, definition=Definition(None)))
+    def __init__(self, identity: Identity, place: int, cause: Exception) -> None:
+        super().__init__(Blueprint(identity=identity, definition=Definition(None), number=place))
         self._cause = cause
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:

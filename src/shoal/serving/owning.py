@@ -13,10 +13,11 @@ from anyio.from_thread import BlockingPortal
 from shoal.core.traffic import Traffic
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ShutDown
 from shoal.serving.backend import Backend
+from shoal.serving.child_handle import IS_THERE, running_controller
 from shoal.serving.declaring import Declarations
 from shoal.serving.endpoint import Endpoint
+from shoal.serving.entries import Entries
 from shoal.serving.handle import EndpointHandle
-from shoal.serving.inside import running_controller
 from shoal.serving.shadow import ShadowFlow
 from shoal.serving.sync_client import PortalBridge
 
@@ -28,21 +29,21 @@ if TYPE_CHECKING:
     from shoal.replicas.base import Replica
     from shoal.replicas.calling_out import CallOut
     from shoal.replicas.definition import Definition
+    from shoal.serving.asking import Asked
     from shoal.serving.client import Client
     from shoal.serving.config import BackendConfig
     from shoal.serving.state import StateFile
+    from shoal.serving.state_records import DeclaredShadow
 
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class Owner(ABC):
+class Owner(Entries, ABC):
     """Owns backends and endpoints while it is open."""
 
     def __init__(self, state: StateFile | None = None) -> None:
+        super().__init__()
         self.backends: dict[str, Backend] = {}
-        self.endpoints: dict[str, Endpoint] = {}
-        self.routes: dict[str, dict[str, Endpoint]] = {}
-        self.version = 0
         self.url: str | None = None
         self._declarations = Declarations(state)
         self._reserved: set[str] = set()
@@ -59,10 +60,14 @@ class Owner(ABC):
         if self._was_opened:
             raise RuntimeError("a controller is opened once, and this one was already")
         self._was_opened = True
-        async with AsyncExitStack() as stack:
-            tasks = await stack.enter_async_context(anyio.create_task_group())
+        self._exit = AsyncExitStack()
+        try:
+            tasks = await self._exit.enter_async_context(anyio.create_task_group())
             await tasks.start(self._run)
-            self._exit = stack.pop_all()
+        except BaseException:  # closed without it, so that no group is made of it
+            await self._exit.aclose()
+            raise
+        else:
             # The tasks go on while the block is cancelled, so that who cleans up gets answers.
             self._scope.shield = True
         return self
@@ -107,7 +112,6 @@ class Owner(ABC):
             backend.drain()
 
     async def _run(self, *, task_status: TaskStatus[None]) -> None:
-        running_controller.set(self._as_client())
         try:
             with self._scope:
                 async with BlockingPortal() as portal, anyio.create_task_group() as tasks:
@@ -138,7 +142,7 @@ class Owner(ABC):
 
     async def _started(self, tag: str, code: Definition, config: BackendConfig) -> Backend:
         assert self._tasks is not None
-        backend = Backend(tag, code, config, self._prepare)
+        backend = Backend(tag, code, config, self._prepare, self._enter)
         await self._tasks.start(self._keep, backend)
         return backend
 
@@ -173,21 +177,8 @@ class Owner(ABC):
                 traffic = Traffic.checked(one.traffic, self.backends)
                 endpoint.set_traffic(traffic, {tag: self.backends[tag] for tag in one.traffic})
             for tag, shadow in one.shadows.items():
-                flow = ShadowFlow(self.backends[tag], shadow.proportion, shadow.compare)
-                endpoint.shadows[tag] = flow
+                endpoint.shadows[tag] = _restored_shadow(self.backends[tag], shadow)
             self._add_endpoint(endpoint)
-
-    def endpoint(self, name: str) -> Endpoint:
-        """Returns an endpoint.
-
-        Raises:
-            NoSuchName: There is none of that name.
-        """
-        found = self.endpoints.get(name)
-        if found is None:
-            there = ", ".join(sorted(self.endpoints)) or "none"
-            raise NoSuchName(f"there is no endpoint {name!r}; there are: {there}")
-        return found
 
     def _backend(self, tag: str) -> Backend:
         found = self.backends.get(tag)
@@ -217,48 +208,17 @@ class Owner(ABC):
             self.check_open()
             yield self._backend(tag)
 
-    def _check_free(self, endpoint: Endpoint) -> None:
-        """Checks that an endpoint's name and route are free.
-
-        Raises:
-            NameTaken: One is not.
-        """
-        there = self.endpoints.get(endpoint.name)
-        if there is not None:
-            same = (there.route, set(there.methods)) == (endpoint.route, set(endpoint.methods))
-            raise NameTaken(
-                f"there is an endpoint {endpoint.name!r} already, with route={there.route!r} and "
-                f"methods={list(there.methods)!r}"
-                + ("; move its traffic to another backend with set_traffic" if same else "")
-            )
-        for method in endpoint.methods if endpoint.route is not None else ():
-            taken = self.routes.get(endpoint.route or "", {}).get(method)
-            if taken is not None:
-                raise NameTaken(
-                    f"{method} {endpoint.route} is answered by the endpoint {taken.name!r} already"
-                )
-
-    def _add_endpoint(self, endpoint: Endpoint) -> None:
-        self.version += 1
-        self.endpoints[endpoint.name] = endpoint
-        if endpoint.route is not None:
-            by_method = dict.fromkeys(endpoint.methods, endpoint)
-            self.routes.setdefault(endpoint.route, {}).update(by_method)
-
-    def _remove_endpoint(self, endpoint: Endpoint) -> None:
-        self.version += 1
-        del self.endpoints[endpoint.name]
-        if endpoint.route is not None:
-            methods = self.routes[endpoint.route]
-            for method in endpoint.methods:
-                del methods[method]
-            if not methods:
-                del self.routes[endpoint.route]
-        endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
-
     def _start_task(self, function: Callable[..., Any], *args: Any) -> None:
         assert self._tasks is not None
         self._tasks.start_soon(function, *args)
+
+    def handle(self, endpoint: str, asked: Asked) -> EndpointHandle:
+        """Makes a handle for code in a replica of this controller's."""
+        return EndpointHandle(self, endpoint, asked, is_inside=True)
+
+    def _enter(self) -> None:
+        """Says in a task's context whose code it runs."""
+        running_controller.set(self._as_client())
 
     def _prepare(self, replica: Replica) -> None:
         """Lets a replica in another process call endpoints of this one."""
@@ -271,6 +231,8 @@ class Owner(ABC):
         Raises:
             Exception: As for a call by a handle.
         """
+        if call.method_name == IS_THERE:
+            return call.endpoint in self.endpoints
         handle = EndpointHandle(self, call.endpoint, is_inside=True).options(
             method_name=call.method_name,
             shard_key=call.shard_key,
@@ -291,3 +253,14 @@ class Owner(ABC):
         """
         if self._is_shut_down or self._tasks is None:
             raise ShutDown("this client was shut down already, or has not been opened")
+
+
+def _restored_shadow(backend: Backend, declared: DeclaredShadow) -> ShadowFlow:
+    """Makes a shadow again; one whose answers can't be compared any more is no reason to fail."""
+    try:
+        return ShadowFlow(backend, declared.proportion, declared.compare)
+    except Exception:
+        logger.exception("%s: shadow answers are not compared", backend.tag)
+        flow = ShadowFlow(backend, declared.proportion, None)
+        flow.compare = declared.compare  # it is still what is declared
+        return flow

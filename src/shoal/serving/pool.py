@@ -7,7 +7,6 @@ longest past. So no replica has a line of its own in which work could wait besid
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -48,11 +47,11 @@ class Member:
         self.idle.set()
 
     def room(self, size: int) -> int:
-        """Returns how many more batches of some size it can take."""
+        """Returns how many more batches of some size it can take; an idle one takes any."""
         slots = self.slots - self.batches
         if self.most is not None:
             slots = min(slots, (self.most - self.ongoing) // size)
-        return max(0, slots)
+        return max(0 if self.batches else 1, slots)
 
 
 class Pool:
@@ -61,28 +60,53 @@ class Pool:
     Args:
         name: The backend's tag, for messages.
         on_batch: Called after each batch with the replica that ran it.
+        on_wait: Called when a batch that is due finds no room.
 
     Attributes:
         failure: Why there is no replica, nor will be soon; None otherwise.
     """
 
-    def __init__(self, name: str, on_batch: Callable[[Member], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        on_batch: Callable[[Member], None],
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         self._name = name
+        self._on_wait = on_wait
         self._on_batch = on_batch
         # The one whose turn is longest past comes first.
         self._members: dict[Replica, Member] = {}
-        self._listeners: deque[Callable[[], None]] = deque()
+        self._listeners: list[Callable[[], None]] = []
+        # Lines with a batch that is due, in the order in which they found no room.
+        self._queue: dict[LineRoom, None] = {}
+        self._run_again = 0
         self._change = anyio.Event()
         self.failure: BaseException | None = None
 
-    def free(self, size: int) -> int:
-        """Returns how many more batches of some size it can take.
+    def free(self, size: int, line: LineRoom) -> int:
+        """Returns how many more batches of some size it can take from a line.
 
         While the backend has failed it takes any, which fail at once: their callers are told.
+        Batches that run again go first, and lines that had to wait before this one: a line of small
+        batches would take each place that comes free from one of large batches.
         """
         if self.failure is not None and not self._members:
             return 1
+        if self._run_again or (self._queue and next(iter(self._queue)) is not line):
+            return 0
         return sum([member.room(size) for member in self._members.values()])
+
+    def queue(self, line: LineRoom) -> None:
+        """Gives a line a place in the queue; it keeps the one that it has."""
+        self._queue.setdefault(line)
+        self._on_wait()
+
+    def leave_queue(self, line: LineRoom) -> None:
+        """Takes a line's place in the queue away."""
+        if line in self._queue:
+            del self._queue[line]
+            self._changed()
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """Has a function called whenever there is more or less room; gives back what ends that."""
@@ -134,10 +158,16 @@ class Pool:
         Raises:
             BackendUnavailable: There is none, nor will be soon.
         """
-        while (member := self.take(size)) is None:
-            self.check_available()
-            await self._change.wait()
-        return member
+        self._run_again += 1
+        try:
+            while (member := self.take(size)) is None:
+                self.check_available()
+                await self._change.wait()
+            return member
+        finally:
+            self._run_again -= 1
+            if not self._run_again:
+                self._changed()
 
     def check_available(self) -> None:
         """Checks that there is a replica, or will be soon.
@@ -173,14 +203,14 @@ class Pool:
             member.ongoing -= requests
             if not member.batches:
                 member.idle.set()
+            if not member.replica.takes_work:
+                self.withdraw(member)
             self._on_batch(member)
             self._changed()
 
     def _changed(self) -> None:
         self._change.set()
         self._change = anyio.Event()
-        # Each time another one is first, or one line could starve the others.
-        self._listeners.rotate(1)
         for listener in tuple(self._listeners):
             listener()
 
@@ -200,7 +230,19 @@ class LineRoom:
     @property
     def free(self) -> int:
         """How many more batches the replicas can take."""
-        return self._pool.free(self._size())
+        return self._pool.free(self._size(), self)
+
+    def is_full(self) -> bool:
+        """See `Room.is_full`."""
+        if self.free:
+            self._pool.leave_queue(self)
+            return False
+        self._pool.queue(self)
+        return True
+
+    def rest(self) -> None:
+        """See `Room.rest`."""
+        self._pool.leave_queue(self)
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """See `Room.subscribe`."""

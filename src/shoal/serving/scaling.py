@@ -46,6 +46,12 @@ class Scaling:
         self._backend = backend
         self._scope: anyio.CancelScope | None = None
         self._options: AutoscalingOptions | None = None
+        self._woken = anyio.Event()
+
+    def wake(self) -> None:
+        """Looks at once, if there is no replica at all: a batch is due."""
+        if not self._backend.supervisor.wanted:
+            self._woken.set()
 
     def configure(self, options: AutoscalingOptions | None) -> None:
         """Begins, changes or ends it."""
@@ -69,4 +75,6 @@ class Scaling:
                 wanted = scaler.decide(now, backend.supervisor.wanted)
                 if wanted != backend.supervisor.wanted:
                     backend.set_wanted(wanted)
-                await anyio.sleep(options.metrics_interval_s)
+                with anyio.move_on_after(options.metrics_interval_s):
+                    await self._woken.wait()
+                self._woken = anyio.Event()

@@ -41,7 +41,7 @@ _TABLES: Final = {
     ),
     "declared": (
         "CREATE TABLE declared (kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, "
-        "checksum TEXT NOT NULL, PRIMARY KEY (kind, name)) WITHOUT ROWID"
+        "checksum TEXT NOT NULL, PRIMARY KEY (kind, name))"
     ),
 }
 _BACKEND: Final = "backend"
@@ -88,7 +88,9 @@ def read(database: Connection) -> DeclaredState:
         StateRefused: What they hold is damaged.
         sqlite3.Error: They can't be read.
     """
-    rows = database.execute("SELECT kind, name, body, checksum FROM declared").fetchall()
+    rows = database.execute(
+        "SELECT kind, name, body, checksum FROM declared ORDER BY rowid"
+    ).fetchall()
     backends: dict[str, DeclaredBackend] = {}
     endpoints: dict[str, DeclaredEndpoint] = {}
     checksums: dict[tuple[str, str], str] = {}
@@ -129,7 +131,12 @@ def write(database: Connection, changes: Iterable[Change]) -> None:
 def _put(database: Connection, kind: str, name: str, body: Mapping[str, Any]) -> None:
     text = encoded(body)
     row = (kind, name, text, _row_checksum(kind, name, text))
-    database.execute("INSERT OR REPLACE INTO declared VALUES (?, ?, ?, ?)", row)
+    # One that is changed keeps its row, and so its place in the order of creation.
+    database.execute(
+        "INSERT INTO declared VALUES (?, ?, ?, ?) ON CONFLICT (kind, name)"
+        " DO UPDATE SET body = excluded.body, checksum = excluded.checksum",
+        row,
+    )
 
 
 def _delete(database: Connection, kind: str, name: str) -> None:

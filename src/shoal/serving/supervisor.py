@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from shoal.core.rollout import Seen, decide
-from shoal.errors import BatcherClosed
 from shoal.replicas.current import Identity
 from shoal.serving.config_batching import DEFAULTS
-from shoal.serving.failures import Failures
 from shoal.serving.keeping import Kept
 from shoal.serving.not_made import NotMade
+from shoal.serving.watched import Watched
 from shoal.serving.wearing_out import may_wear_out, worn_out
 
 if TYPE_CHECKING:
@@ -38,90 +38,36 @@ _STALE: Final = -1
 """The version of a replica that is to be replaced by one of the same kind."""
 
 
-class Supervisor:
+class Supervisor(Watched):
     """Keeps the replicas of one backend.
 
     Args:
         name: The backend's tag.
-        make: Makes replica number so-and-so by a config.
+        make: Makes a replica of some tag, for some place among the others, by a config.
         pool: Where those go that are ready.
         config: How they run.
         tasks: Where their tasks run.
-
-    Attributes:
-        config: The config that new replicas are started with.
-        wanted: How many there should be.
-        kept: Those there are, in whatever state.
-        description: What their code can do; None until one has been ready.
-        failures: What has become of those that were started.
+        enter: What each of their tasks calls first.
     """
 
     def __init__(
         self,
         name: str,
-        make: Callable[[int, BackendConfig], Replica],
+        make: Callable[[str, int, BackendConfig], Replica],
         pool: Pool,
         config: BackendConfig,
         tasks: TaskGroup,
+        enter: Callable[[], object] = lambda: None,
     ) -> None:
-        self.config = config
-        self.wanted = config.num_replicas
-        self.kept: list[Kept] = []
-        self.description: Description | None = None
-        self.failures = Failures(name)
-        self._name = name
+        super().__init__(name, pool, config)
         self._make = make
-        self._pool = pool
         self._tasks = tasks
-        self._version = 0
+        self._enter = enter
         self._number = 0
-        self._change = anyio.Event()
-        self._is_ending = self._is_over = False
 
     def begin(self) -> None:
         """Starts the first replicas."""
         self._reconcile()
-
-    async def settle(self) -> None:
-        """Waits until there are as many replicas as wanted, all of this version, and no others.
-
-        Raises:
-            ReplicaNotStarted: One could not be started meanwhile.
-        """
-        before = self.failures.start_failures
-        while not self._is_settled():
-            if self.failures.start_failures > before:
-                raise self.failures.not_started()
-            await self._change.wait()
-
-    async def first_ready(self) -> Description:
-        """Waits for the first replica, and returns what it can do.
-
-        Raises:
-            ReplicaNotStarted: None of the first ones could be started.
-            BatcherClosed: The backend is closing.
-        """
-        while self.description is None:
-            if self._is_ending or self._is_over:
-                raise BatcherClosed(f"the backend {self._name} is closed")
-            if self.failures.start_failures >= self.config.num_replicas:
-                raise self.failures.not_started()
-            await self._change.wait()
-        return self.description
-
-    async def described(self) -> Description:
-        """Waits until it is known what the code can do.
-
-        Raises:
-            BackendUnavailable: No replica has been ready, and none can be started.
-            BatcherClosed: The backend is closing.
-        """
-        while self.description is None:
-            if self._is_ending:
-                raise BatcherClosed(f"the backend {self._name} is closed")
-            self._pool.check_available()
-            await self._change.wait()
-        return self.description
 
     def scale(self, wanted: int) -> None:
         """Changes how many replicas there should be."""
@@ -161,10 +107,6 @@ class Supervisor:
             kept.config = config
         self._reconcile()
 
-    def ready(self) -> list[Kept]:
-        """Returns the replicas that take work."""
-        return [kept for kept in self.kept if kept.life.takes_work]
-
     def is_missing_some(self) -> bool:
         """Says whether fewer replicas take work than should."""
         return len(self.ready()) < self.wanted
@@ -174,11 +116,11 @@ class Supervisor:
         if not may_wear_out(self.config):
             return
         kept = next((k for k in self.kept if k.member is member), None)
-        if kept is None or kept.version == _STALE or not kept.life.takes_work:
+        if kept is None or kept.is_worn_out or not kept.life.takes_work:
             return
         if (reason := worn_out(member, self.config)) is not None:
             logger.info("%s: is replaced, since it %s", kept.replica.tag, reason)
-            kept.version = _STALE
+            kept.is_worn_out = True
             self._reconcile()
 
     async def end(self, *, at_once: bool) -> None:
@@ -193,6 +135,7 @@ class Supervisor:
         if at_once:
             for kept in self.kept:
                 kept.end_at_once()
+                self._tasks.start_soon(kept.give_up)
         self._reconcile()
         while self.kept:
             await self._change.wait()
@@ -200,7 +143,10 @@ class Supervisor:
     def _reconcile(self) -> None:
         if self._is_over:
             return  # what were started now would be cancelled, and looked after again
-        seen = [Seen(i, k.version, k.life.state, k.ongoing) for i, k in enumerate(self.kept)]
+        seen = [
+            Seen(i, _STALE if k.is_worn_out else k.version, k.life.state, k.ongoing)
+            for i, k in enumerate(self.kept)
+        ]
         decision = decide(seen, self.wanted, self._version, surge=1)
         to_drain = [self.kept[i] for i in decision.drain]
         for _ in range(decision.start):
@@ -209,17 +155,20 @@ class Supervisor:
             self._drain(kept)
 
     def _start(self) -> None:
-        kept = Kept(self._made(), self.config, self._version)
+        taken = {kept.replica.blueprint.number for kept in self.kept}
+        place = next(place for place in count() if place not in taken)
+        kept = Kept(self._made(place), self.config, self._version)
         self._number += 1
         self.kept.append(kept)
         delay_s = self.failures.starting()
         self._tasks.start_soon(self._keep, kept, delay_s, name=f"shoal replica {kept.replica.tag}")
 
-    def _made(self) -> Replica:
+    def _made(self, place: int) -> Replica:
+        tag = f"{self._name}#{self._number}"
         try:
-            return self._make(self._number, self.config)
+            return self._make(tag, place, self.config)
         except Exception as error:  # a placement that can't even make one
-            return NotMade(Identity(self._name, f"{self._name}#{self._number}"), error)
+            return NotMade(Identity(self._name, tag), place, error)
 
     def _compare(self, kept: Kept, config: BackendConfig) -> None:
         """Has a replica replaced that was being started while the others were told something."""
@@ -238,6 +187,7 @@ class Supervisor:
         self._tasks.start_soon(kept.drain, grace_s, name=f"shoal drain {kept.replica.tag}")
 
     async def _keep(self, kept: Kept, delay_s: float) -> None:
+        self._enter()
         try:
             async with anyio.create_task_group() as tasks:
                 await kept.run(delay_s, partial(self._is_ready, tasks))
@@ -279,14 +229,3 @@ class Supervisor:
                 self._pool.fail(kept.failure)
         self._reconcile()
         self._tell()
-
-    def _is_settled(self) -> bool:
-        ready = self.ready()
-        return (
-            len(ready) == len(self.kept) == self.wanted
-            and all(kept.version == self._version for kept in ready)
-        )  # fmt: skip
-
-    def _tell(self) -> None:
-        self._change.set()
-        self._change = anyio.Event()

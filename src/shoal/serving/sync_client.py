@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 import anyio
 
 from shoal.errors import ShutDown
+from shoal.replicas.calling_out import WorkCancelled
+from shoal.replicas.inner_calls import inner_calls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from anyio.from_thread import BlockingPortal
 
-    from shoal.serving.client import Client, Handle, ResultIterator
+    from shoal.serving.client import Client
+    from shoal.serving.handle_protocol import Handle, ResultIterator
 
 T = TypeVar("T")
 
@@ -87,9 +90,15 @@ class PortalBridge:
             future = self._portal.start_task_soon(function)
         except RuntimeError:
             raise ShutDown("the event loop of this client has ended") from None
+        calls = inner_calls.get(None)
         try:
-            return future.result()
+            if calls is None:
+                return future.result()
+            with calls.waiting(future.cancel):
+                return future.result()
         except CancelledError:
+            if calls is not None and calls.is_cancelled:
+                raise WorkCancelled("nobody waits any more for what this call is for") from None
             raise ShutDown("the event loop of this client has ended") from None
         except BaseException:
             future.cancel()

@@ -1,0 +1,45 @@
+"""The commands and files that the documentation shows are ones that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from shoal.cli import _parser
+from shoal.serving.app_file import read_app_file
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands():
+    for name, page in PAGES.items():
+        for language, body in FENCE.findall(page):
+            prompt = "$ " if language == "console" else ""
+            if language in {"console", "sh", "bash", "shell"}:
+                for line in body.replace("\\\n", " ").splitlines():
+                    if line.startswith(f"{prompt}shoal "):
+                        words = shlex.split(line.removeprefix(prompt), comments=True)
+                        yield pytest.param(words[1:], id=f"{name}: {line}")
+
+
+def files():
+    for name, page in PAGES.items():
+        for language, body in FENCE.findall(page):
+            if language == "toml" and "[backends." in body:
+                yield pytest.param(body, id=name)
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_a_documented_command_is_understood(words):
+    assert callable(_parser().parse_args(words).run)
+
+
+@pytest.mark.parametrize("text", list(files()))
+def test_a_documented_file_is_right(text, tmp_path):
+    (tmp_path / "app.toml").write_text(text)
+    assert read_app_file(tmp_path / "app.toml").backends

@@ -1,0 +1,343 @@
+"""`App` as a declaration: backends, endpoints, traffic and shadows, before anything runs."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+import shoal
+from serving.scenes import Stage, echo
+from shoal import errors
+from shoal.serving.state import StateFile
+from shoal.testing.asgi import ask
+
+anyio_test = pytest.mark.anyio
+real_time = pytest.mark.real_time  # state files are written by threads
+
+CODE = "serving.plain_code"
+
+
+async def negative(items: list[int]) -> list[int]:
+    return [-item for item in items]
+
+
+async def named(items: list[int]) -> list[str]:
+    return [shoal.current_backend_tag()] * len(items)
+
+
+def declared(*tags, code=echo):
+    app = shoal.App()
+    for tag in tags:
+        app.backend(tag, code, placement=Stage())
+    return app
+
+
+async def answers(app, count=40, **headers):
+    return {(await ask(app, "/e", 1, **headers)).json() for _ in range(count)}
+
+
+# What is declared
+
+
+@anyio_test
+async def test_what_is_declared_is_there_once_it_is_open():
+    app = declared("old", "new", "copy", code=named)
+    app.route("e", backend={"old": 0.5, "new": 0.5}, path="/e", methods=["POST", "PUT"])
+    app.shadow("e", "copy", 0.25)
+    async with app.lifespan():
+        assert app.controller is not None
+        assert list(await app.controller.list_backends()) == ["old", "new", "copy"]
+        assert await app.controller.list_endpoints() == {
+            "e": {
+                "route": "/e",
+                "methods": ["POST", "PUT"],
+                "traffic": {"old": 0.5, "new": 0.5},
+                "shadows": {"copy": 0.25},
+            }
+        }
+        assert await answers(app) == {"old", "new"}
+        assert await answers(app, method="PUT") == {"old", "new"}
+
+
+@anyio_test
+async def test_traffic_that_is_declared_replaces_that_of_the_route():
+    app = declared("old", "new", code=named)
+    app.route("e", backend="old", path="/e")
+    app.traffic("e", {"old": 0.0, "new": 1.0})
+    async with app.lifespan():
+        assert await answers(app) == {"new"}
+
+
+@anyio_test
+async def test_the_last_shadow_of_a_backend_holds():
+    app = declared("b", "copy")
+    app.route("e", backend="b", path="/e")
+    app.shadow("e", "copy", 1.0)
+    app.shadow("e", "copy", 0.0)
+    async with app.lifespan():
+        assert app.controller is not None
+        assert (await app.controller.list_endpoints())["e"]["shadows"] == {}
+
+
+@anyio_test
+async def test_a_route_without_a_path_is_for_handles():
+    app = declared("b")
+    app.route("e", backend="b")
+    async with app.lifespan():
+        assert app.controller is not None
+        assert (await ask(app, "/e", 1)).status == 404
+        assert await (await app.controller.get_handle("e")).call(1) == 1
+
+
+@anyio_test
+@real_time
+async def test_decorated_and_declared_endpoints_stand_beside_each_other():
+    app = declared("b")
+    app.endpoint("/decorated")(negative)
+    app.route("e", backend="b", path="/e")
+    app.route("other", backend={"b": 0.0, "negative": 1.0}, path="/other")
+    async with app.lifespan():
+        assert (await ask(app, "/decorated", 1)).json() == -1
+        assert (await ask(app, "/e", 1)).json() == 1
+        assert (await ask(app, "/other", 1)).json() == -1
+
+
+# Clashes
+
+
+def test_a_tag_is_declared_once():
+    app = declared("b")
+    with pytest.raises(errors.NameTaken):
+        app.backend("b", echo)
+    with pytest.raises(errors.NameTaken):
+        app.endpoint("/x", name="b")(negative)
+    app.route("x", backend="b", path="/x")  # the endpoint that failed took neither name nor path
+
+
+def test_a_name_and_a_path_with_a_method_are_declared_once():
+    app = declared("b")
+    app.route("e", backend="b", path="/e", methods=["POST"])
+    with pytest.raises(errors.NameTaken):
+        app.route("e", backend="b", path="/other")
+    with pytest.raises(errors.NameTaken):
+        app.route("other", backend="b", path="/e", methods=["PUT", "POST"])
+    with pytest.raises(errors.NameTaken):
+        app.endpoint("/e")(negative)
+    app.route("other", backend="b", path="/e", methods=["PUT"])
+
+
+@pytest.mark.parametrize(
+    ("declare", "error"),
+    [
+        (lambda app: app.backend("b c", echo), ValueError),
+        (lambda app: app.backend(5, echo), TypeError),
+        (lambda app: app.backend("c", 5), TypeError),
+        (lambda app: app.backend("c", "no import path"), ValueError),
+        (lambda app: app.backend("c", echo, 1), TypeError),
+        (lambda app: app.backend("c", echo, max_batch_sice=1), TypeError),
+        (lambda app: app.backend("c", echo, max_batch_size=0), ValueError),
+        (lambda app: app.route("e", backend="absent"), errors.NoSuchName),
+        (lambda app: app.route("e", backend={"b": 0.5}), ValueError),
+        (lambda app: app.route("e", backend="b", path="e"), ValueError),
+        (lambda app: app.route("e", backend="b", path="/-/e"), ValueError),
+        (lambda app: app.route("e", backend="b", path="/e", methods="POST"), TypeError),
+        (lambda app: app.route("e", backend="b", path="/e", methods=["BREW"]), ValueError),
+        (lambda app: app.traffic("absent", {"b": 1}), errors.NoSuchName),
+        (lambda app: app.traffic("there", {"absent": 1}), errors.NoSuchName),
+        (lambda app: app.traffic("there", {"b": 0.9}), ValueError),
+        (lambda app: app.shadow("absent", "b", 1.0), errors.NoSuchName),
+        (lambda app: app.shadow("there", "absent", 1.0), errors.NoSuchName),
+        (lambda app: app.shadow("there", "b", 1.1), ValueError),
+        (lambda app: app.shadow("there", "b", "1"), TypeError),
+    ],
+)
+def test_a_declaration_that_is_wrong_is_refused_where_it_is_written(declare, error):
+    app = declared("b")
+    app.route("there", backend="b")
+    with pytest.raises(error):
+        declare(app)
+
+
+# Opening
+
+
+@anyio_test
+async def test_an_application_is_opened_again_with_all_that_it_declares():
+    app = declared("b")
+    app.route("e", backend="b", path="/e")
+    for number in range(3):
+        async with app.lifespan():
+            assert (await ask(app, "/e", number)).json() == number
+            with pytest.raises(RuntimeError, match="open already"):
+                async with app.lifespan():
+                    pass
+            with pytest.raises(RuntimeError):
+                app.backend("late", echo)
+            with pytest.raises(RuntimeError):
+                app.route("late", backend="b")
+            with pytest.raises(RuntimeError):
+                app.traffic("e", {"b": 1})
+            with pytest.raises(RuntimeError):
+                app.shadow("e", "b", 1.0)
+        assert (await ask(app, "/e", number)).status == 503
+
+
+@anyio_test
+async def test_what_was_changed_while_it_was_open_is_forgotten_without_a_state_file():
+    app = declared("old", "new", code=named)
+    app.route("e", backend="old", path="/e")
+    async with app.lifespan():
+        assert app.controller is not None
+        await app.controller.set_traffic("e", {"new": 1})
+        assert await answers(app) == {"new"}
+    async with app.lifespan():
+        assert await answers(app) == {"old"}
+
+
+@anyio_test
+@real_time
+async def test_code_that_can_not_be_made_says_where_and_leaves_it_closed():
+    app = shoal.App()
+    app.backend("broken", f"{CODE}:Broken")
+    app.route("e", backend="broken", path="/e")
+    for _ in range(2):
+        with pytest.raises(OSError, match="no weights") as caught:
+            async with app.lifespan():
+                pass
+        assert "the backend broken could not be opened" in caught.value.__notes__[-1]
+        assert (await ask(app, "/e", 1)).status == 503
+
+
+# With a state file
+
+
+def kept(path, *, compare=None, size=3):
+    app = shoal.App()
+    app.backend("old", f"{CODE}:double", max_queued_requests=size)
+    app.backend("new", f"{CODE}:Scaled", 3)
+    app.route("e", backend="old", path="/e")
+    app.shadow("e", "new", 0.5, compare=compare)
+    app.state = StateFile.open(path)
+    return app
+
+
+@anyio_test
+@real_time
+async def test_what_an_operator_changed_wins_over_what_is_declared(tmp_path):
+    app = kept(tmp_path / "state.db")
+    async with app.lifespan():
+        assert app.controller is not None
+        await app.controller.set_traffic("e", {"new": 1})
+        await app.controller.update_backend_config("old", {"max_queued_requests": 9})
+        await app.controller.create_endpoint("more", backend="new", route="/more")
+    app = kept(tmp_path / "state.db", size=5)
+    async with app.lifespan():
+        assert app.controller is not None
+        assert (await app.controller.list_endpoints())["e"]["traffic"] == {"new": 1}
+        assert set(await app.controller.list_endpoints()) == {"e", "more"}
+        config = await app.controller.get_backend_config("old")
+        assert config.batch_options(batched=False)["max_queued_requests"] == 9
+        assert (await ask(app, "/e", 2)).json() == 6
+
+
+@anyio_test
+@real_time
+async def test_what_the_file_lacks_is_made_as_it_is_declared(tmp_path):
+    async with kept(tmp_path / "state.db").lifespan():
+        pass
+    app = kept(tmp_path / "state.db")
+    app.route("late", backend="new", path="/late")
+    async with app.lifespan():
+        assert (await ask(app, "/late", 2)).json() == 6
+
+
+@anyio_test
+@real_time
+async def test_an_endpoint_that_can_not_be_kept_leaves_nothing_of_it(tmp_path):
+    with pytest.raises(errors.NotDurable):
+        async with kept(tmp_path / "state.db", compare=lambda a, b: a == b).lifespan():
+            pass
+    app = kept(tmp_path / "state.db", compare="operator:eq")
+    async with app.lifespan():
+        assert app.controller is not None
+        assert (await app.controller.list_endpoints())["e"] == {
+            "route": "/e",
+            "methods": ["POST"],
+            "traffic": {"old": 1.0},
+            "shadows": {"new": 0.5},
+        }
+
+
+@anyio_test
+@real_time
+async def test_code_that_was_declared_as_an_object_can_not_be_kept(tmp_path):
+    app = shoal.App()
+    app.endpoint("/e")(negative)
+    app.state = StateFile.open(tmp_path / "state.db")
+    with pytest.raises(errors.NotDurable) as caught:
+        async with app.lifespan():
+            pass
+    assert "the endpoint /e could not be opened" in caught.value.__notes__[-1]
+
+
+# Batched functions
+
+
+@shoal.batch(max_batch_size=4)
+async def tripled(items: list[int]) -> list[int]:
+    return [3 * item for item in items]
+
+
+@anyio_test
+@real_time
+async def test_a_batched_function_is_served_and_called_by_one_batcher():
+    app = shoal.App()
+    app.endpoint("/e", batch_wait_timeout_s=None, max_batch_size=2)(tripled)
+    got = []
+
+    async def ask_it() -> None:
+        got.append((await ask(app, "/e", 2)).json())
+
+    async with app.lifespan():
+        assert app.controller is not None
+        line = app.controller.backends["tripled"].lines["__call__"]
+        assert tripled.batcher is line.batcher
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask_it)
+            got.append(await tripled(3))
+        assert sorted(got) == [6, 9]
+        assert sum(tripled.batcher.statistics().batches.values()) == 1
+        with pytest.raises(RuntimeError, match="open in this event loop already"):
+            async with shoal.open_batchers(tripled):
+                pass
+        assert app.controller.endpoints["tripled"].requests == 1
+    with pytest.raises(errors.NotOpen):
+        await tripled(3)
+
+
+@anyio_test
+@real_time
+async def test_a_batched_function_that_is_open_elsewhere_keeps_the_application_closed():
+    app = shoal.App()
+    app.endpoint("/e")(tripled)
+    async with shoal.open_batchers(tripled):
+        with pytest.raises(RuntimeError, match="open in this event loop already"):
+            async with app.lifespan():
+                pass
+        assert await tripled(3) == 9
+    async with app.lifespan():
+        assert (await ask(app, "/e", 3)).json() == 9
+
+
+@anyio_test
+@real_time
+async def test_a_batched_function_whose_backend_was_deleted_is_closed():
+    app = shoal.App()
+    app.endpoint("/e")(tripled)
+    async with app.lifespan():
+        assert app.controller is not None
+        await app.controller.delete_endpoint("tripled")
+        await app.controller.delete_backend("tripled")
+        with pytest.raises(errors.BatcherClosed):
+            await tripled(3)
+        assert (await ask(app, "/e", 3)).status == 404

@@ -1,0 +1,191 @@
+"""A controller that is served over HTTP in its own program."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+import anyio
+import httpx
+import pytest
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+import shoal
+from serving.plain_code import double
+from shoal import errors
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+FREE = {"port": 0}
+
+
+async def talk(url, path, method="GET", **more):
+    async with httpx.AsyncClient(trust_env=False, base_url=url) as client:
+        return await client.request(method, path, **more)
+
+
+async def test_what_is_changed_by_either_client_is_answered_from_then_on():
+    async with shoal.start(http=FREE) as client:
+        await client.create_backend("b", double)
+        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+        assert (await talk(client.url, "/e", "POST", json=4)).json() == 8
+        async with shoal.connect(client.url) as remote:
+            assert set(await remote.list_backends()) == {"b"}
+            assert await (await remote.get_handle("e")).call(3) == 6
+            await remote.create_endpoint("f", backend="b", route="/f", methods=["POST"])
+        assert (await talk(client.url, "/f", "POST", json=5)).json() == 10
+        await client.delete_endpoint("f")
+        assert (await talk(client.url, "/f", "POST", json=5)).status_code == 404
+        url = client.url
+    with pytest.raises(httpx.ConnectError):
+        await talk(url, "/e")
+
+
+@pytest.mark.parametrize("http", [None, False])
+async def test_it_is_not_served_unless_asked_for(http):
+    async with shoal.start(http=http) as client:
+        assert client.url is None
+
+
+async def test_an_address_in_use_is_an_os_error_and_frees_the_state_file(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        http = {"port": taken.getsockname()[1]}
+        with pytest.raises(OSError, match="in use"):
+            async with shoal.start(http=http, state=tmp_path / "state.db"):
+                pass
+    async with shoal.start(state=tmp_path / "state.db"):
+        pass
+
+
+@pytest.mark.parametrize(
+    "http",
+    [
+        5,
+        "0.0.0.0:80",
+        {"ports": 0},
+        {"port": "0"},
+        {"port": -1},
+        {"port": 0, "host": None},
+        {"port": 0, "uds": 5},
+        {"port": 0, "middlewares": 5},
+        {"port": 0, "middlewares": [5]},
+        {"port": 0, "token": 5},
+        {"port": 0, "allowed_modules": "my_models"},
+        {"port": 0, "max_connections": "x"},
+        {"port": 0, "graceful_timeout_s": "x"},
+    ],
+    ids=repr,
+)
+async def test_an_option_that_is_wrong_is_refused(http):
+    with pytest.raises((TypeError, ValueError)):
+        async with shoal.start(http=http):
+            pass
+
+
+async def test_shutting_down_ends_the_server_too():
+    async with shoal.start(http=FREE) as client:
+        await client.create_backend("b", double)
+        async with shoal.connect(client.url) as remote:
+            await remote.shutdown()
+        with pytest.raises(errors.ShutDown):
+            await client.list_backends()
+        with anyio.fail_after(10), pytest.raises(httpx.TransportError):
+            while True:
+                await talk(client.url, "/-/healthz")
+
+
+async def test_a_block_that_is_cancelled_leaves_no_request_without_an_end():
+    called = anyio.Event()
+
+    async def hang(items: list[int]) -> list[int]:
+        called.set()
+        await anyio.sleep_forever()
+        return items
+
+    with anyio.fail_after(10), anyio.CancelScope() as scope:
+        async with shoal.start(http=FREE) as client, anyio.create_task_group() as tasks:
+            await client.create_backend("b", hang)
+            await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+
+            async def ask() -> None:
+                with anyio.CancelScope(shield=True), pytest.raises(httpx.TransportError):
+                    answer = await talk(client.url, "/e", "POST", json=4)
+                    assert answer.status_code == 503
+                    raise httpx.TransportError("answered")
+
+            tasks.start_soon(ask)
+            await called.wait()
+            tasks.cancel_scope.cancel()
+            scope.cancel()
+    assert scope.cancel_called
+
+
+async def test_a_unix_socket_is_the_owners_and_goes_with_the_server(tmp_path):
+    path = tmp_path / "server.sock"
+    async with shoal.start(http={"uds": str(path)}) as client:
+        assert client.url == f"unix:{path}"
+        assert stat.S_IMODE(os.stat(path).st_mode) & 0o077 == 0
+        async with shoal.connect(client.url) as remote:
+            assert await remote.list_backends() == {}
+    assert not path.exists()
+
+
+async def test_a_unix_socket_in_use_stays_with_who_has_it(tmp_path):
+    http = {"uds": str(tmp_path / "server.sock")}
+    async with shoal.start(http=http) as client:
+        with pytest.raises(OSError):
+            async with shoal.start(http=http):
+                pass
+        async with shoal.connect(client.url) as remote:
+            assert await remote.list_backends() == {}
+
+
+async def test_who_does_not_know_the_token_may_not_operate():
+    async with shoal.start(http={**FREE, "token": "correct-horse"}) as client:
+        for wrong in (None, "battery-staple"):
+            with pytest.raises(errors.NotAllowed):
+                async with shoal.connect(client.url, token=wrong) as remote:
+                    await remote.list_backends()
+        async with shoal.connect(client.url, token="correct-horse") as remote:
+            assert await remote.list_backends() == {}
+
+
+async def test_import_paths_lead_only_where_the_operator_allowed():
+    async with shoal.start(http=FREE) as client, shoal.connect(client.url) as remote:
+        with pytest.raises(errors.NotAllowed):
+            await remote.create_backend("b", "serving.plain_code:double")
+    http = {**FREE, "allowed_modules": ["serving.plain_code"]}
+    async with shoal.start(http=http) as client, shoal.connect(client.url) as remote:
+        await remote.create_backend("b", "serving.plain_code:double")
+
+
+async def test_without_a_token_nobody_operates_from_elsewhere():
+    async with shoal.start(http={**FREE, "host": "0.0.0.0"}) as client:
+        url = f"http://127.0.0.1:{client.url.rpartition(':')[2]}"
+        assert (await talk(url, "/-/healthz")).status_code == 200
+        assert (await talk(url, "/-/api/backends")).status_code == 404
+
+
+async def test_middlewares_stand_before_everything_the_first_outermost():
+    passed = []
+
+    def noting(name):
+        def wrap(app):
+            async def run(scope, receive, send):
+                passed.append((name, scope["type"]))
+                await app(scope, receive, send)
+
+            return run
+
+        return wrap
+
+    cors = Middleware(CORSMiddleware, allow_origins=["*"])
+    http = {**FREE, "middlewares": [noting("outer"), cors, noting("inner")]}
+    async with shoal.start(http=http) as client:
+        answer = await talk(client.url, "/-/healthz", headers={"origin": "http://elsewhere"})
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert passed == [("outer", "http"), ("inner", "http")]

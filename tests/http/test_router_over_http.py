@@ -1,0 +1,515 @@
+"""Endpoints over HTTP: methods, shard keys, traffic, holding, shadows, metrics and readiness."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import shoal
+from serving.scenes import Gated, Stage, echo, failing
+from shoal.http.app import App
+from shoal.serving.controller import Controller
+from shoal.serving.endpoint import MOST_HELD
+from shoal.testing import settle
+from shoal.testing.asgi import Call, ask, calling
+
+pytestmark = pytest.mark.anyio
+
+JSON = ("content-type", "application/json")
+
+
+@asynccontextmanager
+async def up(code=echo, *, backend="b", stage=None, app=None, **config):
+    """Opens an application with a backend ``b``, and an endpoint ``e`` at ``/e``."""
+    app, stage = app or App(), stage or Stage()
+    async with Controller() as client, app.answering(client):
+        await client.create_backend("b", code, config={"placement": stage, **config})
+        await client.create_endpoint("e", backend=backend, route="/e", methods=["POST"])
+        yield app, client, stage
+
+
+async def beside(client, tag, code=echo, **config):
+    """Creates another backend, on a stage of its own."""
+    stage = Stage()
+    await client.create_backend(tag, code, config={"placement": stage, **config})
+    return stage
+
+
+async def named(items: list[int]) -> list[str]:
+    return [shoal.current_backend_tag()] * len(items)
+
+
+def kind_of(answer):
+    return answer.status, answer.json()["type"].removeprefix("urn:shoal:problem:")
+
+
+# Methods
+
+
+class Code:
+    """Methods of several kinds, and what is none."""
+
+    attribute = 5
+
+    def __init__(self):
+        self.seen = []
+
+    async def __call__(self, item: int):
+        return item
+
+    async def negative(self, item: int):
+        return -item
+
+    async def sums(self, left: list[int], right: list[int]):
+        return [one + other for one, other in zip(left, right, strict=True)]
+
+    async def steps(self, items: list[int]):
+        yield items
+
+    @staticmethod
+    async def fixed(item: int):
+        return 100 + item
+
+    @classmethod
+    async def of_class(cls, item: int):
+        return f"{cls.__name__} {item}"
+
+    async def _private(self, item: int):
+        return item
+
+    def reconfigure(self, user_config): ...
+    def health(self): ...
+    def warm_up(self): ...
+    def close(self): ...
+
+    async def helper(self, *anything):
+        return anything
+
+
+def asked(method):
+    return {"headers": [("X-Serve-Call-Method", method)]}
+
+
+@pytest.mark.parametrize(
+    ("method", "item", "result"),
+    [
+        ("__call__", 3, 3),
+        ("negative", 3, -3),
+        ("sums", {"left": 1, "right": 2}, 3),
+        ("fixed", 3, 103),
+        ("of_class", 3, "Code 3"),
+    ],
+)
+async def test_a_request_names_the_method_that_it_calls(method, item, result):
+    async with up(Code) as (app, _client, _stage):
+        assert (await ask(app, "/e", item, **asked(method))).json() == result
+
+
+async def test_a_method_of_its_own_may_answer_by_a_stream():
+    async with up(Code) as (app, _client, _stage):
+        answer = await ask(app, "/e", 3, **asked("steps"))
+        assert answer.body == b"data: 3\n\nevent: end\ndata: {}\n\n"
+        assert (await ask(app, "/e", 3)).json() == 3
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *("absent", "", "_private", "attribute", "helper", "__init__", "__class__", "__reduce__"),
+        *("reconfigure", "health", "warm_up", "close", "seen.append", "négative"),
+    ],
+)
+async def test_what_is_no_method_for_callers_is_not_found(method):
+    async with up(Code) as (app, client, stage):
+        answer = await ask(app, "/e", 3, **asked(method))
+        assert kind_of(answer) == (404, "no-such-method")
+        assert set(client.backends["b"].lines) == {"__call__"}
+        assert stage.calls == []
+
+
+async def test_bodies_are_checked_by_the_method_that_is_called():
+    async with up(Code) as (app, _client, _stage):
+        assert (await ask(app, "/e", 3, **asked("sums"))).status == 422
+        assert (await ask(app, "/e", {"left": 1, "right": 2})).status == 422
+
+
+async def test_code_without_parameters_is_called():
+    async def now() -> int:
+        return 5
+
+    async with up(now) as (app, _client, _stage):
+        assert (await ask(app, "/e")).json() == 5
+
+
+# Traffic
+
+
+async def test_equal_shard_keys_go_to_one_backend_and_others_elsewhere():
+    async with up(named) as (app, client, _stage):
+        await beside(client, "other", named)
+        await client.set_traffic("e", {"b": 0.5, "other": 0.5})
+        for key in map(str, range(20)):
+            headers = [("X-Serve-Shard-Key", key)]
+            first, *more = [(await ask(app, "/e", 1, headers=headers)).json() for _ in range(5)]
+            assert more == [first] * 4
+        keyed = {
+            (await ask(app, "/e", 1, headers=[("X-Serve-Shard-Key", str(key))])).json()
+            for key in range(40)
+        }
+        assert keyed == {"b", "other"}
+
+
+async def test_each_backend_of_an_endpoint_reads_bodies_by_its_own_signature():
+    async def of_two(text: str, times: int = 1):
+        return text * times
+
+    async with up() as (app, client, _stage):
+        await beside(client, "two", of_two)
+        assert (await ask(app, "/e", 1)).json() == 1
+        await client.set_traffic("e", {"two": 1})
+        assert (await ask(app, "/e", {"text": "a", "times": 3})).json() == "aaa"
+        assert (await ask(app, "/e", {"text": "a"})).json() == "a"
+        assert (await ask(app, "/e", 1)).status == 422
+        await client.set_traffic("e", {"b": 0.5, "two": 0.5})
+        statuses = {(await ask(app, "/e", 1)).status for _ in range(60)}
+        assert statuses == {200, 422}
+
+
+async def test_no_request_fails_while_traffic_moves_to_and_fro():
+    async with up(named) as (app, client, _stage):
+        statuses, backends = [], set()
+
+        async def load() -> None:
+            for _ in range(50):
+                answer = await ask(app, "/e", 1)
+                statuses.append(answer.status)
+                backends.add(answer.json())
+
+        async def change() -> None:
+            for number in range(10):
+                tag = f"b{number}"
+                await beside(client, tag, named)
+                await client.set_traffic("e", {tag: 1.0})
+                await client.delete_backend(f"b{number - 1}" if number else "b")
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(load)
+            tasks.start_soon(change)
+        assert statuses == [200] * 500
+        assert len(backends) > 1
+
+
+async def test_a_body_that_takes_its_time_goes_where_traffic_goes_when_it_is_there():
+    async with up(named) as (app, client, _stage):
+        await beside(client, "new", named)
+        call = Call(app, "/e", body=b"1", headers=[JSON], whole=False)
+        async with calling(call):
+            await settle()
+            await client.set_traffic("e", {"new": 1})
+            await client.delete_backend("b")
+            call.give(b"0", more=False)
+            await call.returned.wait()
+        assert call.answer.json() == "new"
+
+
+async def test_an_endpoint_that_is_deleted_while_a_body_comes_is_not_found():
+    async with up() as (app, client, _stage):
+        call = Call(app, "/e", body=b"1", headers=[JSON], whole=False)
+        async with calling(call):
+            await settle()
+            await client.delete_endpoint("e")
+            call.give(b"0", more=False)
+            await call.returned.wait()
+        assert call.answer.status == 404
+
+
+# Holding
+
+
+async def test_an_endpoint_without_traffic_holds_requests_in_their_order():
+    async with up(backend=None) as (app, client, stage):
+        calls = [Call(app, "/e", item=number) for number in range(20)]
+        async with calling(*calls):
+            await settle()
+            assert client.endpoints["e"].held == 20
+            await client.set_traffic("e", {"b": 1})
+            for call in calls:
+                await call.returned.wait()
+        assert [call.answer.json() for call in calls] == list(range(20))
+        assert sorted(item for _, items in stage.calls for item in items) == list(range(20))
+
+
+async def test_a_client_that_leaves_gives_its_place_back():
+    async with up(backend=None) as (app, client, stage):
+        staying, leaving = Call(app, "/e", item=1), Call(app, "/e", item=2)
+        async with calling(staying, leaving):
+            await settle()
+            leaving.leave()
+            await leaving.returned.wait()
+            assert client.endpoints["e"].held == 1
+            await client.set_traffic("e", {"b": 1})
+            await staying.returned.wait()
+        assert leaving.sent == []
+        assert stage.calls == [(0, [1])]
+
+
+async def test_what_is_held_too_long_times_out():
+    async with up(backend=None, app=App(answer_timeout_s=5)) as (app, client, _stage):
+        answer = await ask(app, "/e", 1)
+        assert kind_of(answer) == (504, "deadline-exceeded")
+        assert anyio.current_time() == pytest.approx(5)
+        assert client.endpoints["e"].held == 0
+
+
+@pytest.mark.parametrize(("config", "limit"), [({}, 60), ({"request_timeout_s": 55}, 55)])
+async def test_the_time_that_a_request_was_held_counts(config, limit):
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(50)
+        return items
+
+    async with up(slow, backend=None, **config) as (app, client, _stage):
+        call = Call(app, "/e", item=1)
+        async with calling(call):
+            await anyio.sleep(50)
+            await client.set_traffic("e", {"b": 1})
+            await call.returned.wait()
+        assert call.answer.status == 504
+        assert anyio.current_time() == pytest.approx(limit)
+
+
+async def test_only_so_many_are_held():
+    async with up(backend=None) as (app, client, _stage):
+        calls = [Call(app, "/e", item=number) for number in range(MOST_HELD)]
+        async with calling(*calls):
+            await settle()
+            answer = await ask(app, "/e", 1)
+            assert kind_of(answer) == (503, "overloaded")
+            assert "retry-after" in answer.headers
+            calls[0].leave()
+            await calls[0].returned.wait()
+            one_more = Call(app, "/e", item=1)
+            async with calling(one_more):
+                await settle()
+                assert client.endpoints["e"].held == MOST_HELD
+                await client.set_traffic("e", {"b": 1})
+                await one_more.returned.wait()
+            assert one_more.answer.status == 200
+
+
+async def test_what_is_held_fails_when_the_endpoint_goes_or_the_controller_ends():
+    async with up(backend=None) as (app, client, _stage):
+        call = Call(app, "/e", item=1)
+        async with calling(call):
+            await settle()
+            await client.delete_endpoint("e")
+            await call.returned.wait()
+        assert call.answer.status == 404
+        await client.create_endpoint("e", backend=None, route="/e", methods=["POST"])
+        call = Call(app, "/e", item=1)
+        async with calling(call):
+            await settle()
+            await client.shutdown()
+            await call.returned.wait()
+        assert call.answer.status == 503
+
+
+# Shadows
+
+
+async def shadow_of(client):
+    [shadow] = (await client.status()).endpoints["e"].shadows
+    return shadow
+
+
+async def test_a_shadow_neither_delays_nor_fails_a_request():
+    async def slow_and_broken(items: list[int]) -> list[int]:
+        await anyio.sleep(10)
+        raise ValueError
+
+    async with up() as (app, client, _stage):
+        await beside(client, "s", slow_and_broken)
+        await client.shadow_traffic("e", "s", 1.0)
+        assert (await ask(app, "/e", 1)).json() == 1
+        assert anyio.current_time() < 1
+        await anyio.sleep(20)
+        shadow = await shadow_of(client)
+        assert (shadow.sent, shadow.failed) == (1, 1)
+
+
+async def test_answers_are_compared_with_their_copies():
+    async def odd(items: list[int]) -> list[int]:
+        return [item if item % 2 else -item for item in items]
+
+    async with up() as (app, client, _stage):
+        await beside(client, "s", odd)
+        await client.shadow_traffic("e", "s", 1.0, compare=lambda first, second: first == second)
+        for number in (1, 2, 3):
+            await ask(app, "/e", number)
+        await anyio.sleep(1)
+        shadow = await shadow_of(client)
+        assert (shadow.agreed, shadow.disagreed) == (2, 1)
+
+
+async def test_streams_are_copied_and_compared_too():
+    async def steps(items: list[int]):
+        yield items
+        yield items
+
+    async with up(steps) as (app, client, _stage):
+        await beside(client, "s", steps)
+        await client.shadow_traffic("e", "s", 1.0, compare=lambda first, second: first == second)
+        answer = await ask(app, "/e", 1)
+        assert answer.body.count(b"data: 1\n") == 2
+        await anyio.sleep(1)
+        shadow = await shadow_of(client)
+        assert (shadow.sent, shadow.agreed, shadow.disagreed) == (1, 1, 0)
+
+
+async def test_a_body_that_is_refused_is_not_copied():
+    async with up() as (app, client, _stage):
+        await beside(client, "s")
+        await client.shadow_traffic("e", "s", 1.0)
+        assert (await ask(app, "/e", "text")).status == 422
+        assert (await shadow_of(client)).sent == 0
+
+
+# Figures
+
+
+async def figures(app):
+    text = (await ask(app, "/-/metrics", method="GET")).body.decode()
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+async def test_requests_and_errors_are_counted_by_endpoint_and_backend():
+    async def picky(items: list[int]) -> list[int]:
+        if 0 in items:
+            raise ValueError
+        return items
+
+    async with up(picky) as (app, _client, _stage):
+        assert [(await ask(app, "/e", item)).status for item in (1, 0, "text")] == [200, 500, 422]
+        found = await figures(app)
+        assert found["shoal_endpoint_requests_total", ("endpoint", "e")] == 3
+        assert found["shoal_endpoint_errors_total", ("endpoint", "e")] == 2
+        assert found["shoal_backend_requests_total", ("backend", "b")] == 2
+        assert found["shoal_backend_errors_total", ("backend", "b")] == 1
+        assert found["shoal_replicas", ("backend", "b"), ("state", "ready")] == 1
+        assert found["shoal_replica_starts_total", ("backend", "b")] == 1
+        assert found["shoal_http_responses_total", ("endpoint", "e"), ("status", "5xx")] == 1
+
+
+async def test_a_stream_that_fails_is_one_error():
+    async def broken(items: list[int]):
+        yield items
+        raise ValueError
+
+    async with up(broken) as (app, client, _stage):
+        assert b"event: error" in (await ask(app, "/e", 1)).body
+        endpoint = client.endpoints["e"]
+        assert (endpoint.requests, endpoint.errors) == (1, 1)
+
+
+async def test_callers_add_no_labels():
+    async with up(Code) as (app, _client, _stage):
+
+        async def load(text) -> None:
+            headers = [("X-Serve-Shard-Key", text), ("X-Request-ID", text)]
+            await ask(app, "/e", 1, headers=headers)
+            await ask(app, "/e", 1, headers=[*headers, ("X-Serve-Call-Method", text)])
+            await ask(app, f"/{text}", 1)
+            await figures(app)
+
+        await load("once")
+        before = set(await figures(app))
+        for number in range(10):
+            await load(f"value{number}")
+        assert set(await figures(app)) == before
+
+
+async def test_each_series_is_there_once_whatever_backends_are_called():
+    async with up(Code) as (app, client, _stage):
+        await beside(client, "b.negative")
+        await ask(app, "/e", 1, **asked("negative"))
+        text = (await ask(app, "/-/metrics", method="GET")).body.decode()
+        series = [line.rpartition(" ")[0] for line in text.splitlines() if line[:1] != "#"]
+        assert sorted(series) == sorted(set(series))
+
+
+# What operators see
+
+
+async def ready(app):
+    answer = await ask(app, "/-/readyz", method="GET")
+    return answer.status, answer.json()
+
+
+async def test_it_is_ready_while_every_endpoint_has_what_answers_it():
+    stage = Stage()
+    async with up(stage=stage) as (app, client, _stage):
+        await beside(client, "idle")
+        await client.create_endpoint("held", backend=None)
+        status, body = await ready(app)
+        assert status == 200
+        assert {name: e["state"] for name, e in body["endpoints"].items()} == {
+            "e": "open",
+            "held": "held",
+        }
+        stage.start = failing()
+        stage.replicas[0].die()
+        await settle()
+        status, body = await ready(app)
+        assert (status, body["status"]) == (503, "not ready: e")
+        assert body["endpoints"]["e"]["alive"] is False
+        assert "no luck" not in json.dumps(body)
+        stage.start = Stage().start
+        await anyio.sleep(100)
+        assert (await ready(app))[0] == 200
+
+
+async def test_a_backend_without_an_endpoint_and_a_shadow_do_not_make_it_unready():
+    async with up() as (app, client, _stage):
+        idle, copied = await beside(client, "idle"), await beside(client, "copied")
+        await client.shadow_traffic("e", "copied", 1.0)
+        for stage in (idle, copied):
+            stage.start = failing()
+            stage.replicas[0].die()
+        await settle()
+        assert (await ready(app))[0] == 200
+
+
+async def test_it_stays_ready_while_replicas_are_replaced():
+    stage = Stage()
+    async with up(stage=stage) as (app, client, _stage):
+        stage.start = gates = Gated(first=1)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(client.restart_backend, "b")
+            await settle()
+            assert (await ready(app))[0] == 200
+            assert (await ask(app, "/e", 1)).status == 200
+            gates.let(1)
+        assert (await ready(app))[0] == 200
+
+
+class Unknown:
+    """Nothing that JSON can be checked against."""
+
+
+@pytest.mark.parametrize("parameters", ["item: Unknown", "", "first: int, raw: bytes"])
+async def test_one_odd_backend_does_not_hide_the_routes_of_the_others(parameters):
+    scope: dict = {"Unknown": Unknown}
+    exec(f"async def odd({parameters}): return 1", scope)
+    async with up() as (app, client, _stage):
+        await beside(client, "odd", scope["odd"])
+        await client.create_endpoint("odd", backend="odd", route="/odd")
+        answer = await ask(app, "/-/routes", method="GET")
+        assert [route["path"] for route in answer.json()["endpoints"]] == ["/e", "/odd"]

@@ -1,0 +1,146 @@
+"""Code in a process calls other backends, by its parent."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+from replicas.playing import made, playing
+from replicas.process_backends import Async, Plain
+
+if TYPE_CHECKING:
+    from shoal.replicas.calling_out import CallOut
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+UNARY = [(Plain, "call_out"), (Async, "call_out"), (Async, "call_out_async")]
+STREAMS = [(Plain, "stream_out"), (Async, "stream_out"), (Async, "stream_out_async")]
+
+
+def is_word(item: Any, word: str) -> bool:
+    return isinstance(item, str) and item == word
+
+
+class Others:
+    """What stands for other backends."""
+
+    def __init__(self) -> None:
+        self.began = anyio.Event()
+        self.was_cancelled = anyio.Event()
+        self.made = 0
+
+    async def make(self, call: CallOut) -> Any:
+        assert call.endpoint == "other"
+        [item] = call.args
+        if call.stream:
+            return self.steps(item)
+        if is_word(item, "fail"):
+            raise LookupError("of the other")
+        if is_word(item, "wait"):
+            await self.wait()
+        if is_word(item, "unsendable"):
+            return lambda: None
+        return ["answer", item]
+
+    async def wait(self) -> None:
+        self.began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.was_cancelled.set()
+
+    @asynccontextmanager
+    async def steps(self, item: Any):
+        async def generate():
+            for step in range(item if isinstance(item, int) else 1):
+                self.made += 1
+                yield step
+            if is_word(item, "wait"):
+                await self.wait()
+            if is_word(item, "fail"):
+                raise LookupError("of the other")
+
+        steps = generate()
+        try:
+            yield steps
+        finally:
+            await steps.aclose()
+
+
+@asynccontextmanager
+async def calling(code: type):
+    others = Others()
+    replica = made(code)
+    replica.on_call_out = others.make
+    async with playing(replica) as played:
+        yield played, others
+
+
+@pytest.mark.parametrize(("code", "method"), UNARY)
+async def test_a_call_is_made_by_the_parent(code, method):
+    async with calling(code) as (played, _others):
+        assert await played.run(method, [3]) == [["answer", 3]]
+        [[_, array]] = await played.run(method, [np.arange(100_000)])
+        np.testing.assert_array_equal(array, np.arange(100_000))
+
+
+@pytest.mark.parametrize(("code", "method"), UNARY)
+async def test_the_error_of_a_call_is_raised_where_it_was_made(code, method):
+    async with calling(code) as (played, _others):
+        with pytest.raises(LookupError, match="of the other"):
+            await played.run(method, ["fail"])
+        with pytest.raises(TypeError, match="the result of 'other' can't be sent"):
+            await played.run(method, ["unsendable"])
+
+
+@pytest.mark.parametrize(("code", "method"), UNARY)
+async def test_cancelling_the_work_cancels_its_call(code, method):
+    async with calling(code) as (played, others):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.run, method, ["wait"])
+            await others.began.wait()
+            tasks.cancel_scope.cancel()
+        await others.was_cancelled.wait()
+        assert await played.run(method, [3]) == [["answer", 3]]
+
+
+@pytest.mark.parametrize(("code", "method"), STREAMS)
+async def test_a_stream_of_a_call_goes_through_step_by_step(code, method):
+    async with calling(code) as (played, others):
+        assert await played.steps(method, [50]) == [[step] for step in range(50)]
+        steps = played.replica.run_stream(method, [1000])
+        await anext(steps)
+        await steps.aclose()
+        assert others.made < 100
+        with pytest.raises(LookupError):
+            [step async for step in played.replica.run_stream(method, ["fail"])]
+
+
+@pytest.mark.parametrize(("code", "method"), STREAMS)
+async def test_cancelling_the_work_leaves_its_stream(code, method):
+    async with calling(code) as (played, others):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.steps, method, ["wait"])
+            await others.began.wait()
+            tasks.cancel_scope.cancel()
+        await others.was_cancelled.wait()
+        assert await played.run("__call__", [3]) == [6]
+
+
+async def test_a_call_that_nobody_makes_is_refused():
+    async with playing(made()) as played:
+        with pytest.raises(RuntimeError, match="nobody to call"):
+            await played.run("call_out", [1])
+
+
+async def test_a_worker_that_dies_has_its_calls_cancelled():
+    async with calling(Plain) as (played, others):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(played.steps, "stream_out", ["wait"])
+            await others.began.wait()
+            played.replica.kill("enough")
+        await others.was_cancelled.wait()

@@ -1,0 +1,116 @@
+"""Workers that are killed at random under load: nobody hangs, is told wrong, or is left over."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+from collections import Counter
+
+import anyio
+import numpy as np
+import pytest
+
+from replicas.playing import children, made
+from replicas.process_backends import Async, Plain
+from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.testing.replica_stage import Played
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+CALLERS = 6
+
+
+class Chaos:
+    """Replicas that are killed and replaced while callers call them."""
+
+    def __init__(self, kills: int, seed: int) -> None:
+        self.kills = kills
+        self.random = random.Random(seed)
+        self.counts: Counter[str] = Counter()
+        self.played: Played | None = None
+        self.is_over = False
+
+    async def live(self) -> None:
+        """Plays one replica after another, and kills each."""
+        for number in range(self.kills):
+            code = (Plain, Async)[number % 2]
+            replica = made(code, number=number, arena_bytes=2**21, cancel_grace_s=10.0)
+            self.played = Played(replica)
+            before = self.counts["answers"]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.played.serve)
+                if self.random.random() < 0.1:  # while it starts
+                    await anyio.sleep(0.2 * self.random.random())
+                else:
+                    await self.played.ready.wait()
+                    wanted = before + self.random.randrange(50)
+                    while self.counts["answers"] < wanted:  # noqa: ASYNC110 - others count
+                        await anyio.sleep(0.001 * self.random.random())
+                if self.random.random() < 0.3:
+                    replica.kill("chaos")
+                elif replica._worker is not None and not self.played.ended.is_set():
+                    os.kill(replica._worker.pid, signal.SIGKILL)
+                await self.played.ended.wait()
+            assert isinstance(self.played.error, ReplicaDied | ReplicaNotStarted)
+            self.counts["kills"] += 1
+        self.is_over = True
+
+    async def call(self) -> None:
+        """Calls whatever replica there is, until all is over."""
+        while not self.is_over:
+            size = self.random.choice([1, 10, 5_000, 50_000, 300_000])
+            number = self.random.randrange(1000)
+            try:
+                with anyio.move_on_after(0.02 if self.random.random() < 0.1 else 100):
+                    await self.call_once(size, number)
+            except ReplicaDied:
+                self.counts["deaths"] += 1
+                await anyio.sleep(0.001)
+
+    async def call_once(self, size: int, number: int) -> None:
+        if self.played is None:
+            await anyio.sleep(0.01)
+            return
+        replica = self.played.replica
+        kind = self.random.randrange(3)
+        if kind == 0:
+            assert await replica.run("__call__", [number, number + 1]) == [
+                2 * number,
+                2 * number + 2,
+            ]
+        elif kind == 1:
+            [echo] = await replica.run("echo", [np.full(size, number)])
+            assert echo.shape == (size,)
+            assert (echo == number).all()
+        else:
+            steps = [step async for step in replica.run_stream("count", [7])]
+            assert steps == [[step] for step in range(7)]
+        self.counts["answers"] += 1
+
+
+async def run_chaos(kills: int, seed: int) -> None:
+    before = children()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    chaos = Chaos(kills, seed)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(chaos.live)
+        for _ in range(CALLERS):
+            tasks.start_soon(chaos.call)
+    assert chaos.counts["kills"] == kills
+    assert chaos.counts["answers"] > kills
+    assert children() == before
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 2  # the event loop's own
+
+
+@pytest.mark.timeout(90)
+async def test_30_workers_killed_under_load_hang_nobody_and_leave_nothing():
+    await run_chaos(30, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+async def test_1000_workers_killed_under_load_hang_nobody_and_leave_nothing():
+    await run_chaos(1000, seed=2)

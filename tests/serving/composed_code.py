@@ -1,0 +1,107 @@
+"""Code of backends that call other backends, to be named by import paths or sent to processes."""
+
+import os
+import signal
+from pathlib import Path
+
+import shoal
+
+
+async def double(number: int):
+    return number * 2
+
+
+async def count(limits: list[int]):
+    for step in range(max(limits)):
+        yield [step if step < limit else shoal.END for limit in limits]
+
+
+def killer(number: int):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def failing(word: str):
+    raise LookupError(f"no such word: {word}")
+
+
+class Calling:
+    """Calls by a handle that it was given, and notes each run in a file."""
+
+    def __init__(self, handle, log=None):
+        self.handle = handle
+        self.log = log
+
+    async def __call__(self, item):
+        note(self.log)
+        return await self.handle.call(item)
+
+    async def summed(self, item):
+        async with self.handle.stream(item) as steps:
+            return sum([step async for step in steps])
+
+
+class PlainCalling:
+    """Does the same in plain code."""
+
+    def __init__(self, handle, log=None):
+        self.handle = handle
+        self.log = log
+
+    def __call__(self, item):
+        note(self.log)
+        return self.handle.sync.call(item)
+
+    def summed(self, item):
+        with self.handle.sync.stream(item) as steps:
+            return sum(steps)
+
+
+class Connecting:
+    """Calls by a client that it gets from `shoal.connect`."""
+
+    async def __call__(self, item):
+        async with shoal.connect() as client:
+            return await (await client.get_handle("inner")).call(item)
+
+    async def missing(self, item):
+        async with shoal.connect() as client:
+            return await client.get_handle("absent", missing_ok=True)
+
+
+class PlainConnecting:
+    """Does the same in plain code."""
+
+    def __call__(self, item):
+        handle = shoal.connect().sync.get_handle("inner")
+        return handle.options(timeout_s=10).call(item)
+
+
+class ConnectingAtStart:
+    """Connects when it is made, for good."""
+
+    def __init__(self):
+        self.client = shoal.connect()
+
+    async def __call__(self, item):
+        return await (await self.client.get_handle("inner")).call(item)
+
+
+class Forwarding:
+    """Hands one handle on to the backend behind another."""
+
+    def __init__(self, outer, inner):
+        self.outer = outer
+        self.inner = inner
+
+    async def __call__(self, item):
+        return await self.outer.call(self.inner)
+
+
+async def use(handle):
+    return await handle.call(4)
+
+
+def note(log):
+    if log is not None:
+        with Path(log).open("a") as file:
+            file.write("x")

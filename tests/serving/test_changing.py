@@ -1,0 +1,504 @@
+"""Another config for a backend that serves: taken in whole, or not at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
+from serving.scenes import Gated, ScriptedReplica, Stage, echo, failing, serving, slowly
+from shoal.errors import NoSuchName, ReplicaNotStarted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from shoal.serving.controller import Controller
+
+pytestmark = pytest.mark.anyio
+
+
+class Configured:
+    """Code that answers with its config."""
+
+    def __init__(self) -> None:
+        self.config: Any = None
+
+    def reconfigure(self, config: Any) -> None:
+        if config == "bad":
+            raise ZeroDivisionError("a bad config")
+        self.config = config
+
+    async def __call__(self, items: list[int]) -> list[Any]:
+        return [self.config] * len(items)
+
+
+async def change(controller: Controller, **config: Any) -> None:
+    await controller.update_backend_config("b", config)
+
+
+async def test_only_what_is_named_changes() -> None:
+    async with serving(echo, max_batch_size=3, retries=2) as (controller, _, _):
+        await change(controller, max_batch_size=5)
+        config = await controller.get_backend_config("b")
+        assert (config.batching["max_batch_size"], config.retries) == (5, 2)
+
+
+async def test_batch_options_hold_from_the_next_batch_on() -> None:
+    held = Held()
+    async with (
+        serving(held, max_batch_size=2) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, *[handle.call(item) for item in range(9)])
+        await settle()
+        first = len(held.batches[0])
+        await change(controller, max_batch_size=4)
+        held.gate.set()
+        await settle()
+        sizes = [len(batch) for batch in held.batches]
+        assert sizes[0] == first
+        assert sizes[1] == 4
+        assert len(stage.replicas) == 1
+
+
+async def test_a_window_changes_at_once_for_those_that_wait() -> None:
+    async with (
+        serving(echo, batch_wait_timeout_s=1000) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, handle.call(1))
+        await anyio.sleep(5)
+        await change(controller, batch_wait_timeout_s=6)
+        await anyio.sleep(2)
+        assert anyio.current_time() == 7
+        assert (await controller.status()).backends["b"].requests == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_more_batches_at_once_need_no_new_replica() -> None:
+    held = Held()
+    async with (
+        serving(held, max_batch_size=1) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, *[handle.call(item) for item in range(3)])
+        await settle()
+        assert len(held.batches) == 1
+        await change(controller, max_concurrent_batches=3)
+        await settle()
+        assert len(held.batches) == 3
+        assert len(stage.replicas) == 1
+        held.gate.set()
+
+
+async def test_a_bound_that_is_lifted_bounds_batches_no_more() -> None:
+    async with serving(slowly, max_ongoing_requests=2) as (controller, handle, stage):
+        await change(controller, max_ongoing_requests=100)
+        await outcomes(*[handle.call(1.0) for _ in range(8)])
+        assert [len(items) for _, items in stage.calls] == [8]
+
+
+async def test_an_option_that_is_not_one_changes_nothing() -> None:
+    async with serving(echo) as (controller, handle, stage):
+        before = await controller.get_backend_config("b")
+        with pytest.raises(TypeError, match="did you mean 'max_batch_size'"):
+            await change(controller, retries=1, max_batchsize=5)
+        with pytest.raises(ValueError, match="max_batch_size"):
+            await change(controller, retries=1, max_batch_size=0)
+        with pytest.raises(TypeError):
+            await change(controller, num_replicas="3")
+        with pytest.raises(NoSuchName, match="there are: b"):
+            await controller.update_backend_config("x", {})
+        assert await controller.get_backend_config("b") == before
+        assert await handle.call(1) == 1
+        assert len(stage.replicas) == 1
+
+
+async def test_an_option_that_does_not_fit_the_code_changes_nothing() -> None:
+    async def one(item: int) -> int:
+        return item
+
+    async with serving(one) as (controller, handle, _):
+        before = await controller.get_backend_config("b")
+        with pytest.raises(ValueError, match="takes one item at a time"):
+            await change(controller, max_batch_size=4, num_replicas=3)
+        assert await controller.get_backend_config("b") == before
+        assert await handle.call(1) == 1
+
+
+async def test_an_option_that_one_method_refuses_changes_no_other() -> None:
+    class Code:
+        async def __call__(self, items: list[int]) -> list[int]:
+            return [len(items)] * len(items)
+
+        async def steps(self, items: list[int]) -> AsyncGenerator[list[int], None]:
+            yield items
+
+    async with serving(Code) as (controller, handle, _):
+        async with handle.options(method_name="steps").stream(1) as stream:
+            assert [item async for item in stream] == [1]
+        before = await controller.get_backend_config("b")
+        with pytest.raises(ValueError, match="split"):
+            await change(
+                controller,
+                batch_size_fn=float,
+                split=lambda item, room: [1.0, item - 1.0],
+                join=lambda parts: "joined",
+            )
+        assert await controller.get_backend_config("b") == before
+        assert await handle.call(100) == 1
+
+
+async def test_user_config_is_told_to_all_replicas_and_replaces_none() -> None:
+    async with serving(Configured, num_replicas=3, user_config=1) as (controller, handle, stage):
+        await settle()
+        await change(controller, user_config=2)
+        assert [replica.told for replica in stage.replicas] == [[1, 2]] * 3
+        assert await handle.call(0) == 2
+        assert (await controller.get_backend_config("b")).user_config == 2
+
+
+async def test_replicas_that_start_later_are_told_the_user_config_of_then() -> None:
+    async with serving(Configured, user_config=1) as (controller, handle, stage):
+        await change(controller, user_config=2)
+        stage.replicas[0].die()
+        await anyio.sleep(1)
+        assert await handle.call(0) == 2
+        await controller.scale_backend("b", 2)
+        assert [replica.told for replica in stage.replicas[1:]] == [[2], [2]]
+
+
+async def test_a_user_config_that_one_refuses_is_taken_back_from_all() -> None:
+    stage = Stage()
+    told: list[tuple[int, Any]] = []
+
+    async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
+        told.append((replica.number, config))
+        if config == 2 and replica.number == 1:
+            raise ZeroDivisionError("not this one")
+
+    async with serving(Configured, stage, num_replicas=3, user_config=1) as (controller, _, _):
+        await settle()
+        stage.reconfigure = reconfigure
+        with pytest.raises(ZeroDivisionError, match="not this one"):
+            await change(controller, user_config=2, max_batch_size=3)
+        assert told == [(0, 2), (1, 2), (0, 1), (1, 1)]
+        assert {replica.told[-1] for replica in stage.alive} == {1}
+        assert len(stage.alive) == 3
+        config = await controller.get_backend_config("b")
+        assert (config.user_config, "max_batch_size" in config.batching) == (1, False)
+
+
+async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced() -> None:
+    stage = Stage()
+
+    async def reconfigure(replica: ScriptedReplica, _: Any) -> None:
+        if replica.number == 0:
+            raise ZeroDivisionError
+
+    async with serving(Configured, stage, user_config=1) as (controller, handle, _):
+        stage.reconfigure = reconfigure
+        with pytest.raises(ZeroDivisionError):
+            await change(controller, user_config=2)
+        await anyio.sleep(1)
+        assert [replica.told for replica in stage.alive] == [[1]]
+        assert await handle.call(0) == 1
+
+
+async def test_a_replica_that_dies_while_it_is_told_is_replaced_by_one_that_knows() -> None:
+    stage = Stage()
+
+    async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
+        if config == 2 and replica.number == 0:
+            replica.die()
+            await anyio.sleep_forever()
+
+    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, _, _):
+        await settle()
+        stage.reconfigure = reconfigure
+        await change(controller, user_config=2)
+        await anyio.sleep(5)
+        assert [replica.number for replica in stage.alive] == [1, 2]
+        assert {replica.told[-1] for replica in stage.alive} == {2}
+
+
+async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> None:
+    stage = Stage()
+    stage.start = gated = Gated(first=1)
+    told = anyio.Event()
+
+    async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
+        if config == 2 and replica.number == 0:
+            await told.wait()
+
+    stage.reconfigure = reconfigure
+    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, _, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(controller.update_backend_config, "b", {"user_config": 2})
+            await settle()
+            gated.let(1)
+            await settle()
+            told.set()
+            await anyio.sleep(1)
+            gated.let(2)
+        assert {replica.told[-1] for replica in stage.alive} == {2}
+        assert len(stage.alive) == 2
+
+
+async def test_a_replica_that_was_being_started_gets_the_new_user_config() -> None:
+    stage = Stage()
+    stage.start = gated = Gated(first=1)
+    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, _, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(controller.update_backend_config, "b", {"user_config": 2})
+            await settle()
+            for number in range(1, 5):
+                gated.let(number)
+            await anyio.sleep(1)
+        assert {replica.told[-1] for replica in stage.alive} == {2}
+        assert len(stage.alive) == 2
+
+
+async def test_a_user_config_for_code_that_takes_none_is_refused() -> None:
+    async with serving(echo) as (controller, handle, _):
+        with pytest.raises(ValueError, match="reconfigure"):
+            await change(controller, user_config=1)
+        assert (await controller.get_backend_config("b")).user_config is None
+        assert await handle.call(1) == 1
+
+
+async def test_an_update_that_is_cancelled_while_replicas_are_told_is_taken_back() -> None:
+    stage = Stage()
+
+    async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
+        if config == 2 and replica.number == 1:
+            await anyio.sleep_forever()
+
+    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, _, _):
+        await settle()
+        stage.reconfigure = reconfigure
+        with anyio.move_on_after(5):
+            await change(controller, user_config=2)
+        assert {replica.told[-1] for replica in stage.alive} == {1}
+        assert (await controller.get_backend_config("b")).user_config == 1
+
+
+async def test_what_only_a_new_replica_can_take_in_replaces_them() -> None:
+    async with serving(echo, num_replicas=2) as (controller, handle, stage):
+        await change(controller, arena_bytes=7)
+        assert [replica.number for replica in stage.alive] == [2, 3]
+        assert {replica.blueprint.options.arena_bytes for replica in stage.alive} == {7}
+        assert await handle.call(1) == 1
+
+
+async def test_a_change_to_another_placement_moves_the_backend() -> None:
+    other = Stage()
+    async with serving(echo) as (controller, handle, stage):
+        await change(controller, placement=other)
+        assert stage.alive == []
+        assert len(other.alive) == 1
+        assert await handle.call(1) == 1
+        assert len(other.calls) == 1
+
+
+async def test_a_placement_that_is_not_there_is_refused() -> None:
+    async with serving(echo) as (controller, handle, stage):
+        with pytest.raises(ValueError, match=r"no\.such:thing"):
+            await change(controller, placement="no.such:thing")
+        stage.replicas[0].die()
+        await anyio.sleep(10)
+        assert await handle.call(1) == 1
+
+
+async def test_an_update_that_fails_leaves_no_option_behind() -> None:
+    stage = Stage()
+    stage.start = failing("no room", lambda number: number == 1)
+    async with serving(echo, stage) as (controller, handle, _):
+        with pytest.raises(ReplicaNotStarted):
+            await change(controller, batch_wait_timeout_s=50.0, retries=4, num_replicas=2)
+        config = await controller.get_backend_config("b")
+        assert config.given() == {"placement": stage}
+        await handle.call(1)
+        assert anyio.current_time() < 50
+
+
+async def test_an_update_that_fails_at_its_last_step_undoes_the_first() -> None:
+    stage = Stage()
+    stage.start = failing("no room", lambda number: number == 2)
+    async with serving(Configured, stage, user_config=1) as (controller, handle, _):
+        before = await controller.get_backend_config("b")
+        with pytest.raises(ReplicaNotStarted):
+            await change(controller, arena_bytes=7, user_config=2, num_replicas=2)
+        await anyio.sleep(100)
+        assert await controller.get_backend_config("b") == before
+        [replica] = stage.alive
+        assert replica.blueprint.options.arena_bytes == before.replica.arena_bytes
+        assert await handle.call(0) == 1
+
+
+async def test_batching_changes_at_once_while_a_replica_is_started_again() -> None:
+    stage = Stage()
+    stage.start = Gated(first=2)
+    async with serving(echo, stage, num_replicas=2) as (controller, _, _):
+        await settle()
+        stage.replicas[0].die()
+        await anyio.sleep(1)
+        with anyio.fail_after(1):
+            await change(controller, max_batch_size=3)
+
+
+async def test_changes_of_one_backend_come_one_after_the_other() -> None:
+    stage = Stage()
+    async with serving(Configured, stage, user_config=0) as (controller, handle, _):
+        gate = anyio.Event()
+
+        async def reconfigure(_: ScriptedReplica, config: Any) -> None:
+            if config == 1:
+                await gate.wait()
+
+        stage.reconfigure = reconfigure
+        async with anyio.create_task_group() as tasks:
+            first, second = await line_up(
+                tasks,
+                controller.update_backend_config("b", {"user_config": 1}),
+                controller.update_backend_config("b", {"user_config": 2}),
+            )
+            await anyio.sleep(5)
+            assert (first.outcome, second.outcome) == (PENDING, PENDING)
+            assert stage.replicas[0].told[-1] == 1
+            gate.set()
+        assert await handle.call(0) == 2
+
+
+async def test_changes_of_two_backends_do_not_wait_for_each_other() -> None:
+    slow, stage = Stage(), Stage()
+    async with serving(echo, slow) as (controller, _, _):
+        await controller.create_backend("other", echo, config={"placement": stage})
+        slow.start = Gated()
+        async with anyio.create_task_group() as tasks:
+            await line_up(tasks, controller.scale_backend("b", 2))
+            await settle()
+            await controller.scale_backend("other", 2)
+            assert len(stage.alive) == 2
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_cost_of_items_that_are_lists_is_asked_of_the_item() -> None:
+    def cost(tokens: list[Any]) -> float:
+        return len(tokens)
+
+    async def code(prompts: list[list[Any]]) -> list[int]:
+        return [len(prompts)] * len(prompts)
+
+    async with serving(code, batch_size_fn=cost, max_batch_size=4) as (_, handle, _):
+        results = await outcomes(*[handle.call([1, 2]) for _ in range(4)])
+        assert results == [2] * 4
+
+
+async def test_a_cost_in_rays_form_is_given_a_list() -> None:
+    seen: list[Any] = []
+
+    def cost(texts: list[str]) -> float:
+        seen.append(texts)
+        return 1
+
+    async def code(texts: list[str]) -> list[str]:
+        return texts
+
+    async with serving(code, batch_size_fn=cost, max_batch_size=4) as (_, handle, _):
+        assert await handle.call("abc") == "abc"
+        assert seen == [["abc"]]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("most", [1, 3, 8])
+async def test_a_replica_never_has_more_requests_than_it_may(batched: bool, most: int) -> None:
+    async def one(item: int) -> int:
+        await anyio.sleep(1)
+        return item
+
+    async def many(items: list[int]) -> list[int]:
+        await anyio.sleep(1)
+        return items
+
+    code = many if batched else one
+    config: Any = {"max_ongoing_requests": most, "num_replicas": 2}
+    if batched:
+        config |= {"max_concurrent_batches": 4, "max_batch_size": 2}
+    async with serving(code, **config) as (_, handle, stage):
+        await settle()
+        assert await outcomes(*[handle.call(item) for item in range(40)]) == [*range(40)]
+        assert max(replica.most_running for replica in stage.replicas) <= most
+        if not batched:
+            assert max(replica.most_running for replica in stage.replicas) == most
+
+
+async def test_the_bound_holds_for_methods_of_lists_beside_a_call_of_one() -> None:
+    class Code:
+        async def __call__(self, item: int) -> int:
+            await anyio.sleep(1)
+            return item
+
+        async def many(self, items: list[int]) -> list[int]:
+            await anyio.sleep(1)
+            return items
+
+    async with serving(Code, max_ongoing_requests=4) as (_, handle, stage):
+        many = handle.options(method_name="many")
+        calls = [each.call(item) for item in range(32) for each in (handle, many)]
+        await outcomes(*calls)
+        assert stage.replicas[0].most_running <= 4
+
+
+async def test_a_bound_that_is_lowered_holds_from_the_next_batch_on() -> None:
+    async def code(items: list[int]) -> list[int]:
+        await anyio.sleep(1)
+        return items
+
+    async with (
+        serving(code, max_batch_size=8) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, *[handle.call(item) for item in range(30)])
+        await settle()
+        await change(controller, max_ongoing_requests=3)
+        await anyio.sleep(100)
+        assert max(len(items) for _, items in stage.calls[1:]) == 3
+
+
+@pytest.mark.parametrize("old_name", [False, True])
+async def test_it_warns_once_of_a_bound_below_what_batches_need(
+    old_name: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "max_concurrent_queries" if old_name else "max_ongoing_requests"
+    async with serving(echo, max_batch_size=8, **{name: 4}) as (controller, _, _):
+        await change(controller, retries=1)
+        await change(controller, batch_wait_timeout_s=0.5)
+        said = [r for r in caplog.records if "max_ongoing_requests=4" in r.getMessage()]
+        assert len(said) == 1
+        assert "max_batch_size * max_concurrent_batches = 8" in said[0].getMessage()
+
+
+async def test_an_autoscaled_backend_takes_no_number_by_hand() -> None:
+    async with serving(echo, autoscaling={"max_replicas": 3}) as (controller, _, _):
+        try:
+            await controller.scale_backend("b", 2)
+        except ValueError:
+            return
+        assert (await controller.status()).backends["b"].wanted == 2
+
+
+async def test_a_backend_that_is_gone_can_not_be_changed() -> None:
+    async with serving(echo) as (controller, _, _):
+        await controller.delete_endpoint("e")
+        await controller.delete_backend("b")
+        for verb in (
+            controller.scale_backend("b", 1),
+            controller.restart_backend("b"),
+            controller.get_backend_config("b"),
+            controller.delete_backend("b"),
+            controller.update_backend_config("b", {}),
+        ):
+            assert isinstance(await outcome(verb), NoSuchName)

@@ -1,0 +1,385 @@
+"""Backends that call other backends: by handles, in every placement, down to their ends."""
+
+from __future__ import annotations
+
+import pickle
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from serving import composed_code
+from serving.composed_code import Calling, PlainCalling
+from serving.scenes import Stage, echo
+from shoal import errors
+from shoal.serving.controller import Controller
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+real_time = pytest.mark.real_time  # threads and processes
+
+
+async def join(client, code, *args, inner=echo, config=None, inner_config=None):
+    """Makes ``inner``, and ``outer`` that is given its handle; returns that of ``outer``."""
+    await client.create_backend("inner", inner, config=inner_config)
+    await client.create_endpoint("inner", backend="inner")
+    handle = await client.get_handle("inner")
+    await client.create_backend("outer", code, handle, *args, config=config)
+    await client.create_endpoint("outer", backend="outer")
+    return await client.get_handle("outer")
+
+
+@asynccontextmanager
+async def joined(code=Calling, *args, inner=echo, **config):
+    """Does so in virtual time, on a stage."""
+    stage = Stage()
+    async with Controller() as client:
+        both = {"placement": stage, **config}
+        yield client, await join(client, code, *args, inner=inner, config=both, inner_config=both)
+
+
+class Hanging:
+    """Code that does not come back until it is let go, and says what becomes of it."""
+
+    def __init__(self):
+        self.called = anyio.Event()
+        self.left_at = None
+        self.left = anyio.Event()
+        self.let_go = anyio.Event()
+
+    async def __call__(self, item: int):
+        self.called.set()
+        try:
+            await self.let_go.wait()
+        finally:
+            self.left_at = anyio.current_time()
+            self.left.set()
+
+
+# Every placement
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [
+        (Calling, "task"),
+        (Calling, "process"),
+        (PlainCalling, "thread"),
+        (PlainCalling, "process"),
+    ],
+)
+@pytest.mark.parametrize("inner_placement", ["task", "process"])
+async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner_placement):
+    async with Controller() as client:
+        handle = await join(
+            client,
+            code,
+            inner=composed_code.double,
+            config={"placement": placement},
+            inner_config={"placement": inner_placement},
+        )
+        assert [await handle.call(number) for number in range(3)] == [0, 2, 4]
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [
+        (Calling, "task"),
+        (Calling, "process"),
+        (PlainCalling, "thread"),
+        (PlainCalling, "process"),
+    ],
+)
+async def test_code_reads_the_stream_of_another_backend(code, placement):
+    async with Controller() as client:
+        config = {"placement": placement}
+        handle = await join(client, code, inner=composed_code.count, config=config)
+        assert await handle.options(method_name="summed").call(40) == 780
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [(Calling, "process"), (PlainCalling, "thread"), (PlainCalling, "process")],
+)
+async def test_errors_cross_both_levels_by_their_type(code, placement):
+    async with Controller() as client:
+        config = {"placement": placement}
+        handle = await join(client, code, inner=composed_code.failing, config=config)
+        with pytest.raises(LookupError, match="no such word: heron"):
+            await handle.call("heron")
+        await client.delete_endpoint("inner")
+        with pytest.raises(errors.NoSuchName):
+            await handle.call("heron")
+        await client.create_endpoint("inner", backend="inner")
+        with pytest.raises(LookupError):
+            await handle.call("heron")
+
+
+@real_time
+@pytest.mark.parametrize("placement", ["task", "process"])
+async def test_a_handle_is_given_in_an_item_and_handed_on(placement):
+    async with Controller() as client:
+        config = {"placement": placement}
+        for tag in ("double", "use"):
+            code = f"serving.composed_code:{tag}"
+            await client.create_backend(tag, code, config=config)
+            await client.create_endpoint(tag, backend=tag)
+        double, use = [await client.get_handle(tag) for tag in ("double", "use")]
+        assert await use.call(double) == 8
+        await client.create_backend(
+            "forward", composed_code.Forwarding, use, double, config={"placement": "process"}
+        )
+        await client.create_endpoint("forward", backend="forward")
+        assert await (await client.get_handle("forward")).call(0) == 8
+
+
+# Time and cancellation
+
+
+async def test_a_deadline_holds_for_what_is_called_inside():
+    inner = Hanging()
+    async with joined(inner=inner) as (_client, handle):
+        with pytest.raises(errors.DeadlineExceeded):
+            await handle.options(timeout_s=5).call(1)
+        assert anyio.current_time() == pytest.approx(5)
+        await inner.left.wait()
+        assert inner.left_at == pytest.approx(5)
+
+
+async def test_a_caller_that_leaves_takes_the_inner_call_along():
+    inner = Hanging()
+    async with joined(inner=inner) as (client, handle):
+        with anyio.move_on_after(3):
+            await handle.call(1)
+        await inner.left.wait()
+        assert inner.left_at == pytest.approx(3)
+        assert client.backends["inner"].running == 0
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [(Calling, "process"), (PlainCalling, "thread"), (PlainCalling, "process")],
+)
+@pytest.mark.parametrize("leaves", [False, True], ids=["deadline", "leaves"])
+async def test_so_it_does_across_threads_and_processes(code, placement, leaves):
+    inner = Hanging()
+    async with Controller() as client:
+        config = {"placement": placement}
+        handle = await join(client, code, inner=inner, config=config)
+        async with anyio.create_task_group() as tasks:
+
+            async def call() -> None:
+                if leaves:
+                    await handle.call(1)
+                with pytest.raises(errors.DeadlineExceeded):
+                    await handle.options(timeout_s=0.3).call(1)
+
+            tasks.start_soon(call)
+            await inner.called.wait()
+            if leaves:
+                tasks.cancel_scope.cancel()
+        with anyio.move_on_after(5) as patience:
+            await inner.left.wait()
+        inner.let_go.set()  # or a thread that waits for it would keep the test from failing
+        assert not patience.cancelled_caught
+
+
+async def test_code_that_calls_itself_waits_for_its_own_replica_until_the_deadline():
+    class Recursive:
+        async def __call__(self, depth: int):
+            return 0 if depth == 0 else 1 + await handle.call(depth - 1)
+
+    async with Controller() as client:
+        await client.create_backend("b", Recursive, config={"placement": Stage()})
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        with pytest.raises(errors.DeadlineExceeded):
+            await handle.options(timeout_s=5).call(2)
+        assert anyio.current_time() == pytest.approx(5)
+        assert await handle.call(0) == 0
+        await client.update_backend_config("b", {"num_replicas": 3})
+        assert await handle.call(2) == 2
+
+
+async def test_code_that_calls_itself_without_a_deadline_ends_with_its_backend():
+    class Recursive:
+        async def __call__(self, depth: int):
+            return await handle.call(depth - 1)
+
+    config = {"placement": Stage(), "graceful_shutdown_timeout_s": 7}
+    async with Controller() as client, anyio.create_task_group() as tasks:
+        await client.create_backend("b", Recursive, config=config)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+
+        async def call() -> None:
+            with pytest.raises(errors.BatcherClosed):
+                await handle.call(2)
+
+        tasks.start_soon(call)
+        await settle()
+        await client.shutdown()
+        assert anyio.current_time() == pytest.approx(7)
+
+
+# Replicas that die
+
+
+class Counting(Calling):
+    """Counts its runs."""
+
+    runs = 0
+
+    async def __call__(self, item):
+        Counting.runs += 1
+        return await self.handle.call(item)
+
+
+async def test_the_death_of_an_inner_replica_does_not_run_the_outer_batch_again():
+    Counting.runs = 0
+    inner, inner_stage, outer_stage = Hanging(), Stage(), Stage()
+    async with Controller() as client, anyio.create_task_group() as tasks:
+        handle = await join(
+            client,
+            Counting,
+            inner=inner,
+            config={"placement": outer_stage, "retries": 3},
+            inner_config={"placement": inner_stage},
+        )
+
+        async def call() -> None:
+            with pytest.raises(errors.ReplicaDied) as caught:
+                await handle.call(1)
+            assert caught.value.replica == "inner#0"
+
+        tasks.start_soon(call)
+        await inner.called.wait()
+        inner_stage.replicas[0].die()
+        await settle()
+        assert Counting.runs == 1
+        assert [replica.tag for replica in outer_stage.alive] == ["outer#0"]
+
+
+async def test_the_inner_backend_may_run_its_batch_again_unseen():
+    Counting.runs = 0
+    inner, stage = Hanging(), Stage()
+    async with Controller() as client, anyio.create_task_group() as tasks:
+        handle = await join(
+            client,
+            Counting,
+            inner=inner,
+            config={"placement": Stage()},
+            inner_config={"placement": stage, "retries": 1},
+        )
+        tasks.start_soon(handle.call, 1)
+        await inner.called.wait()
+        inner.called = anyio.Event()
+        stage.replicas[0].die()
+        await inner.called.wait()
+        assert Counting.runs == 1
+        tasks.cancel_scope.cancel()
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [(Calling, "process"), (PlainCalling, "thread"), (PlainCalling, "process")],
+)
+async def test_so_it_is_across_threads_and_processes(code, placement, tmp_path):
+    log = tmp_path / "runs"
+    async with Controller() as client:
+        handle = await join(
+            client,
+            code,
+            str(log),
+            inner=composed_code.killer,
+            config={"placement": placement, "retries": 3},
+            inner_config={"placement": "process"},
+        )
+        with pytest.raises(errors.ReplicaDied) as caught:
+            await handle.call(1)
+        assert caught.value.replica == "inner#0"
+        assert log.read_text() == "x"
+        assert [r.tag for r in (await client.status()).backends["outer"].replicas] == ["outer#0"]
+
+
+# The end
+
+
+async def test_shutdown_answers_what_is_under_way_before_it_ends_what_that_calls():
+    gate = anyio.Event()
+
+    class Slow(Calling):
+        async def __call__(self, item):
+            await gate.wait()
+            return await self.handle.call(item)
+
+    async with joined(Slow) as (client, handle), anyio.create_task_group() as tasks:
+        results = []
+
+        async def call() -> None:
+            results.append(await handle.call(1))
+
+        tasks.start_soon(call)
+        await settle()
+        tasks.start_soon(client.shutdown)
+        await settle()
+        with pytest.raises(errors.ShutDown):
+            await handle.call(2)
+        gate.set()
+    assert results == [1]
+
+
+@real_time
+async def test_shutdown_ends_plain_code_that_waits_for_another_backend():
+    inner = Hanging()
+    config = {"graceful_shutdown_timeout_s": 0.1}
+    async with Controller() as client, anyio.create_task_group() as tasks:
+        handle = await join(
+            client, PlainCalling, inner=inner, config=config, inner_config=config
+        )
+
+        async def call() -> None:
+            with pytest.raises(errors.ShoalError):
+                await handle.call(1)
+
+        tasks.start_soon(call)
+        await inner.called.wait()
+        with anyio.move_on_after(5) as patience:
+            await client.shutdown()
+        inner.let_go.set()
+        assert not patience.cancelled_caught
+
+
+# Handles
+
+
+async def test_a_handle_is_good_for_whatever_endpoint_has_its_name():
+    async with joined() as (client, handle):
+        inner = await client.get_handle("inner")
+        await client.delete_endpoint("inner")
+        for one in (inner, handle):
+            with pytest.raises(errors.NoSuchName):
+                await one.call(1)
+        with pytest.raises(errors.NoSuchName):
+            inner.stream(1)
+        await client.create_endpoint("inner", backend="inner")
+        assert [await one.call(1) for one in (inner, handle)] == [1, 1]
+
+
+async def test_a_method_that_is_not_there_is_no_such_name():
+    async with joined() as (_client, handle):
+        for method in ("absent", "_private", "__init__", "reconfigure"):
+            with pytest.raises(errors.NoSuchName):
+                await handle.options(method_name=method).call(1)
+
+
+async def test_a_handle_that_was_pickled_leads_nowhere_outside_of_replicas():
+    async with joined() as (_client, handle):
+        data = pickle.dumps(handle)
+    with pytest.raises(RuntimeError, match=r"shoal\.connect"):
+        pickle.loads(data)

@@ -1,0 +1,545 @@
+"""The controller: what there is, how it begins and ends, and what does not reach its neighbours."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
+from serving.scenes import Gated, Stage, at_once, echo, never, serving, slowly
+from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied, ShutDown
+from shoal.serving.controller import Controller
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shoal.core.options import BatchOptions
+
+pytestmark = pytest.mark.anyio
+
+
+async def add_backend(controller: Controller, tag: str, code: Any = echo, **config: Any) -> Stage:
+    stage = Stage()
+    await controller.create_backend(tag, code, config={"placement": stage, **config})
+    return stage
+
+
+def verbs(controller: Controller) -> list[Awaitable[Any]]:
+    return [
+        controller.create_backend("x", echo),
+        controller.update_backend_config("b", {}),
+        controller.scale_backend("b", 1),
+        controller.restart_backend("b"),
+        controller.get_backend_config("b"),
+        controller.list_backends(),
+        controller.delete_backend("b"),
+        controller.create_endpoint("x", backend=None),
+        controller.list_endpoints(),
+        controller.delete_endpoint("e"),
+        controller.set_traffic("e", {"b": 1}),
+        controller.shadow_traffic("e", "b", 1),
+        controller.get_handle("e"),
+        controller.status(),
+    ]
+
+
+async def test_it_lists_what_there_is() -> None:
+    async with serving(echo, max_batch_size=3) as (controller, _, _):
+        await add_backend(controller, "c")
+        await controller.set_traffic("e", {"b": 0.25, "c": 0.75})
+        await controller.create_endpoint("held", backend=None, route="/held", methods=["post"])
+        backends = await controller.list_backends()
+        assert sorted(backends) == ["b", "c"]
+        assert backends["b"].batching["max_batch_size"] == 3
+        assert await controller.list_endpoints() == {
+            "e": {
+                "route": None,
+                "methods": ["GET"],
+                "traffic": {"b": 0.25, "c": 0.75},
+                "shadows": {},
+            },
+            "held": {"route": "/held", "methods": ["POST"], "traffic": {}, "shadows": {}},
+        }
+
+
+async def test_it_says_how_things_are() -> None:
+    held = Held()
+    async with (
+        serving(held, max_batch_size=2, num_replicas=2) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, *[handle.call(item) for item in range(6)])
+        await settle()
+        status = (await controller.status()).backends["b"]
+        assert (status.tag, status.code, status.placement) == ("b", "Held", "Stage")
+        assert (status.state, status.wanted, status.starts) == ("ready", 2, 2)
+        assert status.ongoing == sum(replica.ongoing for replica in status.replicas) > 0
+        assert status.ongoing + status.queued == 6
+        assert [replica.batches for replica in status.replicas] == [1, 1]
+        held.gate.set()
+        await settle()
+        status = (await controller.status()).backends["b"]
+        assert (status.ongoing, status.queued, status.requests, status.errors) == (0, 0, 6, 0)
+
+
+async def test_a_tag_that_is_taken_is_refused_with_what_to_do() -> None:
+    async with serving(echo) as (controller, handle, _):
+        with pytest.raises(NameTaken, match="update_backend_config"):
+            await controller.create_backend("b", slowly)
+        assert await handle.call(1) == 1
+
+
+async def test_of_two_creations_of_one_tag_one_is_refused() -> None:
+    stage = Stage()
+    stage.start = gated = Gated()
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {"placement": stage}
+        first, second = await line_up(
+            tasks,
+            controller.create_backend("b", echo, config=config),
+            controller.create_backend("b", echo, config=config),
+        )
+        await settle()
+        assert isinstance(second.outcome, NameTaken)
+        gated.let(0)
+        await settle()
+        assert first.outcome is None
+
+
+async def test_a_tag_is_free_when_its_backend_has_gone_and_not_before() -> None:
+    held = Held()
+    async with serving(held) as (controller, handle, _), anyio.create_task_group() as tasks:
+        [caller] = await line_up(tasks, handle.call(1))
+        await settle()
+        await add_backend(controller, "c")
+        await controller.set_traffic("e", {"c": 1})
+        [deleting] = await line_up(tasks, controller.delete_backend("b"))
+        await settle()
+        with pytest.raises(NameTaken):
+            await add_backend(controller, "b")
+        with pytest.raises(NoSuchName):
+            await controller.set_traffic("e", {"b": 1})
+        held.gate.set()
+        await settle()
+        assert (caller.outcome, deleting.outcome) == (1, None)
+        await add_backend(controller, "b")
+
+
+@pytest.mark.parametrize(
+    ("tag", "code", "arguments", "error"),
+    [
+        ("", echo, {}, ValueError),
+        ("a/b", echo, {}, ValueError),
+        ("x" * 65, echo, {}, ValueError),
+        (5, echo, {}, TypeError),
+        ("x", 5, {}, TypeError),
+        ("x", "no path", {}, ValueError),
+        ("x", object, {}, TypeError),
+        ("x", echo, {"init_kwargs": {"a": 1}}, TypeError),
+        ("x", echo, {"config": {"max_batchsize": 1}}, TypeError),
+        ("x", echo, {"config": {"num_replicas": 0}}, ValueError),
+        ("x", echo, {"config": {"placement": "moon"}}, ValueError),
+        ("x", echo, {"config": {"placement": "no.such:thing"}}, ValueError),
+        ("x", echo, {"config": 5}, TypeError),
+    ],
+)
+async def test_a_backend_that_makes_no_sense_is_refused(
+    tag: Any, code: Any, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    async with Controller() as controller:
+        with pytest.raises(error):
+            await controller.create_backend(tag, code, **arguments)
+        assert await controller.list_backends() == {}
+        await add_backend(controller, "x")
+
+
+async def test_init_args_are_for_classes() -> None:
+    class Adding:
+        def __init__(self, left: int, *, right: int) -> None:
+            self.sum = left + right
+
+        async def __call__(self, items: list[int]) -> list[int]:
+            return [item + self.sum for item in items]
+
+    async with Controller() as controller:
+        config = {"placement": Stage()}
+        await controller.create_backend("b", Adding, 1, config=config, init_kwargs={"right": 2})
+        await controller.create_endpoint("e", backend="b")
+        assert await (await controller.get_handle("e")).call(4) == 7
+
+
+async def test_shutdown_waits_for_what_is_under_way() -> None:
+    async with serving(slowly) as (controller, handle, stage):
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, handle.call(3.0), handle.call(5.0))
+            await settle()
+            await controller.shutdown()
+        assert [caller.outcome for caller in callers] == [3.0, 5.0]
+        assert len(stage.ended) == len(stage.replicas)
+        assert stage.replicas[0].stopped
+
+
+async def test_leaving_the_block_waits_for_what_is_under_way() -> None:
+    async with anyio.create_task_group() as tasks:
+        async with serving(slowly) as (_, handle, _):
+            [caller] = await line_up(tasks, handle.call(3.0))
+            await settle()
+        assert anyio.current_time() == 3
+        await settle()
+        assert caller.outcome == 3
+
+
+async def test_shutdown_waits_no_longer_than_the_grace() -> None:
+    async with serving(slowly, graceful_shutdown_timeout_s=4) as (controller, handle, _):
+        async with anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, handle.call(1000.0))
+            await settle()
+            callers += await line_up(tasks, handle.call(1000.0))
+            await settle()
+            await controller.shutdown()
+            assert anyio.current_time() < 10
+        assert all(isinstance(c.outcome, BatcherClosed | ReplicaDied) for c in callers)
+
+
+async def test_after_shutdown_each_verb_is_refused_and_shutdown_is_not() -> None:
+    async with serving(echo) as (controller, _, _):
+        await controller.shutdown()
+        await controller.shutdown()
+        for verb in verbs(controller):
+            error = await outcome(verb)
+            assert isinstance(error, ShutDown)
+            assert "shut down already" in str(error)
+
+
+async def test_two_shutdowns_at_once_both_wait_for_the_end() -> None:
+    async with serving(slowly) as (controller, handle, _), anyio.create_task_group() as tasks:
+        await line_up(tasks, handle.call(5.0))
+        await settle()
+        first, second = await line_up(tasks, controller.shutdown(), controller.shutdown())
+        await anyio.sleep(4)
+        assert (first.outcome, second.outcome) == (PENDING, PENDING)
+        await anyio.sleep(2)
+        assert (first.outcome, second.outcome) == (None, None)
+
+
+async def test_a_shutdown_that_is_cancelled_ends_all_at_once() -> None:
+    async with serving(slowly) as (controller, handle, stage):
+        async with anyio.create_task_group() as tasks:
+            [caller] = await line_up(tasks, handle.call(1000.0))
+            await settle()
+            with anyio.move_on_after(2):
+                await controller.shutdown()
+            await settle()
+            assert isinstance(caller.outcome, BatcherClosed | ReplicaDied)
+        await controller.shutdown()
+        assert anyio.current_time() == 2
+        assert stage.alive == []
+
+
+async def test_a_create_that_shutdown_overtakes_is_told_so() -> None:
+    stage = Stage()
+    stage.start = never
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {"placement": stage}
+        [creating] = await line_up(tasks, controller.create_backend("b", echo, config=config))
+        await settle()
+        with anyio.fail_after(100):
+            await controller.shutdown()
+        await settle()
+        assert isinstance(creating.outcome, ShutDown)
+        assert len(stage.starting) == len(stage.ended) == 1
+
+
+@pytest.mark.parametrize("change", [{"num_replicas": 3}, {"arena_bytes": 5}, {"user_config": 2}])
+async def test_shutdown_ends_though_an_update_is_under_way(change: dict[str, Any]) -> None:
+    class Code:
+        def reconfigure(self, config: Any) -> None: ...
+
+        async def __call__(self, items: list[int]) -> list[int]:
+            return items
+
+    stage = Stage()
+    async with serving(Code, stage) as (controller, _, _), anyio.create_task_group() as tasks:
+        stage.start = never
+        stage.reconfigure = never
+        [updating] = await line_up(tasks, controller.update_backend_config("b", change))
+        await settle()
+        with anyio.fail_after(1000):
+            await controller.shutdown()
+        await settle()
+        assert updating.outcome is not PENDING
+        assert stage.alive == []
+
+
+@pytest.mark.parametrize("change", [{"num_replicas": 3}, {"arena_bytes": 5}])
+async def test_an_update_that_is_cancelled_during_shutdown_starts_nothing(
+    change: dict[str, Any],
+) -> None:
+    stage = Stage()
+    stage.stop_gate = anyio.Event()
+    async with serving(echo, stage) as (controller, _, _), anyio.create_task_group() as tasks:
+        stage.start = never
+        [updating] = await line_up(tasks, controller.update_backend_config("b", change))
+        await settle()
+        [ending] = await line_up(tasks, controller.shutdown())
+        await settle()
+        count = len(stage.replicas)
+        updating.leave()
+        await settle()
+        stage.stop_gate.set()
+        await anyio.sleep(100)
+        assert ending.outcome is None
+        assert len(stage.replicas) == count
+
+
+async def test_shutdown_ends_though_a_delete_is_under_way() -> None:
+    held = Held()
+    async with serving(held) as (controller, handle, stage), anyio.create_task_group() as tasks:
+        [caller] = await line_up(tasks, handle.call(1))
+        await settle()
+        await controller.delete_endpoint("e")
+        [deleting] = await line_up(tasks, controller.delete_backend("b"))
+        await settle()
+        with anyio.fail_after(100):
+            await controller.shutdown()
+        await settle()
+        assert isinstance(caller.outcome, BatcherClosed | ReplicaDied | int)
+        assert deleting.outcome is not PENDING
+        assert stage.alive == []
+
+
+async def test_a_block_that_is_cancelled_ends_at_once() -> None:
+    stage = Stage()
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            async with serving(slowly, stage, num_replicas=2) as (_, handle, _):
+                [caller] = await line_up(tasks, handle.call(1000.0))
+                await settle()
+                scope.cancel()
+                await anyio.sleep(1)
+        assert anyio.current_time() == 0
+        await settle()
+        assert isinstance(caller.outcome, BatcherClosed | ReplicaDied)
+    assert len(stage.replicas) == len(stage.ended) == 2
+
+
+async def test_who_cleans_up_while_the_block_is_cancelled_gets_answers() -> None:
+    answers: list[Any] = []
+    with anyio.CancelScope() as scope:
+        async with serving(slowly) as (_, handle, _):
+            try:
+                scope.cancel()
+                await anyio.sleep(1)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    answers.append(await handle.call(2.0))
+    assert answers == [2.0]
+
+
+async def test_a_block_that_raises_raises_just_that() -> None:
+    async def block() -> None:
+        async with serving(echo) as (_, handle, _):
+            await handle.call(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await block()
+
+
+async def test_a_controller_is_opened_once() -> None:
+    controller = Controller()
+    for verb in verbs(controller):
+        assert isinstance(await outcome(verb), ShutDown)
+    async with controller:
+        await add_backend(controller, "b")
+        with pytest.raises(RuntimeError, match="opened once"):
+            async with controller:
+                pass
+        assert [*await controller.list_backends()] == ["b"]
+    with pytest.raises(RuntimeError, match="opened once"):
+        async with controller:
+            pass
+
+
+async def test_two_controllers_do_not_see_each_other() -> None:
+    async with serving(echo) as (first, one, _), serving(slowly) as (second, two, _):
+        await first.delete_endpoint("e")
+        assert await two.call(1.0) == 1.0
+        await second.shutdown()
+        await first.create_endpoint("e", backend="b")
+        assert await one.call(2) == 2
+
+
+class Breaking(SizeOrWait):
+    """A policy that works until it is told to break."""
+
+    is_broken = False
+
+    def decide(self, now: float, hurry: Any) -> Any:
+        if type(self).is_broken:
+            raise ZeroDivisionError("a broken rule")
+        return super().decide(now, hurry)
+
+
+@pytest.fixture
+def breaking() -> type[Breaking]:
+    class OfThisTest(Breaking):
+        pass
+
+    return OfThisTest
+
+
+async def with_policy(controller: Controller, policy: Callable[[BatchOptions], Any]) -> Any:
+    await add_backend(controller, "p", policy=policy)
+    await controller.create_endpoint("pe", backend="p")
+    return await controller.get_handle("pe")
+
+
+async def test_a_batcher_that_breaks_does_not_reach_its_neighbours(
+    breaking: type[Breaking],
+) -> None:
+    async with serving(echo) as (controller, handle, _):
+        broken = await with_policy(controller, lambda options: breaking(options))
+        assert await broken.call(1) == 1
+        breaking.is_broken = True
+        for _ in range(2):
+            error = await outcome(broken.call(2))
+            assert isinstance(error, BatcherClosed)
+            assert "a broken rule" in repr(error.__cause__)
+        assert (await controller.status()).backends["p"].state == "unavailable"
+        assert await outcomes(*[handle.call(item) for item in range(5)]) == [*range(5)]
+        assert (await controller.status()).backends["b"].state == "ready"
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_backend_whose_batcher_broke_can_be_changed_and_deleted(
+    force: bool, breaking: type[Breaking]
+) -> None:
+    async with serving(echo) as (controller, handle, _):
+        broken = await with_policy(controller, lambda options: breaking(options))
+        breaking.is_broken = True
+        await outcome(broken.call(1))
+        await controller.scale_backend("p", 2)
+        await controller.update_backend_config("p", {"max_batch_size": 3})
+        await controller.delete_endpoint("pe")
+        await controller.delete_backend("p", force=force)
+        assert [*await controller.list_backends()] == ["b"]
+        assert await handle.call(1) == 1
+
+
+async def test_a_backend_whose_policy_can_not_be_made_is_none() -> None:
+    def refusing(options: BatchOptions) -> Any:
+        raise ZeroDivisionError("no rule")
+
+    async with Controller() as controller:
+        with pytest.raises(ZeroDivisionError, match="no rule"):
+            await add_backend(controller, "p", policy=refusing)
+        assert await controller.list_backends() == {}
+
+
+async def test_a_delete_ends_though_a_dead_replica_does_not() -> None:
+    stage = Stage()
+    stage.kill_gate = anyio.Event()
+
+    async def health(_: Any) -> None:
+        raise RuntimeError("ill")
+
+    stage.health = health
+    async with serving(echo, stage, health_check_period_s=1) as (controller, _, _):
+        await anyio.sleep(3.5)
+        stage.health = at_once
+        await controller.delete_endpoint("e")
+        with anyio.fail_after(60):
+            await controller.delete_backend("b")
+
+
+async def test_a_delete_by_force_ends_though_a_replica_does_not() -> None:
+    stage = Stage()
+    stage.kill_gate = anyio.Event()
+    async with serving(echo, stage) as (controller, _, _):
+        await controller.delete_endpoint("e")
+        with anyio.fail_after(60):
+            await controller.delete_backend("b", force=True)
+
+
+class Configured:
+    """Code that takes a config."""
+
+    def reconfigure(self, config: Any) -> None: ...
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+
+@pytest.mark.parametrize("passes", range(12))
+@pytest.mark.parametrize("verb", ["delete", "force", "create", "scale", "restart", "told", "new"])
+async def test_a_verb_that_is_cancelled_at_any_moment_is_done_or_not_begun(
+    verb: str, passes: int
+) -> None:
+    async with serving(Configured, num_replicas=2, user_config=1) as (controller, handle, stage):
+        await settle()
+        place = {"placement": stage}
+        await controller.create_backend("x", echo, config=place)
+        update = controller.update_backend_config
+        kinds: dict[str, Callable[[], Any]] = {
+            "delete": lambda: controller.delete_backend("x"),
+            "force": lambda: controller.delete_backend("x", force=True),
+            "create": lambda: controller.create_backend("y", echo, config=place),
+            "scale": lambda: controller.scale_backend("b", 4),
+            "restart": lambda: controller.restart_backend("b"),
+            "told": lambda: update("b", {"user_config": 2}),
+            "new": lambda: update("b", {"user_config": 2, "arena_bytes": 2}),
+        }
+        async with anyio.create_task_group() as tasks:
+            [caller] = await line_up(tasks, kinds[verb]())
+            for _ in range(passes):
+                await anyio.lowlevel.checkpoint()
+            caller.leave()
+        assert caller.outcome in (None, LEFT)
+        await anyio.sleep(100)
+        backends = (await controller.status()).backends
+        tags = [replica.tag for status in backends.values() for replica in status.replicas]
+        assert sorted(replica.tag for replica in stage.alive) == sorted(tags)
+        for tag, status in backends.items():
+            config = await controller.get_backend_config(tag)
+            assert status.state == "ready"
+            assert status.wanted == config.num_replicas == len(status.replicas)
+            mine = [r for r in stage.alive if r.blueprint.identity.backend == tag]
+            assert all((r.told or [None])[-1] == config.user_config for r in mine)
+            assert all(r.blueprint.options == config.replica for r in mine)
+        assert await handle.call(1) == 1
+        for tag in {"x", "y"} - {*backends}:
+            await controller.create_backend(tag, echo, config=place)
+
+
+async def test_updates_end_while_replicas_are_recycled_all_the_time() -> None:
+    stage = Stage()
+
+    async def start(_: Any) -> None:
+        await anyio.sleep(0.05)
+
+    async def code(items: list[int]) -> list[int]:
+        await anyio.sleep(0.1)
+        return items
+
+    async def call_on(handle: Any) -> None:
+        while True:
+            await handle.call(1)
+
+    stage.start = start
+    config: Any = {"max_batches_per_replica": 1, "max_batch_size": 1, "num_replicas": 2}
+    async with (
+        serving(code, stage, **config) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        for _ in range(6):
+            tasks.start_soon(call_on, handle)
+        await anyio.sleep(1)
+        with anyio.fail_after(60):
+            await controller.scale_backend("b", 3)
+        with anyio.fail_after(60):
+            await controller.restart_backend("b")
+        tasks.cancel_scope.cancel()

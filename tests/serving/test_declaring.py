@@ -1,0 +1,252 @@
+"""What is declared is written down before it takes effect, and is there again at the next start."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from batching.scenes import line_up, outcome
+from shoal.errors import InUse, NameTaken, NotDurable, ReplicaNotStarted
+from shoal.serving.controller import Controller
+from shoal.serving.state import StateFile
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+    from pathlib import Path
+
+    from shoal.serving.state_records import Change
+
+# The file is written in worker threads.
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+ECHO = f"{__name__}:echo"
+ADDING = f"{__name__}:Adding"
+
+
+async def echo(items: list[Any]) -> list[Any]:
+    """Answers at once with what it was given."""
+    return items
+
+
+class Adding:
+    """Adds what it was made with, and what it was told."""
+
+    def __init__(self, left: int, *, right: int) -> None:
+        self._sum = left + right
+        self._told = 0
+
+    async def reconfigure(self, told: int) -> None:
+        if told < 0:
+            raise ZeroDivisionError("a bad config")
+        self._told = told
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        return [item + self._sum + self._told for item in items]
+
+
+class Refusing:
+    """A state file that refuses to write when it is told to.
+
+    Attributes:
+        refuses: Whether it does.
+        written: How many changes were written.
+    """
+
+    def __init__(self, file: StateFile) -> None:
+        self._file = file
+        self.refuses = False
+        self.written = 0
+
+    def load(self) -> Any:
+        return self._file.load()
+
+    def apply(self, change: Change) -> None:
+        if self.refuses:
+            raise OSError("no space is left")
+        self.written += 1
+        self._file.apply(change)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.db"
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncGenerator[tuple[Controller, Refusing]]:
+    state: Any = Refusing(StateFile.open(path))
+    async with Controller(state) as controller:
+        yield controller, state
+
+
+async def declared(path: Path) -> tuple[Any, Any]:
+    """Opens a controller on the file, and returns what it says that there is."""
+    async with opened(path) as (controller, _):
+        backends = await controller.list_backends()
+        return {tag: config.given() for tag, config in backends.items()}, (
+            await controller.list_endpoints()
+        )
+
+
+async def test_all_of_it_is_there_again(path: Path) -> None:
+    async with opened(path) as (controller, _):
+        await controller.create_backend(
+            "a", ADDING, 1, config={"user_config": 5}, init_kwargs={"right": 2}
+        )
+        await controller.create_backend("b", ECHO, config={"max_batch_size": 3})
+        await controller.create_endpoint("e", backend="a", route="/e", methods=["POST"])
+        await controller.create_endpoint("held", backend=None)
+        await controller.set_traffic("e", {"a": 1, "b": 0})
+        await controller.shadow_traffic("e", "b", 0.5, compare="operator:eq")
+        await controller.update_backend_config("a", {"user_config": 10})
+        before = await controller.list_endpoints()
+    async with opened(path) as (controller, _):
+        assert await controller.list_endpoints() == before
+        handle = await controller.get_handle("e")
+        assert await handle.call(100) == 113
+        assert (await controller.get_backend_config("b")).batching["max_batch_size"] == 3
+        [shadow] = (await controller.status()).endpoints["e"].shadows
+        assert (shadow.backend, shadow.proportion, shadow.compare) == ("b", 0.5, "operator:eq")
+        assert controller.routes["/e"]["POST"].name == "e"
+
+
+async def test_what_was_deleted_is_gone(path: Path) -> None:
+    async with opened(path) as (controller, _):
+        for tag in ("a", "b"):
+            await controller.create_backend(tag, ECHO)
+            await controller.create_endpoint(tag, backend=tag)
+        await controller.delete_endpoint("a")
+        await controller.delete_backend("a")
+        await controller.shadow_traffic("b", "b", 0.5)
+        await controller.shadow_traffic("b", "b", 0)
+    backends, endpoints = await declared(path)
+    assert [*backends] == ["b"]
+    assert endpoints == {
+        "b": {"route": None, "methods": ["GET"], "traffic": {"b": 1}, "shadows": {}}
+    }
+
+
+async def test_an_object_can_not_be_kept_and_nothing_begins(path: Path) -> None:
+    async with opened(path) as (controller, state):
+        with pytest.raises(NotDurable, match=r"package\.module:echo"):
+            await controller.create_backend("b", echo)
+        with pytest.raises(NotDurable):
+            await controller.create_backend("b", ADDING, object(), init_kwargs={"right": 2})
+        with pytest.raises(NotDurable):
+            await controller.create_backend("b", ECHO, config={"batch_size_fn": len})
+        assert await controller.list_backends() == {}
+        assert state.written == 0
+        await controller.create_backend("b", ECHO)
+
+
+async def test_a_change_that_can_not_be_kept_changes_nothing(path: Path) -> None:
+    async with opened(path) as (controller, _):
+        await controller.create_backend("b", ECHO)
+        await controller.create_endpoint("e", backend="b")
+        with pytest.raises(NotDurable, match="batch_size_fn"):
+            await controller.update_backend_config("b", {"batch_size_fn": len, "retries": 2})
+        with pytest.raises(NotDurable, match="compare"):
+            await controller.shadow_traffic("e", "b", 1, compare=lambda first, second: True)
+        assert (await controller.get_backend_config("b")).given() == {}
+        assert (await controller.list_endpoints())["e"]["shadows"] == {}
+    backends, endpoints = await declared(path)
+    assert backends == {"b": {}}
+    assert endpoints["e"]["shadows"] == {}
+
+
+async def test_a_change_that_is_refused_is_not_written(path: Path) -> None:
+    async with opened(path) as (controller, state):
+        await controller.create_backend(
+            "a", ADDING, 1, init_kwargs={"right": 2}, config={"user_config": 1}
+        )
+        await controller.create_endpoint("e", backend="a")
+        written = state.written
+        with pytest.raises(ZeroDivisionError):
+            await controller.update_backend_config("a", {"user_config": -1})
+        with pytest.raises(InUse):
+            await controller.delete_backend("a")
+        with pytest.raises(NameTaken):
+            await controller.create_backend("a", ECHO)
+        with pytest.raises(NameTaken):
+            await controller.create_endpoint("e", backend="a")
+        with pytest.raises(ValueError, match="sum to 1"):
+            await controller.set_traffic("e", {"a": 0.5})
+        with pytest.raises((ValueError, ReplicaNotStarted), match="no module"):
+            await controller.create_backend("x", "no.such:thing")
+        assert state.written == written
+
+
+async def test_what_can_not_be_written_does_not_take_effect(path: Path) -> None:
+    async with opened(path) as (controller, state):
+        await controller.create_backend(
+            "a", ADDING, 1, init_kwargs={"right": 2}, config={"user_config": 1}
+        )
+        await controller.create_backend("b", ECHO)
+        await controller.create_endpoint("e", backend="a", route="/e")
+        handle = await controller.get_handle("e")
+        before = await controller.list_endpoints()
+        state.refuses = True
+        for verb in (
+            controller.create_backend("c", ECHO),
+            controller.delete_backend("b"),
+            controller.update_backend_config("a", {"user_config": 50, "num_replicas": 2}),
+            controller.create_endpoint("f", backend="a", route="/f"),
+            controller.delete_endpoint("e"),
+            controller.set_traffic("e", {"b": 1}),
+            controller.shadow_traffic("e", "b", 1),
+        ):
+            error = await outcome(verb)
+            assert isinstance(error, OSError)
+        assert await controller.list_endpoints() == before
+        assert sorted(await controller.list_backends()) == ["a", "b"]
+        assert [*controller.routes] == ["/e"]
+        assert await handle.call(100) == 104
+        status = (await controller.status()).backends
+        assert (status["a"].wanted, len(status["a"].replicas)) == (1, 1)
+        state.refuses = False
+        await controller.create_backend("c", ECHO)
+        await controller.delete_backend("b")
+    assert [*(await declared(path))[0]] == ["a", "c"]
+
+
+async def test_a_change_that_is_cancelled_is_kept_whole_or_not_at_all(path: Path) -> None:
+    async with opened(path) as (controller, _):
+        await controller.create_backend("b", ECHO)
+        for passes in range(12):
+            async with anyio.create_task_group() as tasks:
+                [caller] = await line_up(
+                    tasks, controller.create_endpoint(f"e{passes}", backend="b")
+                )
+                for _ in range(passes):
+                    await anyio.lowlevel.checkpoint()
+                caller.leave()
+        there = await controller.list_endpoints()
+    assert (await declared(path))[1] == there
+
+
+async def test_a_backend_that_can_not_start_is_there_when_the_server_comes_back(
+    path: Path,
+) -> None:
+    async with opened(path) as (controller, _):
+        await controller.create_backend("a", ADDING, 1, init_kwargs={"right": 2})
+        await controller.create_backend("b", ECHO)
+        await controller.create_endpoint("e", backend="b")
+        await controller.update_backend_config("b", {"retries": 1})
+    async with opened(path) as (controller, _):
+        assert sorted(await controller.list_backends()) == ["a", "b"]
+        assert (await controller.get_backend_config("b")).retries == 1
+        handle = await controller.get_handle("e")
+        assert await handle.call(1) == 1
+
+
+async def test_without_a_file_objects_will_do() -> None:
+    async with Controller() as controller:
+        await controller.create_backend("b", echo, config={"batch_size_fn": lambda _: 1})
+        await controller.create_endpoint("e", backend="b")
+        await controller.shadow_traffic("e", "b", 1, compare=lambda first, second: True)

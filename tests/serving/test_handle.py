@@ -1,0 +1,522 @@
+"""Calls by a handle: what they ask for, what they give back, and calls of code to other code."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
+from serving.scenes import Stage, echo, serving, slowly
+from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
+from shoal.serving.controller import Controller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from shoal.serving.handle import EndpointHandle
+
+pytestmark = pytest.mark.anyio
+
+
+class Code:
+    """Code of several methods."""
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        return items
+
+    async def add(self, left: list[int], right: list[int] = [1]) -> list[int]:  # noqa: B006
+        return [a + b for a, b in zip(left, right, strict=True)]
+
+    async def one(self, item: int) -> int:
+        return -item
+
+    async def steps(self, items: list[int]) -> AsyncGenerator[list[int], None]:
+        for step in range(3):
+            yield [item * 10 + step for item in items]
+
+
+async def asked(items: list[int]) -> list[tuple[Any, ...]]:
+    """Answers with what the code can see of each request."""
+    batch = shoal.current_batch()
+    now = anyio.current_time()
+    left = [None if r.deadline is None else r.deadline - now for r in batch.requests]
+    told = [(r.metadata.get("method"), r.metadata.get("headers")) for r in batch.requests]
+    return [(limit, *each) for limit, each in zip(left, told, strict=True)]
+
+
+@pytest.fixture
+async def controller() -> AsyncGenerator[Controller, None]:
+    async with Controller() as opened:
+        yield opened
+
+
+async def endpoint_of(controller: Controller, name: str, code: Any, **config: Any) -> Stage:
+    """Adds a backend, and an endpoint of the same name."""
+    stage = Stage()
+    await controller.create_backend(name, code, config={"placement": stage, **config})
+    await controller.create_endpoint(name, backend=name)
+    return stage
+
+
+async def test_a_call_gives_its_own_result() -> None:
+    async with serving(echo) as (_, handle, _):
+        assert await outcomes(*[handle.call(item) for item in range(30)]) == [*range(30)]
+        assert await handle.remote(7) == 7
+        assert handle.endpoint == "e"
+
+
+async def test_any_method_can_be_called() -> None:
+    async with serving(Code) as (_, handle, _):
+        assert await handle.call(3) == 3
+        add = handle.options(method_name="add")
+        assert await add.call(3, 4) == 7
+        assert await add.call(3, right=4) == 7
+        assert await handle.options(method_name="one").call(3) == -3
+        async with handle.options(method_name="steps").stream(4) as stream:
+            assert [item async for item in stream] == [40, 41, 42]
+
+
+async def test_a_method_that_is_not_there_is_named_with_those_that_are() -> None:
+    async with serving(Code) as (controller, handle, _):
+        error = await outcome(handle.options(method_name="multiply").call(1))
+        assert isinstance(error, NoSuchName)
+        assert "'multiply'" in str(error)
+        assert "__call__, add, one, steps" in str(error)
+        assert controller.status_now().endpoints["e"].errors == 1
+
+
+async def test_arguments_that_do_not_fit_fail_their_caller_alone() -> None:
+    async with serving(Code) as (_, handle, stage):
+        results = await outcomes(handle.call(1), handle.call(1, 2), handle.call())
+        assert results[0] == 1
+        assert isinstance(results[1], TypeError)
+        assert isinstance(results[2], TypeError)
+        assert stage.calls == [(0, [1])]
+
+
+async def test_a_call_of_the_wrong_kind_says_the_right_one() -> None:
+    async with serving(Code) as (_, handle, stage):
+        error = await outcome(handle.options(method_name="steps").call(1))
+        assert isinstance(error, TypeError)
+        assert "async with handle.stream(item) as stream" in str(error)
+        with pytest.raises(TypeError, match=r"await handle\.call\(item\)"):
+            async with handle.stream(1):
+                pass
+        assert stage.calls == []
+
+
+async def test_options_lie_over_each_other() -> None:
+    async with serving(asked) as (_, handle, _):
+        first = handle.options(timeout_s=5, http_method="POST")
+        second = first.options(http_headers={"a": "b"})
+        assert await handle.call(0) == (None, None, None)
+        assert await first.call(0) == (5, "POST", {})
+        assert await second.call(0) == (5, "POST", {"a": "b"})
+        assert await second.options(timeout_s=2).call(0) == (2, "POST", {"a": "b"})
+
+
+@pytest.mark.parametrize(
+    ("option", "error"),
+    [
+        ({"method_name": 5}, TypeError),
+        ({"shard_key": 5}, TypeError),
+        ({"http_method": b"GET"}, TypeError),
+        ({"http_headers": [("a", "b")]}, TypeError),
+        ({"timeout_s": "1"}, TypeError),
+        ({"timeout_s": -1}, ValueError),
+        ({"timeout_s": float("nan")}, ValueError),
+        ({"priority": 0}, ValueError),
+        ({"priority": 1.5}, TypeError),
+        ({"priority": True}, TypeError),
+        ({"metadata": {}}, TypeError),
+    ],
+)
+async def test_options_that_make_no_sense_are_refused(
+    option: dict[str, Any], error: type[Exception]
+) -> None:
+    async with serving(echo) as (_, handle, _):
+        with pytest.raises(error, match=next(iter(option))):
+            handle.options(**option)
+
+
+async def test_a_priority_goes_first() -> None:
+    config: Any = {"max_batch_size": 1, "priority_levels": 3, "default_priority": 3}
+    held = Held()
+    async with serving(held, **config) as (_, handle, _), anyio.create_task_group() as tasks:
+        await line_up(tasks, handle.call(0))
+        await settle()
+        await line_up(tasks, handle.call(3), handle.options(priority=1).call(1))
+        await settle()
+        held.gate.set()
+        await settle()
+        assert held.batches == [[0], [1], [3]]
+
+
+async def test_a_time_out_ends_a_call_that_runs() -> None:
+    async with serving(slowly) as (_, handle, _):
+        error = await outcome(handle.options(timeout_s=2).call(100.0))
+        assert isinstance(error, DeadlineExceeded)
+        assert anyio.current_time() == 2
+
+
+async def test_a_time_out_ends_a_call_that_waits_for_a_replica() -> None:
+    async with serving(slowly) as (_, handle, stage), anyio.create_task_group() as tasks:
+        await line_up(tasks, handle.call(100.0))
+        await settle()
+        error = await outcome(handle.options(timeout_s=2).call(1.0))
+        assert isinstance(error, DeadlineExceeded)
+        assert len(stage.calls) == 1
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_time_out_ends_a_stream() -> None:
+    async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
+        while True:
+            yield items
+            await anyio.sleep(1)
+
+    got: list[int] = []
+    async with serving(code) as (controller, handle, _):
+        async with handle.options(timeout_s=2.5).stream(7) as stream:
+            got += [await anext(stream) for _ in range(3)]
+            with pytest.raises(DeadlineExceeded):
+                await anext(stream)
+        assert anyio.current_time() == 2.5
+        assert got == [7, 7, 7]
+        assert controller.status_now().endpoints["e"].errors == 1
+
+
+async def test_a_full_line_refuses_calls() -> None:
+    held = Held()
+    async with (
+        serving(held, max_queued_requests=2) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, handle.call(0))
+        await settle()
+        await line_up(tasks, handle.call(1), handle.call(2))
+        assert isinstance(await outcome(handle.call(3)), Overloaded)
+        assert controller.status_now().backends["b"].queued == 2
+        held.gate.set()
+
+
+async def test_a_full_line_knows_what_other_methods_have_taken() -> None:
+    class Two(Code):
+        async def other(self, items: list[int]) -> list[int]:
+            await anyio.sleep(5)
+            return items
+
+    async with (
+        serving(Two, max_queued_requests=0) as (_, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        assert await handle.call(1) == 1
+        await line_up(tasks, handle.options(method_name="other").call(1))
+        await settle()
+        assert isinstance(await outcome(handle.call(2)), Overloaded)
+
+
+async def test_a_stream_is_made_when_it_is_entered() -> None:
+    async with serving(Code) as (controller, handle, stage):
+        stream = handle.options(method_name="steps").stream(1)
+        await settle()
+        assert stage.calls == []
+        async with stream:
+            assert await anext(stream) == 10
+        assert controller.status_now().endpoints["e"].requests == 1
+
+
+async def test_a_stream_can_be_read_without_a_block() -> None:
+    async with serving(Code) as (_, handle, _):
+        stream = handle.options(method_name="steps").stream(1)
+        assert [item async for item in stream] == [10, 11, 12]
+        assert [item async for item in stream] == []
+        await stream.aclose()
+
+
+async def test_a_stream_that_was_closed_makes_no_call() -> None:
+    async with serving(Code) as (_, handle, stage):
+        stream = handle.options(method_name="steps").stream(1)
+        await stream.aclose()
+        await stream.aclose()
+        assert [item async for item in stream] == []
+        async with stream:
+            assert [item async for item in stream] == []
+        assert stage.calls == []
+
+
+@pytest.mark.parametrize("entered", [False, True])
+async def test_a_reader_that_is_cancelled_leaves_the_stream(entered: bool) -> None:
+    closed: list[list[int]] = []
+
+    async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
+        try:
+            await anyio.sleep(50)
+            yield items
+        finally:
+            closed.append(items)
+
+    async with serving(code) as (_, handle, _):
+        stream = handle.stream(1)
+        with anyio.move_on_after(1):
+            if entered:
+                async with stream:
+                    await anext(stream)
+            await anext(stream)
+        await settle()
+        assert closed == [[1]]
+
+
+async def test_a_stream_that_fails_counts_once() -> None:
+    async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
+        yield items
+        raise ZeroDivisionError
+
+    async with serving(code) as (controller, handle, _):
+        async with handle.stream(1) as stream:
+            assert await anext(stream) == 1
+            with pytest.raises(ZeroDivisionError):
+                await anext(stream)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+        endpoint = controller.status_now().endpoints["e"]
+        assert (endpoint.requests, endpoint.errors) == (1, 1)
+
+
+async def test_a_handle_finds_the_endpoint_that_has_its_name_now() -> None:
+    async with serving(echo) as (controller, handle, _):
+        await controller.delete_endpoint("e")
+        with pytest.raises(NoSuchName, match="there is no endpoint 'e'"):
+            await handle.call(1)
+        with pytest.raises(NoSuchName):
+            handle.stream(1)
+        await controller.create_endpoint("e", backend="b")
+        assert await handle.call(1) == 1
+
+
+async def test_a_handle_of_no_endpoint_is_refused_or_nothing() -> None:
+    async with serving(echo) as (controller, _, _):
+        with pytest.raises(NoSuchName, match="there are: e"):
+            await controller.get_handle("x")
+        assert await controller.get_handle("x", missing_ok=True) is None
+        found = await controller.get_handle("e", missing_ok=True)
+        assert found is not None
+        assert found.endpoint == "e"
+
+
+async def test_a_handle_that_was_sent_somewhere_else_is_refused() -> None:
+    async with serving(echo) as (_, handle, _):
+        sent = pickle.dumps(handle)
+        with pytest.raises(RuntimeError, match=r"shoal\.connect"):
+            pickle.loads(sent)
+
+
+async def test_calls_after_shutdown_are_refused() -> None:
+    async with serving(Code) as (controller, handle, _):
+        await controller.shutdown()
+        with pytest.raises(ShutDown):
+            await handle.call(1)
+        with pytest.raises(ShutDown):
+            async with handle.options(method_name="steps").stream(1):
+                pass
+
+
+async def test_code_calls_other_code() -> None:
+    async with serving(echo) as (controller, inner, stage):
+
+        async def outer(items: list[int]) -> list[int]:
+            return [-item for item in await outcomes(*[inner.call(item) for item in items])]
+
+        await endpoint_of(controller, "o", outer, batch_wait_timeout_s=1)
+        handle = await controller.get_handle("o")
+        assert await outcomes(*[handle.call(item) for item in range(5)]) == [0, -1, -2, -3, -4]
+        assert [len(items) for _, items in stage.calls] == [5]
+
+
+async def test_a_caller_that_leaves_cancels_the_calls_of_the_code() -> None:
+    held = Held()
+    async with serving(held) as (controller, inner, _), anyio.create_task_group() as tasks:
+
+        async def outer(items: list[int]) -> list[int]:
+            return [await inner.call(item) for item in items]
+
+        await endpoint_of(controller, "o", outer)
+        handle = await controller.get_handle("o")
+        [caller] = await line_up(tasks, handle.call(1))
+        await settle()
+        assert held.batches == [[1]]
+        caller.leave()
+        await settle()
+        assert held.cancelled == [[1]]
+
+
+async def test_a_deadline_goes_on_to_the_calls_of_the_code() -> None:
+    async with serving(asked) as (controller, inner, _):
+        seen: list[Any] = []
+
+        async def outer(items: list[int]) -> list[int]:
+            await anyio.sleep(1)
+            seen.append((await inner.call(0))[0])
+            seen.append((await inner.options(timeout_s=2).call(0))[0])
+            seen.append((await inner.options(timeout_s=100).call(0))[0])
+            return items
+
+        await endpoint_of(controller, "o", outer)
+        handle = await controller.get_handle("o")
+        await handle.options(timeout_s=5).call(1)
+        assert seen == [pytest.approx(4), pytest.approx(2), pytest.approx(4)]
+        seen.clear()
+        await handle.call(1)
+        assert seen == [None, 2, 100]
+
+
+async def test_the_last_deadline_of_a_batch_goes_on() -> None:
+    async with serving(asked) as (controller, inner, _):
+        seen: list[Any] = []
+
+        async def outer(items: list[int]) -> list[int]:
+            seen.append((await inner.call(0))[0])
+            return items
+
+        await endpoint_of(controller, "o", outer, batch_wait_timeout_s=None, max_batch_size=2)
+        handle = await controller.get_handle("o")
+        await outcomes(*[handle.options(timeout_s=limit).call(1) for limit in (5, 9)])
+        await outcomes(handle.options(timeout_s=5).call(1), handle.call(1))
+        assert seen == [9, None]
+
+
+async def test_a_deadline_that_has_passed_ends_the_calls_of_the_code() -> None:
+    async with serving(slowly) as (controller, inner, stage):
+        ended: list[Any] = []
+
+        async def outer(items: list[float]) -> list[float]:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(3)
+                ended.append(await outcome(inner.call(1.0)))
+            return items
+
+        await endpoint_of(controller, "o", outer)
+        handle = await controller.get_handle("o")
+        assert isinstance(await outcome(handle.options(timeout_s=2).call(1.0)), DeadlineExceeded)
+        await anyio.sleep(5)
+        assert isinstance(ended[0], DeadlineExceeded)
+        assert stage.calls == []
+
+
+async def test_streams_pass_through_code() -> None:
+    async with serving(Code) as (controller, inner, _):
+        steps = inner.options(method_name="steps")
+
+        async def outer(item: int) -> AsyncGenerator[int, None]:
+            async with steps.stream(item) as stream:
+                async for step in stream:
+                    yield -step
+
+        await endpoint_of(controller, "o", outer)
+        handle = await controller.get_handle("o")
+        async with handle.stream(2) as stream:
+            assert [item async for item in stream] == [-20, -21, -22]
+
+
+async def test_code_that_runs_when_it_is_shut_down_still_gets_its_answers() -> None:
+    async with serving(echo) as (controller, inner, _):
+        gate = anyio.Event()
+
+        async def outer(items: list[int]) -> list[int]:
+            await gate.wait()
+            return [await inner.call(item) for item in items]
+
+        await endpoint_of(controller, "o", outer)
+        handle = await controller.get_handle("o")
+        async with anyio.create_task_group() as tasks:
+            calling, ending = await line_up(tasks, handle.call(3), controller.shutdown())
+            await settle()
+            assert (calling.outcome, ending.outcome) == (PENDING, PENDING)
+            gate.set()
+        assert calling.outcome == 3
+        assert ending.outcome is None
+
+
+class Opened:
+    """Code that takes its requests while it runs."""
+
+    async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:
+        async for request in batch:
+            await anyio.sleep(1)
+            request.finish(-request.item)
+
+    async def other(self, batch: shoal.OpenBatch[int, int]) -> None:
+        async for request in batch:
+            request.finish(request.item)
+
+
+@pytest.mark.parametrize("fill", ["open", "continuous"])
+async def test_code_takes_open_batches(fill: str, controller: Controller) -> None:
+    await controller.create_backend("b", Opened(), config={"fill": fill})
+    await controller.create_endpoint("e", backend="b")
+    handle = await controller.get_handle("e")
+    assert await outcomes(*[handle.call(item) for item in range(4)]) == [0, -1, -2, -3]
+    backend = controller.status_now().backends["b"]
+    assert (backend.requests, backend.errors) == (4, 0)
+
+
+async def test_a_second_method_of_open_batches_waits_for_its_turn(controller: Controller) -> None:
+    await controller.create_backend("b", Opened(), config={"fill": "open"})
+    await controller.create_endpoint("e", backend="b")
+    handle = await controller.get_handle("e")
+    async with anyio.create_task_group() as tasks:
+        [caller] = await line_up(tasks, handle.call(1))
+        await settle()
+        assert await handle.options(method_name="other").call(2) == 2
+    assert caller.outcome == -1
+
+
+async def test_open_batches_answer_by_streams(controller: Controller) -> None:
+    async def code(batch: shoal.OpenBatch[int, int]) -> None:
+        async for request in batch:
+            await request.send(request.item)
+            await request.send(-request.item)
+            request.finish()
+
+    config = {"fill": "continuous", "streams": True}
+    await controller.create_backend("b", code, config=config)
+    await controller.create_endpoint("e", backend="b")
+    handle: EndpointHandle = await controller.get_handle("e")
+    async with handle.stream(3) as stream:
+        assert [item async for item in stream] == [3, -3]
+
+
+async def test_an_open_batch_is_cancelled_when_its_callers_have_left(
+    controller: Controller,
+) -> None:
+    ends: list[str] = []
+
+    async def code(batch: shoal.OpenBatch[int, int]) -> None:
+        try:
+            async for request in batch:
+                await anyio.sleep(100)
+                request.finish(request.item)
+        except anyio.get_cancelled_exc_class():
+            ends.append("cancelled")
+            raise
+
+    await controller.create_backend("b", code, config={"fill": "open"})
+    await controller.create_endpoint("e", backend="b")
+    handle = await controller.get_handle("e")
+    with anyio.move_on_after(2):
+        await handle.call(1)
+    await settle()
+    assert ends == ["cancelled"]
+    assert controller.status_now().backends["b"].ongoing == 0
+
+
+async def test_code_for_open_batches_that_takes_none_is_refused(controller: Controller) -> None:
+    def plain(batch: Any) -> None: ...
+
+    with pytest.raises(TypeError, match="async"):
+        await controller.create_backend("b", plain, config={"fill": "open"})
+    assert await controller.list_backends() == {}

@@ -1,0 +1,104 @@
+"""`shoal.connect()` without a URL, in the code of a backend."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+
+import pytest
+
+import shoal
+from serving import composed_code
+from shoal import errors
+from shoal.serving.controller import Controller
+
+# Replicas load their code in threads and processes.
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+@asynccontextmanager
+async def up(code, **config):
+    async with Controller() as client:
+        await client.create_backend("inner", composed_code.double)
+        await client.create_endpoint("inner", backend="inner")
+        await client.create_backend("outer", code, config=config)
+        await client.create_endpoint("outer", backend="outer")
+        yield client, await client.get_handle("outer")
+
+
+@pytest.mark.parametrize(
+    ("code", "placement"),
+    [
+        (composed_code.Connecting, "task"),
+        (composed_code.Connecting, "process"),
+        (composed_code.PlainConnecting, "thread"),
+        (composed_code.PlainConnecting, "process"),
+        (composed_code.ConnectingAtStart, "task"),
+        (composed_code.ConnectingAtStart, "process"),
+    ],
+)
+async def test_code_connects_to_the_controller_that_it_runs_in(code, placement):
+    async with up(code, placement=placement) as (_client, handle):
+        assert await handle.call(3) == 6
+
+
+@pytest.mark.parametrize("placement", ["task", "process"])
+async def test_a_missing_endpoint_is_none_where_that_will_do(placement):
+    async with up(composed_code.Connecting, placement=placement) as (_client, handle):
+        assert await handle.options(method_name="missing").call(3) is None
+
+
+async def test_each_controllers_code_finds_its_own():
+    async with (
+        up(composed_code.Connecting) as (_client, handle),
+        up(composed_code.Connecting) as (other, _handle),
+    ):
+        await other.delete_endpoint("inner")
+        assert await handle.call(3) == 6
+
+
+async def test_leaving_the_client_inside_ends_nothing():
+    async with up(composed_code.Connecting) as (client, handle):
+        assert [await handle.call(number) for number in range(3)] == [0, 2, 4]
+        assert set(await client.list_backends()) == {"inner", "outer"}
+
+
+async def test_code_may_make_and_change_what_is_beside_it():
+    async def grow(tag: str):
+        async with shoal.connect() as client:
+            await client.create_backend(tag, "serving.composed_code:double")
+            await client.create_endpoint(tag, backend=tag)
+            return sorted(await client.list_backends())
+
+    async with up(grow) as (client, handle):
+        assert await handle.call("more") == ["inner", "more", "outer"]
+        assert await (await client.get_handle("more")).call(2) == 4
+
+
+@pytest.mark.parametrize("state", [False, True])
+async def test_code_whose_backend_was_restored_connects_as_well(tmp_path, state):
+    path = tmp_path / "state.db" if state else None
+    for _ in range(2):
+        async with shoal.start(state=path) as client:
+            if "outer" not in await client.list_backends():
+                for tag, name in (("inner", "double"), ("outer", "Connecting")):
+                    await client.create_backend(tag, f"serving.composed_code:{name}")
+                    await client.create_endpoint(tag, backend=tag)
+            assert await (await client.get_handle("outer")).call(3) == 6
+
+
+async def test_outside_of_backends_there_is_no_controller_to_be_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    async with Controller():
+        with pytest.raises(ConnectionError):
+            shoal.connect()
+
+
+async def test_the_controller_inside_may_be_shut_down_by_its_code():
+    async def end(item: int):
+        async with shoal.connect() as client:
+            await client.shutdown()
+
+    async with up(end, graceful_shutdown_timeout_s=0.1) as (client, handle):
+        with pytest.raises(errors.BatcherClosed):
+            await handle.call(1)
+        await client.shutdown()

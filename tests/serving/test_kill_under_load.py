@@ -1,0 +1,174 @@
+"""Processes are killed under load: each call ends once, and only the batches of the killed fail."""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from batching.scenes import settle
+from conformance.replica_scenes import living_tasks
+from serving.fault_backends import Served
+from serving.fault_program import Footprint, shoot
+from shoal.core.restarting import Restarts
+from shoal.errors import ReplicaDied
+from shoal.serving.controller import Controller
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+MOST = 4
+CALLERS = 12
+HANG_S = 20
+
+
+@pytest.fixture(autouse=True)
+def restarts_wait_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """What is killed again and again would wait for half a minute each time."""
+    monkeypatch.setitem(Restarts.__init__.__kwdefaults__, "max_s", 0.02)
+    # The log of a test holds on to errors, and these to what they are about.
+    caplog.set_level(logging.CRITICAL, logger="shoal")
+
+
+class Killing:
+    """Kills the replicas of a backend, one after the other, while callers call it.
+
+    Args:
+        controller: Whose backend ``b`` and endpoint ``e``.
+        kills: How many.
+
+    Attributes:
+        asked: How many calls were made.
+        answered: The items that were answered.
+        failed: Which replica had the others, and what killed that.
+    """
+
+    def __init__(self, controller: Controller, kills: int) -> None:
+        self.asked = 0
+        self.answered: list[int] = []
+        self.failed: list[tuple[str, str | None]] = []
+        self._controller = controller
+        self._kills = kills
+        self._random = random.Random(kills)
+        self._killed: set[str] = set()
+        self._is_over = False
+
+    async def run(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(CALLERS):
+                tasks.start_soon(self._call_on)
+            for _ in range(self._kills):
+                with anyio.fail_after(HANG_S):
+                    await self._kill()
+            with anyio.fail_after(HANG_S):
+                while self._controller.status_now().backends["b"].state != "ready":  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            self._is_over = True
+
+    async def _kill(self) -> None:
+        """Kills a replica that takes work, as soon as there is one."""
+        while True:
+            await anyio.sleep(self._random.uniform(0, 0.01))
+            ready = [kept.replica for kept in self._controller.backends["b"].supervisor.ready()]
+            alive = [replica for replica in ready if replica.tag not in self._killed]
+            if alive and shoot(chosen := self._random.choice(alive)):
+                self._killed.add(chosen.tag)
+                return
+
+    async def _call_on(self) -> None:
+        handle = await self._controller.get_handle("e")
+        while not self._is_over:
+            await anyio.sleep(self._random.uniform(0, 0.02))
+            number = self.asked
+            self.asked += 1
+            try:
+                with anyio.fail_after(HANG_S):
+                    assert await handle.call((number, "")) == (number, "b")
+            except ReplicaDied as death:
+                self.failed.append((death.replica, death.signal))
+            else:
+                self.answered.append(number)
+
+
+async def kill(kills: int, ledger: Path, *, replicas: int, retries: int) -> Killing:
+    footprint, tasks = Footprint(), living_tasks()
+    async with Controller() as controller:
+        await controller.create_backend(
+            "b",
+            Served(str(ledger), 0.005),
+            config={
+                "placement": "process",
+                "num_replicas": replicas,
+                "retries": retries,
+                "max_batch_size": MOST,
+            },
+        )
+        await controller.create_endpoint("e", backend="b")
+        killing = Killing(controller, kills)
+        await killing.run()
+        status = controller.status_now().backends["b"]
+    assert status.deaths == status.restarts == kills
+    assert (status.queued, status.ongoing) == (0, 0)
+    assert len(status.replicas) == replicas
+    assert len(killing.answered) + len(killing.failed) == killing.asked
+    del controller, killing._controller, status
+    await settle()
+    assert living_tasks() == tasks
+    footprint.check()
+    return killing
+
+
+def ran(ledger: Path) -> list[int]:
+    return [int(line) for line in ledger.read_text().split()]
+
+
+async def check_that_killed_replicas_fail_their_batch_alone(kills: int, tmp_path: Path) -> None:
+    killing = await kill(kills, tmp_path / "ledger", replicas=2, retries=0)
+    assert killing.answered
+    # A batch at a time, of so many at most, and each of its callers is told who had it.
+    by_replica: dict[str, int] = {}
+    for replica, how in killing.failed:
+        assert how == "SIGKILL"
+        assert re.fullmatch(r"b#\d+", replica)
+        by_replica[replica] = by_replica.get(replica, 0) + 1
+    assert max(by_replica.values(), default=0) <= MOST
+    assert len(by_replica) <= kills
+    items = ran(tmp_path / "ledger")
+    assert len(items) == len(set(items))
+    assert set(killing.answered) <= set(items)
+
+
+async def check_that_nobody_sees_a_kill_where_batches_may_run_again(
+    kills: int, tmp_path: Path
+) -> None:
+    killing = await kill(kills, tmp_path / "ledger", replicas=2, retries=kills)
+    assert killing.failed == []
+    assert set(killing.answered) <= set(ran(tmp_path / "ledger"))
+
+
+@pytest.mark.timeout(60)
+async def test_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Path) -> None:
+    await check_that_killed_replicas_fail_their_batch_alone(10, tmp_path)
+
+
+@pytest.mark.timeout(60)
+async def test_nobody_sees_a_kill_where_batches_may_run_again(tmp_path: Path) -> None:
+    await check_that_nobody_sees_a_kill_where_batches_may_run_again(5, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(290)
+async def test_400_replicas_that_are_killed_fail_their_batch_alone(tmp_path: Path) -> None:
+    await check_that_killed_replicas_fail_their_batch_alone(400, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(290)
+async def test_nobody_sees_100_kills_where_batches_may_run_again(tmp_path: Path) -> None:
+    await check_that_nobody_sees_a_kill_where_batches_may_run_again(100, tmp_path)

@@ -1,0 +1,263 @@
+"""Whatever is done to a controller, in any order and at once, each request ends as it should.
+
+A program is a list of operations: calls, callers that leave, updates of all kinds, replicas that
+die or can't start, and time that passes. Updates overlap with each other and with all else. In the
+end each call has had its own right answer or a named error, each verb has ended, what is declared
+is there and answers, and no replica outlives its controller.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from batching.scenes import LEFT, PENDING, Caller, settle
+from serving.load import Versioned
+from serving.scenes import ScriptedReplica, Stage
+from shoal.errors import ShoalError
+from shoal.serving.controller import Controller
+from shoal.testing import run_virtually
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from anyio.abc import TaskGroup
+
+PROGRAMS = 40
+SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_OPERATIONS", "3000"))
+
+BACKENDS = ("a", "b", "c")
+
+Operation: TypeAlias = tuple[str, int, int]
+
+KINDS = (
+    "call",
+    "stream",
+    "leave",
+    "pass time",
+    "die",
+    "fail starts",
+    "fall ill",
+    "scale",
+    "batch",
+    "bound",
+    "tell",
+    "replace",
+    "restart",
+    "traffic",
+    "shadow",
+    "create",
+    "delete",
+    "force",
+    "cancel update",
+)
+
+programs = st.lists(
+    st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 5)), max_size=40
+)
+
+quick = settings(
+    max_examples=PROGRAMS,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+long = settings(
+    max_examples=SOAK_PROGRAMS,
+    deadline=None,
+    print_blob=True,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Program:
+    """One run of a program.
+
+    Args:
+        operations: What is done, in this order.
+    """
+
+    def __init__(self, operations: list[Operation]) -> None:
+        self._operations = operations
+        self._random = random.Random(1)
+        self._stage = Stage()
+        self._stage.start = self._start
+        self._stage.health = self._health
+        self._failing_starts = 0
+        self._ill: set[str] = set()
+        self._calls: list[tuple[int, bool, Caller]] = []
+        self._updates: list[Caller] = []
+
+    async def run(self) -> None:
+        with anyio.fail_after(10_000):
+            async with Controller() as self._controller, anyio.create_task_group() as self._tasks:
+                for tag in BACKENDS[:2]:
+                    await self._controller.create_backend(tag, self._code(), config=self._config())
+                await self._controller.create_endpoint("e", backend="a")
+                for kind, first, second in self._operations:
+                    await self._do(kind, first, second)
+                await self._calm_down(self._tasks)
+            await settle()
+        for item, _, caller in self._calls:
+            _check_answer(item, caller.outcome)
+        assert len(self._stage.starting) == len(self._stage.ended)
+
+    async def _do(self, kind: str, first: int, second: int) -> None:
+        controller, tag = self._controller, BACKENDS[first % 3]
+        alive = self._stage.alive
+        update = controller.update_backend_config
+        if kind in ("call", "stream"):
+            for _ in range(first * second + 1):
+                await self._call(streams=kind == "stream", sharded=bool(second % 2))
+        elif kind == "leave":
+            for _, _, caller in self._calls[first :: second + 1]:
+                caller.leave()
+        elif kind == "pass time":
+            await anyio.sleep(first * 0.2 + second * 4 * (first == 5))
+        elif kind == "die" and alive:
+            alive[first % len(alive)].die()
+        elif kind == "fail starts":
+            self._failing_starts = first
+        elif kind == "fall ill" and alive:
+            self._ill.add(alive[first % len(alive)].tag)
+        elif kind == "scale":
+            await self._update(controller.scale_backend(tag, second % 4 + 1))
+        elif kind == "batch":
+            changes = {"max_batch_size": second + 1, "batch_wait_timeout_s": 0.1 * (second % 2)}
+            await self._update(update(tag, changes))
+        elif kind == "bound":
+            changes = {"max_ongoing_requests": second or None, "max_concurrent_batches": 2}
+            await self._update(update(tag, {**changes, "retries": second % 3}))
+        elif kind == "tell":
+            await self._update(update(tag, {"user_config": second}))
+        elif kind == "replace":
+            await self._update(update(tag, {"arena_bytes": second, "num_replicas": second % 3 + 1}))
+        elif kind == "restart":
+            await self._update(controller.restart_backend(tag))
+        elif kind == "traffic":
+            weights = {tag: second / 5, BACKENDS[(first + 1) % 3]: 1 - second / 5}
+            await self._update(controller.set_traffic("e", weights))
+        elif kind == "shadow":
+            await self._update(controller.shadow_traffic("e", tag, second % 3 / 2, compare=_alike))
+        elif kind == "create":
+            await self._update(controller.create_backend(tag, self._code(), config=self._config()))
+        elif kind in ("delete", "force"):
+            await self._update(controller.delete_backend(tag, force=kind == "force"))
+        elif kind == "cancel update":
+            for caller in self._updates[first :: second + 1]:
+                caller.leave()
+        if second % 2:
+            await settle()
+
+    async def _calm_down(self, tasks: TaskGroup) -> None:
+        """Waits until all has ended, and checks that what is declared is there, and answers."""
+        self._failing_starts = 0
+        self._ill.clear()
+        await anyio.sleep(150)
+        for caller in self._updates:
+            assert caller.outcome is not PENDING
+            if isinstance(caller.outcome, Exception):
+                assert isinstance(caller.outcome, ShoalError), caller.outcome
+        for _, _, caller in self._calls:
+            assert caller.outcome is not PENDING
+        status = self._controller.status_now()
+        assert status.endpoints["e"].held == 0
+        for tag, backend in status.backends.items():
+            config = await self._controller.get_backend_config(tag)
+            assert (backend.state, backend.wanted) == ("ready", config.num_replicas)
+            assert (backend.queued, backend.ongoing) == (0, 0)
+            mine = [r for r in self._stage.alive if r.blueprint.identity.backend == tag]
+            assert [r.tag for r in mine] == sorted(
+                (replica.tag for replica in backend.replicas), key=_number
+            )
+            assert len(mine) == config.num_replicas
+            for replica in mine:
+                assert (replica.told or [None])[-1] == config.user_config
+                assert replica.blueprint.options == config.replica
+        before = len(self._calls)
+        for _ in range(5):
+            await self._call(streams=False, sharded=False)
+        await anyio.sleep(100)
+        assert all(isinstance(caller.outcome, tuple) for _, _, caller in self._calls[before:])
+
+    async def _call(self, *, streams: bool, sharded: bool) -> None:
+        item = len(self._calls)
+        handle = await self._controller.get_handle("e")
+        if sharded:
+            handle = handle.options(shard_key=str(item % 5))
+        awaitable = _read(handle, item) if streams else handle.call(item)
+        self._calls.append((item, streams, await self._tasks.start(Caller(awaitable).run)))
+
+    async def _update(self, verb: Awaitable[None]) -> None:
+        self._updates.append(await self._tasks.start(Caller(verb).run))
+
+    async def _start(self, replica: ScriptedReplica) -> str | None:
+        await anyio.sleep(self._random.uniform(0, 0.5))
+        if self._failing_starts:
+            self._failing_starts -= 1
+            return "no luck"
+        return None
+
+    async def _health(self, replica: ScriptedReplica) -> None:
+        if replica.tag in self._ill:
+            raise RuntimeError("ill")
+
+    def _code(self) -> Versioned:
+        return Versioned(self._random)
+
+    def _config(self) -> dict[str, Any]:
+        return {"placement": self._stage, "num_replicas": 2, "health_check_period_s": 5}
+
+
+async def _read(handle: Any, item: int) -> Any:
+    async with handle.options(method_name="steps").stream(item) as stream:
+        got = [step async for step in stream]
+    assert [step for _, _, step in got] == [0, 1, 2]
+    assert {each for each, _, _ in got} == {item}
+    return item, got[0][1]
+
+
+def _check_answer(item: int, outcome: Any) -> None:
+    if outcome is LEFT or isinstance(outcome, ShoalError):
+        return
+    assert isinstance(outcome, tuple), repr(outcome)
+    assert outcome[0] == item
+    assert outcome[1] in BACKENDS
+
+
+def _alike(first: Any, second: Any) -> bool:
+    return first[0] == second[0]
+
+
+def _number(tag: str) -> int:
+    return int(tag.rpartition("#")[2])
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_each_request_ends_as_it_should(backend: Any) -> None:
+    @quick
+    @given(programs)
+    def check(operations: list[Operation]) -> None:
+        run_virtually(Program(operations).run, backend=backend)
+
+    check()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_each_request_ends_as_it_should_for_long(backend: Any) -> None:
+    @long
+    @given(programs)
+    def check(operations: list[Operation]) -> None:
+        run_virtually(Program(operations).run, backend=backend)
+
+    check()

@@ -1,0 +1,131 @@
+"""Autoscaling: more replicas while much is under way, fewer when little is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from batching.scenes import PENDING, line_up, settle
+from serving.scenes import Stage, echo, failing, in_turn, serving, slowly
+
+if TYPE_CHECKING:
+    from shoal.serving.controller import Controller
+
+pytestmark = pytest.mark.anyio
+
+QUICK: Any = {
+    "min_replicas": 1,
+    "max_replicas": 4,
+    "target_ongoing_requests": 2,
+    "upscale_delay_s": 5,
+    "downscale_delay_s": 20,
+    "metrics_interval_s": 1,
+    "look_back_period_s": 2,
+}
+
+
+def wanted(controller: Controller) -> int:
+    return controller.status_now().backends["b"].wanted
+
+
+async def test_it_grows_with_what_waits_and_shrinks_when_that_is_done() -> None:
+    async with (
+        serving(slowly, autoscaling=QUICK, max_batch_size=1) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        assert wanted(controller) == 1
+        callers = await line_up(tasks, *[handle.call(15.0) for _ in range(8)])
+        await anyio.sleep(4)
+        assert wanted(controller) == 1
+        await anyio.sleep(6)
+        assert wanted(controller) == 4
+        assert len(stage.alive) == 4
+        await anyio.sleep(40)
+        assert all(caller.outcome == 15 for caller in callers)
+        await anyio.sleep(100)
+        assert wanted(controller) == 1
+        assert len(stage.alive) == 1
+        assert controller.status_now().backends["b"].deaths == 0
+
+
+async def test_it_stays_within_its_limits() -> None:
+    limits = {**QUICK, "min_replicas": 2, "max_replicas": 3}
+    async with (
+        serving(slowly, autoscaling=limits, max_batch_size=1) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        await settle()
+        assert len(stage.alive) == 2
+        await line_up(tasks, *[handle.call(30.0) for _ in range(50)])
+        await anyio.sleep(20)
+        assert wanted(controller) == 3
+        tasks.cancel_scope.cancel()
+
+
+async def test_it_begins_and_ends_with_an_update() -> None:
+    async with (
+        serving(slowly, max_batch_size=1) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, *[handle.call(1000.0) for _ in range(8)])
+        await anyio.sleep(20)
+        assert wanted(controller) == 1
+        await controller.update_backend_config("b", {"autoscaling": QUICK})
+        await anyio.sleep(20)
+        assert wanted(controller) == 4
+        tasks.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await controller.update_backend_config("b", {"autoscaling": None, "num_replicas": 3})
+            assert wanted(controller) == 3
+            await anyio.sleep(1000)
+            assert wanted(controller) == 3
+
+
+async def test_it_goes_on_when_a_replica_can_not_be_started() -> None:
+    stage = Stage()
+    async with (
+        serving(slowly, stage, autoscaling=QUICK, max_batch_size=1) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, *[handle.call(10.0) for _ in range(8)])
+        stage.start = failing()
+        await anyio.sleep(15)
+        assert wanted(controller) == 4
+        assert len(stage.alive) == 1
+        assert controller.status_now().backends["b"].state == "degraded"
+        stage.start = in_turn
+        await anyio.sleep(100)
+        assert all(caller.outcome == 10 for caller in callers)
+
+
+async def test_a_backend_that_ends_is_scaled_no_more() -> None:
+    stage = Stage()
+    stage.stop_gate = anyio.Event()
+    async with (
+        serving(echo, stage, autoscaling=QUICK) as (controller, _, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await controller.delete_endpoint("e")
+        [deleting] = await line_up(tasks, controller.delete_backend("b"))
+        await anyio.sleep(3)
+        assert deleting.outcome is PENDING
+        stage.stop_gate.set()
+        await settle()
+        assert deleting.outcome is None
+        assert len(stage.replicas) == 1
+
+
+async def test_replicas_are_replaced_while_their_number_changes() -> None:
+    async with (
+        serving(slowly, autoscaling=QUICK, max_batch_size=1) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, *[handle.call(3.0) for _ in range(12)])
+        await anyio.sleep(6.5)
+        with anyio.fail_after(200):
+            await controller.restart_backend("b")
+        await anyio.sleep(100)
+        assert all(caller.outcome == 3 for caller in callers)
+        assert {r.number for r in stage.alive}.isdisjoint({0, 1})

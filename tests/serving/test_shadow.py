@@ -1,0 +1,355 @@
+"""Shadow traffic: copies that never delay, fail or reorder what they are copies of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from batching.scenes import Held, line_up, outcome, outcomes, settle
+from serving.scenes import Stage, echo, serving
+from shoal.errors import InUse, NoSuchName
+from shoal.serving.shadow import MOST_COPIES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from shoal.serving.controller import Controller
+    from shoal.serving.status import ShadowStatus
+
+pytestmark = pytest.mark.anyio
+
+
+async def shadowed(
+    controller: Controller, code: Any, stage: Stage | None = None, share: float = 1, **more: Any
+) -> Stage:
+    """Gives the endpoint ``e`` a shadow ``s`` of some code."""
+    stage = stage or Stage()
+    compare = more.pop("compare", None)
+    await controller.create_backend("s", code, config={"placement": stage, **more})
+    await controller.shadow_traffic("e", "s", share, compare=compare)
+    return stage
+
+
+def counts(controller: Controller) -> ShadowStatus:
+    [status] = controller.status_now().endpoints["e"].shadows
+    return status
+
+
+async def test_each_request_is_copied_and_its_answer_dropped() -> None:
+    async def negated(items: list[int]) -> list[int]:
+        return [-item for item in items]
+
+    async with serving(echo) as (controller, handle, _):
+        stage = await shadowed(controller, negated)
+        assert [await handle.call(item) for item in range(5)] == [*range(5)]
+        await settle()
+        assert sorted(item for _, items in stage.calls for item in items) == [*range(5)]
+        assert counts(controller).sent == 5
+        assert counts(controller).failed == 0
+
+
+async def test_so_large_a_share_is_copied() -> None:
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, echo, share=0.3, max_batch_size=100)
+        for _ in range(40):
+            await outcomes(*[handle.call(item) for item in range(50)])
+            await settle()
+        assert 450 < counts(controller).sent < 750
+        assert counts(controller).dropped == 0
+
+
+async def test_a_slow_shadow_delays_nothing() -> None:
+    async with serving(echo) as (controller, handle, _):
+        held = Held()
+        await shadowed(controller, held)
+        for item in range(10):
+            assert await handle.call(item) == item
+        assert anyio.current_time() == 0
+        held.gate.set()
+
+
+async def test_a_shadow_that_fails_fails_nothing() -> None:
+    async def broken(items: list[int]) -> list[int]:
+        raise ZeroDivisionError(items)
+
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, broken)
+        assert await outcomes(*[handle.call(item) for item in range(10)]) == [*range(10)]
+        await settle()
+        assert (counts(controller).sent, counts(controller).failed) == (10, 10)
+        endpoint = controller.status_now().endpoints["e"]
+        assert (endpoint.requests, endpoint.errors) == (10, 0)
+
+
+async def test_a_shadow_without_a_replica_fails_nothing() -> None:
+    async with serving(echo) as (controller, handle, _):
+        stage = await shadowed(controller, echo)
+        stage.replicas[0].die()
+        assert await outcomes(*[handle.call(item) for item in range(10)]) == [*range(10)]
+
+
+async def test_a_shadow_whose_parameters_differ_fails_nothing() -> None:
+    async def other(left: list[int], right: list[int]) -> list[int]:
+        return left
+
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, other)
+        assert await handle.call(1) == 1
+        await settle()
+        assert counts(controller).failed == 1
+
+
+async def test_a_shadow_does_not_change_the_order() -> None:
+    order: list[int] = []
+
+    async def noted(items: list[int]) -> list[int]:
+        order.extend(items)
+        await anyio.sleep(0.1)
+        return items
+
+    async with serving(noted, max_batch_size=2) as (controller, handle, _):
+        await shadowed(controller, echo)
+        async with anyio.create_task_group() as tasks:
+            await line_up(tasks, *[handle.call(item) for item in range(20)])
+        assert order == [*range(20)]
+
+
+async def test_copies_are_bounded_and_what_goes_beyond_is_counted() -> None:
+    async with serving(echo, max_batch_size=1000) as (controller, handle, _):
+        held = Held()
+        await shadowed(controller, held, max_queued_requests=None)
+        number = MOST_COPIES + 44
+        assert await outcomes(*[handle.call(item) for item in range(number)]) == [*range(number)]
+        await settle()
+        assert counts(controller).sent == MOST_COPIES
+        assert counts(controller).dropped == 44
+        held.gate.set()
+        await settle()
+        await handle.call(1)
+        assert counts(controller).sent == MOST_COPIES + 1
+
+
+async def test_a_copy_does_not_go_on_for_ever() -> None:
+    async with serving(echo) as (controller, handle, _):
+        held = Held()
+        await shadowed(controller, held)
+        await handle.call(1)
+        await anyio.sleep(1000)
+        assert counts(controller).failed == 1
+        assert held.cancelled == [[1]]
+
+
+async def test_a_caller_that_leaves_does_not_end_the_copy() -> None:
+    primary, copy = Held(), Held()
+    async with (
+        serving(primary) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await shadowed(controller, copy, compare=lambda first, second: True)
+        [caller] = await line_up(tasks, handle.call(1))
+        await settle()
+        caller.leave()
+        await settle()
+        copy.gate.set()
+        await settle()
+        assert copy.passed == [[1]]
+        assert (counts(controller).agreed, counts(controller).disagreed) == (0, 0)
+
+
+async def test_answers_are_compared() -> None:
+    async def odd_ones_wrong(items: list[int]) -> list[int]:
+        return [item + item % 2 for item in items]
+
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, odd_ones_wrong, compare=lambda first, second: first == second)
+        for item in range(10):
+            await handle.call(item)
+        await settle()
+        assert (counts(controller).agreed, counts(controller).disagreed) == (5, 5)
+
+
+async def test_the_answer_of_the_endpoint_comes_first_in_a_comparison() -> None:
+    seen: list[Any] = []
+
+    async def negated(items: list[int]) -> list[int]:
+        return [-item for item in items]
+
+    def compare(first: int, second: int) -> bool:
+        seen.append((first, second))
+        return True
+
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, negated, compare=compare)
+        await handle.call(7)
+        await settle()
+        assert seen == [(7, -7)]
+
+
+async def test_answers_are_compared_whichever_comes_first() -> None:
+    held = Held()
+    async with (
+        serving(held) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await shadowed(controller, echo, compare=lambda first, second: first == second)
+        await line_up(tasks, handle.call(1))
+        await anyio.sleep(10)
+        assert counts(controller).agreed == 0
+        held.gate.set()
+        await settle()
+        assert counts(controller).agreed == 1
+
+
+async def test_a_request_that_fails_is_not_compared() -> None:
+    async def broken(items: list[int]) -> list[int]:
+        raise ZeroDivisionError
+
+    async with serving(broken) as (controller, handle, _):
+        await shadowed(controller, echo, compare=lambda first, second: True)
+        await outcome(handle.call(1))
+        await settle()
+        status = counts(controller)
+        assert (status.sent, status.agreed, status.disagreed, status.failed) == (1, 0, 0, 0)
+
+
+async def test_a_comparison_that_raises_is_counted_as_failed() -> None:
+    def compare(first: int, second: int) -> bool:
+        raise ZeroDivisionError
+
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, echo, compare=compare)
+        assert await handle.call(1) == 1
+        await settle()
+        assert (counts(controller).failed, counts(controller).agreed) == (1, 0)
+
+
+async def test_copies_of_streams_end_and_leave_nothing() -> None:
+    async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
+        yield items
+        yield items
+
+    async with serving(code) as (controller, handle, _):
+        stage = await shadowed(controller, code, compare=lambda first, second: first == second)
+
+        async def read() -> int:
+            async with handle.stream(1) as stream:
+                assert [item async for item in stream] == [1, 1]
+            await settle()
+            return len(anyio.get_running_tasks())
+
+        before = await read()
+        assert [await read() for _ in range(5)] == [before] * 5
+        assert len(stage.calls) == 6
+
+
+async def test_methods_are_copied_to_the_same_method() -> None:
+    class Code:
+        async def __call__(self, items: list[int]) -> list[int]:
+            return items
+
+        async def negated(self, items: list[int]) -> list[int]:
+            return [-item for item in items]
+
+    async with serving(Code) as (controller, handle, _):
+        stage = await shadowed(controller, Code, compare=lambda first, second: first == second)
+        assert await handle.options(method_name="negated").call(3) == -3
+        await settle()
+        assert stage.replicas[0].calls == [("negated", [3])]
+        assert counts(controller).agreed == 1
+
+
+async def test_the_latencies_of_copies_are_summed() -> None:
+    async def slow(items: list[int]) -> list[int]:
+        await anyio.sleep(2)
+        return items
+
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, slow)
+        await handle.call(1)
+        await anyio.sleep(10)
+        await handle.call(1)
+        await anyio.sleep(10)
+        assert counts(controller).latency_s == pytest.approx(4)
+
+
+async def test_none_stops_it() -> None:
+    async with serving(echo) as (controller, handle, _):
+        stage = await shadowed(controller, echo)
+        await handle.call(1)
+        await controller.shadow_traffic("e", "s", 0)
+        await handle.call(2)
+        await settle()
+        assert [items for _, items in stage.calls] == [[1]]
+        assert controller.status_now().endpoints["e"].shadows == []
+        await controller.delete_backend("s")
+
+
+async def test_to_stop_what_is_not_there_is_no_mistake() -> None:
+    async with serving(echo) as (controller, _, _):
+        await controller.shadow_traffic("e", "b", 0)
+        assert (await controller.list_endpoints())["e"]["shadows"] == {}
+
+
+async def test_a_change_goes_on_counting() -> None:
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, echo)
+        await handle.call(1)
+        await settle()
+        await controller.shadow_traffic("e", "s", 1, compare=lambda first, second: True)
+        await handle.call(1)
+        await settle()
+        assert (counts(controller).sent, counts(controller).agreed) == (2, 1)
+        assert (await controller.list_endpoints())["e"]["shadows"] == {"s": 1}
+
+
+async def test_several_shadows_each_get_a_copy() -> None:
+    async with serving(echo) as (controller, handle, _):
+        first = await shadowed(controller, echo)
+        second = Stage()
+        await controller.create_backend("t", echo, config={"placement": second})
+        await controller.shadow_traffic("e", "t", 1)
+        await handle.call(1)
+        await settle()
+        assert len(first.calls) == len(second.calls) == 1
+
+
+async def test_a_backend_that_is_shadowed_is_in_use() -> None:
+    async with serving(echo) as (controller, _, _):
+        await shadowed(controller, echo)
+        with pytest.raises(InUse, match="traffic of e"):
+            await controller.delete_backend("s", force=True)
+
+
+async def test_what_makes_no_sense_is_refused_and_changes_nothing() -> None:
+    async def later(first: int, second: int) -> bool:
+        return first == second
+
+    async with serving(echo) as (controller, _, _):
+        shadow: Any = controller.shadow_traffic
+        for share in (-0.1, 1.1, float("nan")):
+            with pytest.raises(ValueError, match="from 0 to 1"):
+                await shadow("e", "b", share)
+        for share in ("0.5", None, True):
+            with pytest.raises(TypeError, match="number"):
+                await shadow("e", "b", share)
+        with pytest.raises(TypeError, match="compare"):
+            await shadow("e", "b", 1, compare=5)
+        with pytest.raises(TypeError, match="compare"):
+            await shadow("e", "b", 1, compare=later)
+        with pytest.raises(ValueError, match="no module"):
+            await shadow("e", "b", 1, compare="no.such:thing")
+        with pytest.raises(NoSuchName, match="there are: b"):
+            await shadow("e", "x", 1)
+        with pytest.raises(NoSuchName, match="there are: e"):
+            await shadow("x", "b", 1)
+        assert (await controller.list_endpoints())["e"]["shadows"] == {}
+
+
+async def test_a_compare_is_given_by_its_import_path() -> None:
+    async with serving(echo) as (controller, handle, _):
+        await shadowed(controller, echo, compare="operator:eq")
+        await handle.call(1)
+        await settle()
+        assert (counts(controller).agreed, counts(controller).compare) == (1, "operator:eq")

@@ -1,0 +1,285 @@
+"""`shoal.start` and `shoal.connect`: how long a controller lives, and who may call it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import signal
+import subprocess
+import sys
+
+import anyio
+import pytest
+
+import shoal
+from serving.plain_code import double
+from shoal import errors
+from shoal.serving.remote_client import RemoteClient
+
+anyio_test = pytest.mark.anyio
+real_time = pytest.mark.real_time  # replicas load their code in threads
+
+
+async def hang(items: list[int]) -> list[int]:
+    await anyio.sleep_forever()
+    return items
+
+
+@anyio_test
+@real_time
+async def test_what_is_made_in_the_block_can_be_called_there():
+    async with shoal.start() as client:
+        assert client.url is None
+        await client.create_backend("b", double)
+        await client.create_endpoint("e", backend="b")
+        assert await (await client.get_handle("e")).call(3) == 6
+
+
+@anyio_test
+async def test_after_the_block_every_verb_says_that_it_was_shut_down():
+    async with shoal.start() as client:
+        pass
+    with pytest.raises(errors.ShutDown):
+        await client.list_backends()
+    with pytest.raises(errors.ShutDown):
+        await client.create_endpoint("e", backend=None)
+    await client.shutdown()
+
+
+@anyio_test
+@real_time
+async def test_a_client_may_be_shut_down_within_the_block_and_twice():
+    async with shoal.start() as client:
+        await client.create_backend("b", double)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        await client.shutdown()
+        await client.shutdown()
+        with pytest.raises(errors.ShutDown):
+            await handle.call(1)
+
+
+class Mine(BaseException):
+    """No error."""
+
+
+@anyio_test
+@real_time
+@pytest.mark.parametrize("error", [KeyError("k"), Mine()], ids=repr)
+async def test_what_the_block_raises_comes_out_as_it_is(error):
+    with pytest.raises(type(error)) as caught:
+        async with shoal.start() as client:
+            await client.create_backend("b", double)
+            raise error
+    assert caught.value is error
+    with pytest.raises(errors.ShutDown):
+        await client.list_backends()
+
+
+@anyio_test
+@real_time
+async def test_a_block_that_is_cancelled_under_load_ends_at_once():
+    endings = []
+    with anyio.CancelScope() as scope:
+        async with shoal.start() as client, anyio.create_task_group() as tasks:
+            await client.create_backend("b", hang)
+            await client.create_endpoint("e", backend="b")
+            handle = await client.get_handle("e")
+
+            async def call() -> None:
+                try:
+                    await handle.call(1)
+                finally:
+                    endings.append("left")
+
+            tasks.start_soon(call)
+            while not client.backends["b"].running:
+                await anyio.sleep(0.001)
+            scope.cancel()
+    assert scope.cancelled_caught
+    assert endings == ["left"]
+    with pytest.raises(errors.ShutDown):
+        await client.list_backends()
+
+
+@anyio_test
+@real_time
+async def test_two_controllers_in_one_program_do_not_see_each_other():
+    async with shoal.start() as one, shoal.start() as other:
+        await one.create_backend("b", double)
+        assert await other.list_backends() == {}
+        await other.shutdown()
+        assert set(await one.list_backends()) == {"b"}
+
+
+@anyio_test
+async def test_what_was_left_can_be_entered_again():
+    starting = shoal.start()
+    async with starting as first:
+        pass
+    async with starting as second:
+        await second.list_backends()
+    assert first is not second
+
+
+@anyio_test
+async def test_a_damaged_state_file_is_refused(tmp_path):
+    (tmp_path / "state.db").write_text("no database" * 100)
+    with pytest.raises(errors.StateRefused):
+        async with shoal.start(state=tmp_path / "state.db"):
+            pass
+
+
+@anyio_test
+@real_time
+async def test_a_state_file_has_one_controller_at_a_time(tmp_path):
+    async with shoal.start(state=tmp_path / "state.db"):
+        with pytest.raises(errors.StateRefused):
+            async with shoal.start(state=tmp_path / "state.db"):
+                pass
+    async with shoal.start(state=tmp_path / "state.db"):
+        pass
+
+
+@anyio_test
+@real_time
+async def test_clients_and_what_belongs_to_one_process_can_not_be_pickled():
+    async with shoal.start() as client:
+        await client.create_backend("b", double)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        remote = shoal.connect("http://127.0.0.1:1")
+        for one in (client, client.sync, remote, handle.sync, handle.stream(1)):
+            with pytest.raises(TypeError):
+                pickle.dumps(one)
+        with pytest.raises(TypeError):
+            copy.copy(client)
+        with pytest.raises(RuntimeError, match="unpickled outside"):
+            pickle.loads(pickle.dumps(handle))
+
+
+# Without an event loop
+
+
+def test_a_plain_program_gets_the_same_client_for_threads():
+    with shoal.start() as client:
+        client.create_backend("b", double)
+        client.create_endpoint("e", backend="b")
+        handle = client.get_handle("e")
+        assert handle.call(3) == 6
+        assert handle.options(timeout_s=5).call(4) == 8
+        assert set(client.list_backends()) == {"b"}
+    with pytest.raises(errors.ShutDown):
+        client.list_backends()
+    with pytest.raises(errors.ShutDown):
+        handle.call(3)
+
+
+def test_what_a_plain_block_raises_comes_out_as_it_is():
+    with pytest.raises(KeyError), shoal.start() as client:
+        client.create_backend("b", double)
+        raise KeyError
+    with pytest.raises(errors.ReplicaNotStarted), shoal.start() as client:
+        client.create_backend("b", "serving.plain_code:Broken")
+
+
+def test_a_plain_client_may_be_shut_down_within_the_block():
+    with shoal.start() as client:
+        client.create_backend("b", double)
+        client.shutdown()
+        client.shutdown()
+
+
+def test_a_plain_block_refuses_a_damaged_state_file(tmp_path):
+    (tmp_path / "state.db").write_text("no database" * 100)
+    with pytest.raises(errors.StateRefused), shoal.start(state=tmp_path / "state.db"):
+        pass
+
+
+ASYNC = """
+import anyio, shoal, sys
+from serving.plain_code import double
+
+async def main():
+    async with shoal.start() as client:
+        await client.create_backend("b", double, config={"placement": "process"})
+        print("up", flush=True)
+        await anyio.sleep_forever()
+
+try:
+    anyio.run(main, backend=sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+PLAIN = """
+import shoal
+from serving.plain_code import double
+from test_starting import hang
+
+try:
+    with shoal.start() as client:
+        client.create_backend("b", double, config={"placement": "process"})
+        client.create_backend("h", hang, config={"graceful_shutdown_timeout_s": 0.1})
+        client.create_endpoint("h", backend="h")
+        print("up", flush=True)
+        client.get_handle("h").call(1)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@real_time
+@pytest.mark.parametrize(
+    ("program", "backend"), [(ASYNC, "trio"), (ASYNC, "asyncio"), (PLAIN, "")]
+)
+def test_ctrl_c_ends_the_program_and_leaves_nothing(program, backend):
+    command = [sys.executable, "-c", program, backend]
+    env = {"PYTHONPATH": ":".join(sys.path)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as running:
+        assert running.stdout is not None
+        assert running.stdout.readline() == "up\n"
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=15)
+    assert (running.returncode, out, err) == (0, "interrupted\n", "")
+
+
+# Connecting
+
+
+@pytest.mark.parametrize("url", [5, b"http://127.0.0.1", "ftp://host", "", "unix:", "host:8000"])
+def test_what_is_no_url_is_refused_at_once(url):
+    with pytest.raises((TypeError, ValueError)):
+        shoal.connect(url)
+
+
+def test_a_token_is_text():
+    with pytest.raises(TypeError):
+        shoal.connect("http://127.0.0.1:1", token=5)  # type: ignore[arg-type]
+
+
+def test_without_a_url_there_must_be_a_server_of_this_user(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with pytest.raises(ConnectionError, match="shoal start"):
+        shoal.connect()
+
+
+@anyio_test
+@real_time
+async def test_without_a_url_the_server_of_this_user_is_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "shoal").mkdir()
+    path = str(tmp_path / "shoal" / "default.sock")
+    async with shoal.start(http={"uds": path}) as client:
+        await client.create_backend("b", double)
+        async with shoal.connect() as remote:
+            assert isinstance(remote, RemoteClient)
+            assert set(await remote.list_backends()) == {"b"}
+
+
+def test_all_public_names_are_there():
+    names: dict[str, object] = {}
+    exec("from shoal import *", names)
+    assert set(shoal.__all__) <= set(names)
