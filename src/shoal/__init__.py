@@ -11,61 +11,60 @@ whole or as a stream::
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from shoal.batching.batcher import Batcher
-from shoal.batching.blocking import blocking
-from shoal.batching.calls import StreamCall, UnaryCall
-from shoal.batching.current import current_batch
-from shoal.batching.decorated import BatchedFunction, BatchedGenerator
-from shoal.batching.decorator import batch, open_batchers
-from shoal.batching.list_cost import of_list
-from shoal.batching.open_batch import OpenBatch, OpenRequest
-from shoal.batching.retrying import retrying
-from shoal.batching.stream import END, SKIP, Mark, ResultStream
-from shoal.batching.threads import ThreadStream
-from shoal.core.batch import Batch, CutReason
-from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
-from shoal.core.latency_model import LatencyModelSnapshot
-from shoal.core.latency_target import LatencyTarget
-from shoal.core.options import BatchOptions
-from shoal.core.policies.base import BatchPolicy, Cut, Hurry, LinePolicy, Wait
-from shoal.core.queue_policy import QueuePolicy
-from shoal.core.request import Request
-from shoal.errors import (
-    BackendUnavailable,
-    BatcherClosed,
-    DeadlineExceeded,
-    HandlerFailed,
-    HandlerTimeout,
-    InUse,
-    ItemTooLarge,
-    NameTaken,
-    NoSuchName,
-    NotAllowed,
-    NotDurable,
-    NotOpen,
-    Overloaded,
-    ReplicaDied,
-    ReplicaNotStarted,
-    ShoalError,
-    ShutDown,
-    SlowReader,
-    StateRefused,
-    Unfinished,
-    WrongBatchSize,
-    WrongResultType,
-)
-from shoal.replicas.accepting import accept_batch
-from shoal.replicas.base import Blueprint, Replica, ReplicaOptions
-from shoal.replicas.current import Identity, current_backend_tag, current_replica_tag
-from shoal.replicas.definition import Definition
-from shoal.replicas.description import Description, Method
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from shoal.batching.batcher import Batcher
+    from shoal.batching.blocking import blocking
+    from shoal.batching.calls import StreamCall, UnaryCall
+    from shoal.batching.current import current_batch
+    from shoal.batching.decorated import BatchedFunction, BatchedGenerator
+    from shoal.batching.decorator import batch, open_batchers
+    from shoal.batching.list_cost import of_list
+    from shoal.batching.open_batch import OpenBatch, OpenRequest
+    from shoal.batching.retrying import retrying
+    from shoal.batching.stream import END, SKIP, Mark, ResultStream
+    from shoal.batching.threads import ThreadStream
     from shoal.core.autoscaling import AutoscalingOptions
+    from shoal.core.batch import Batch, CutReason
+    from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
+    from shoal.core.latency_model import LatencyModelSnapshot
+    from shoal.core.latency_target import LatencyTarget
+    from shoal.core.options import BatchOptions
+    from shoal.core.policies.base import BatchPolicy, Cut, Hurry, LinePolicy, Wait
+    from shoal.core.queue_policy import QueuePolicy
+    from shoal.core.request import Request
+    from shoal.errors import (
+        BackendUnavailable,
+        BatcherClosed,
+        DeadlineExceeded,
+        HandlerFailed,
+        HandlerTimeout,
+        InUse,
+        ItemTooLarge,
+        NameTaken,
+        NoSuchName,
+        NotAllowed,
+        NotDurable,
+        NotOpen,
+        Overloaded,
+        ReplicaDied,
+        ReplicaNotStarted,
+        ShoalError,
+        ShutDown,
+        SlowReader,
+        StateRefused,
+        Unfinished,
+        WrongBatchSize,
+        WrongResultType,
+    )
     from shoal.http.app import App
     from shoal.http.embedded import HttpOptions
+    from shoal.replicas.accepting import accept_batch
+    from shoal.replicas.base import Blueprint, Replica, ReplicaOptions
+    from shoal.replicas.current import Identity, current_backend_tag, current_replica_tag
+    from shoal.replicas.definition import Definition
+    from shoal.replicas.description import Description, Method
     from shoal.serving.client import Client
     from shoal.serving.config import BackendConfig
     from shoal.serving.handle_protocol import Handle
@@ -77,23 +76,6 @@ if TYPE_CHECKING:
         Status,
     )
     from shoal.starting import connect, start
-
-# What a program that only batches, or a replica's process, should not have to wait for.
-_LATER = {
-    "App": "shoal.http.app",
-    "AutoscalingOptions": "shoal.core.autoscaling",
-    "BackendConfig": "shoal.serving.config",
-    "BackendStatus": "shoal.serving.status",
-    "Client": "shoal.serving.client",
-    "EndpointStatus": "shoal.serving.status",
-    "Handle": "shoal.serving.handle_protocol",
-    "HttpOptions": "shoal.http.embedded",
-    "ReplicaStatus": "shoal.serving.status",
-    "ShadowStatus": "shoal.serving.status",
-    "Status": "shoal.serving.status",
-    "connect": "shoal.starting",
-    "start": "shoal.starting",
-}
 
 __all__ = [
     "END",
@@ -179,17 +161,105 @@ __all__ = [
 
 __version__ = "0.1.0"
 
+# Each is loaded when it is first asked for: a program that only batches does without what serves,
+# and a replica's process, which should start at once, without event loops that it has no use for.
+_WHERE: Final = {
+    "App": "shoal.http.app",
+    "AutoscalingOptions": "shoal.core.autoscaling",
+    "BackendConfig": "shoal.serving.config",
+    "BackendStatus": "shoal.serving.status",
+    "BackendUnavailable": "shoal.errors",
+    "Batch": "shoal.core.batch",
+    "BatchOptions": "shoal.core.options",
+    "BatchPolicy": "shoal.core.policies.base",
+    "BatchedFunction": "shoal.batching.decorated",
+    "BatchedGenerator": "shoal.batching.decorated",
+    "Batcher": "shoal.batching.batcher",
+    "BatcherClosed": "shoal.errors",
+    "BatcherStatistics": "shoal.core.counters",
+    "Blueprint": "shoal.replicas.base",
+    "Client": "shoal.serving.client",
+    "ClosingCounts": "shoal.core.counters",
+    "Cut": "shoal.core.policies.base",
+    "CutReason": "shoal.core.batch",
+    "DeadlineExceeded": "shoal.errors",
+    "Definition": "shoal.replicas.definition",
+    "Description": "shoal.replicas.description",
+    "END": "shoal.batching.stream",
+    "EndpointStatus": "shoal.serving.status",
+    "Handle": "shoal.serving.handle_protocol",
+    "HandlerFailed": "shoal.errors",
+    "HandlerTimeout": "shoal.errors",
+    "HistogramSnapshot": "shoal.core.counters",
+    "HttpOptions": "shoal.http.embedded",
+    "Hurry": "shoal.core.policies.base",
+    "Identity": "shoal.replicas.current",
+    "InUse": "shoal.errors",
+    "ItemTooLarge": "shoal.errors",
+    "LatencyModelSnapshot": "shoal.core.latency_model",
+    "LatencyTarget": "shoal.core.latency_target",
+    "LinePolicy": "shoal.core.policies.base",
+    "Mark": "shoal.batching.stream",
+    "Method": "shoal.replicas.description",
+    "NameTaken": "shoal.errors",
+    "NoSuchName": "shoal.errors",
+    "NotAllowed": "shoal.errors",
+    "NotDurable": "shoal.errors",
+    "NotOpen": "shoal.errors",
+    "OpenBatch": "shoal.batching.open_batch",
+    "OpenRequest": "shoal.batching.open_batch",
+    "Overloaded": "shoal.errors",
+    "QueuePolicy": "shoal.core.queue_policy",
+    "Replica": "shoal.replicas.base",
+    "ReplicaDied": "shoal.errors",
+    "ReplicaNotStarted": "shoal.errors",
+    "ReplicaOptions": "shoal.replicas.base",
+    "ReplicaStatus": "shoal.serving.status",
+    "Request": "shoal.core.request",
+    "ResultStream": "shoal.batching.stream",
+    "SKIP": "shoal.batching.stream",
+    "ShadowStatus": "shoal.serving.status",
+    "ShoalError": "shoal.errors",
+    "ShutDown": "shoal.errors",
+    "SlowReader": "shoal.errors",
+    "StateRefused": "shoal.errors",
+    "Status": "shoal.serving.status",
+    "StreamCall": "shoal.batching.calls",
+    "ThreadStream": "shoal.batching.threads",
+    "UnaryCall": "shoal.batching.calls",
+    "Unfinished": "shoal.errors",
+    "Wait": "shoal.core.policies.base",
+    "WrongBatchSize": "shoal.errors",
+    "WrongResultType": "shoal.errors",
+    "accept_batch": "shoal.replicas.accepting",
+    "batch": "shoal.batching.decorator",
+    "blocking": "shoal.batching.blocking",
+    "connect": "shoal.starting",
+    "current_backend_tag": "shoal.replicas.current",
+    "current_batch": "shoal.batching.current",
+    "current_replica_tag": "shoal.replicas.current",
+    "of_list": "shoal.batching.list_cost",
+    "open_batchers": "shoal.batching.decorator",
+    "retrying": "shoal.batching.retrying",
+    "start": "shoal.starting",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Loads what only some programs need, when it is first asked for."""
-    module = _LATER.get(name)
+    """Loads a public name when it is first asked for."""
+    module = _WHERE.get(name)
     if module is None:
         raise AttributeError(f"module 'shoal' has no attribute {name!r}")
     try:
-        return getattr(import_module(module), name)
+        found = globals()[name] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "shoal":
             raise
         raise ImportError(
             f"shoal.{name} needs {error.name!r}: pip install 'shoal[serve]'", name=error.name
         ) from error
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

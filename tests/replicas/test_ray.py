@@ -287,7 +287,7 @@ async def test_code_that_exits_is_the_death_of_its_replica(folder, method):
 
 
 async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):
-    async with playing(Model, folder.path) as played:
+    async with playing(Model, folder.path, cancel_grace_s=0.1) as played:
         ray.shutdown()
         with pytest.raises(ReplicaDied):
             await played.replica.check_health()

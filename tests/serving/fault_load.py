@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shoal.serving.controller import Controller
 
-HANG_S = 10
+HANG_S = 40
 
 
 @dataclass

@@ -164,9 +164,10 @@ class FaultProgram:
         while schedule:
             kind = schedule.pop()
             async with self._chosen() as tag:
-                with anyio.fail_after(HANG_S):
+                name = kind.__name__  # type: ignore[attr-defined]
+                with anyio.move_on_after(HANG_S) as waiting:
                     await kind(tag)
-            name = kind.__name__  # type: ignore[attr-defined]
+                assert not waiting.cancelled_caught, (name, self._status(tag))
             self.made[name] = self.made.get(name, 0) + 1
 
     @asynccontextmanager

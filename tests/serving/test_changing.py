@@ -338,6 +338,20 @@ async def test_an_update_that_fails_at_its_last_step_undoes_the_first() -> None:
         assert await handle.call(0) == 1
 
 
+@pytest.mark.parametrize("change_of", [{"arena_bytes": 7}, {"num_replicas": 2}])
+async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(
+    change_of: dict[str, Any],
+) -> None:
+    stage = Stage()
+    stage.start = failing("no room", lambda number: number > 0)
+    async with serving(Configured, stage, user_config=1) as (controller, handle, _):
+        with pytest.raises(ReplicaNotStarted):
+            await change(controller, user_config=2, **change_of)
+        assert stage.replicas[0].told == [1, 2, 1]
+        assert [replica.number for replica in stage.alive] == [0]
+        assert await handle.call(0) == 1
+
+
 async def test_batching_changes_at_once_while_a_replica_is_started_again() -> None:
     stage = Stage()
     stage.start = Gated(first=2)

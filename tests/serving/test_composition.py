@@ -61,15 +61,14 @@ class Hanging:
 
 @real_time
 @pytest.mark.parametrize(
-    ("code", "placement"),
+    ("code", "placement", "inner_placement"),
     [
-        (Calling, "task"),
-        (Calling, "process"),
-        (PlainCalling, "thread"),
-        (PlainCalling, "process"),
+        (Calling, "task", "process"),
+        (Calling, "process", "task"),
+        (PlainCalling, "thread", "task"),
+        (PlainCalling, "process", "process"),
     ],
 )
-@pytest.mark.parametrize("inner_placement", ["task", "process"])
 async def test_code_calls_by_the_handle_that_it_was_given(code, placement, inner_placement):
     async with Controller() as client:
         handle = await join(
@@ -339,9 +338,7 @@ async def test_shutdown_ends_plain_code_that_waits_for_another_backend():
     inner = Hanging()
     config = {"graceful_shutdown_timeout_s": 0.1}
     async with Controller() as client, anyio.create_task_group() as tasks:
-        handle = await join(
-            client, PlainCalling, inner=inner, config=config, inner_config=config
-        )
+        handle = await join(client, PlainCalling, inner=inner, config=config, inner_config=config)
 
         async def call() -> None:
             with pytest.raises(errors.ShoalError):

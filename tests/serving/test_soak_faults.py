@@ -46,6 +46,7 @@ async def test_faults_of_tasks_are_seen_by_those_they_are_aimed_at(
 
 
 @pytest.mark.real_time
+@pytest.mark.timeout(60)
 async def test_faults_of_processes_are_seen_by_those_they_are_aimed_at(tmp_path: Path) -> None:
     await run_and_leave_nothing(1, 15, PROCESSES, tmp_path / "ledger", pause_s=0.1)
 

@@ -68,7 +68,7 @@ class Updates:
             self._load = Load(self._controller, "e", self._random)
             self._load.used |= {first, second}
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._load.run, 12)
+                tasks.start_soon(self._load.run, 8)
                 async with anyio.create_task_group() as updating:
                     for _ in range(2):  # two at once, so that updates meet
                         updating.start_soon(self._update, UPDATES // 2)

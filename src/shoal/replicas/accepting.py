@@ -21,7 +21,8 @@ def accept_batch(code: C) -> C:
     Args:
         code: A function or a method; of a class the ``__call__`` is marked.
     """
-    marked = code.__call__ if isinstance(code, type) else code
+    given: Any = code
+    marked: Any = given.__call__ if isinstance(given, type) else given
     try:
         setattr(marked, _MARK, True)
     except AttributeError:

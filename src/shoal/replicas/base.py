@@ -17,7 +17,7 @@ foreign errors (of pipes, of pickle, of Ray) become Shoal's at this border, with
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.signature import Binding
+    from shoal.replicas.calling_out import CallOut
     from shoal.replicas.current import Identity
     from shoal.replicas.definition import Definition
     from shoal.replicas.description import Description
@@ -89,6 +90,13 @@ class Replica(ABC):
 
     Attributes:
         blueprint: What it is made from.
+    """
+
+    on_call_out: Callable[[CallOut], Awaitable[Any]] | None = None
+    """Makes the calls that its code makes to endpoints, where the code is in another process.
+
+    It gives back the result; for a call that streams, an async context manager of an async
+    iterator. None refuses them.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:

@@ -14,6 +14,7 @@ import sys
 import traceback
 import types
 from contextvars import copy_context
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
@@ -22,7 +23,6 @@ from shoal.replicas.answers import Answers
 from shoal.replicas.arena import Arena
 from shoal.replicas.blocking_link import receive, send
 from shoal.replicas.calling_out import WayOut, way_out
-from shoal.replicas.child_async import AsyncWork
 from shoal.replicas.child_sync import SyncWork
 from shoal.replicas.crossing import as_data
 from shoal.replicas.current import Identity, running_replica
@@ -140,7 +140,9 @@ class Child:
     async def _run_async(
         self, frame: Frame, answers: Answers, user_config: Any, context: Context
     ) -> None:
-        work = AsyncWork(answers, self._control, self._socket, self._reader, context)
+        # Not with the others: it brings event loops along, which plain code would wait for in vain.
+        make = import_module("shoal.replicas.child_async").AsyncWork
+        work = make(answers, self._control, self._socket, self._reader, context)
         instance = answers.instance
         try:
             if user_config is not None:

@@ -235,6 +235,7 @@ class Link:
         self.finish(f"died: {said or repr(error)}", error)
 
     def _kill(self) -> None:
-        if self._actor is not None:
-            with suppress(Exception):  # Ray may have been left meanwhile, and all actors with it
+        # Whoever has left Ray has no actors there, and `kill` would join it anew.
+        if self._actor is not None and ray.is_initialized():
+            with suppress(Exception):  # Ray may be another one by now
                 ray.kill(self._actor)

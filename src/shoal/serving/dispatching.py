@@ -65,6 +65,17 @@ class Dispatcher:
             tries += 1
 
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+        if not self._retries():
+            member = self._pool.take(len(items)) or await self._pool.wait(len(items))
+            with self._pool.at_work(member, _requests(items)) as replica:
+                try:
+                    async with aclosing(replica.run_stream(self._method, items)) as steps:
+                        async for step in steps:
+                            yield step
+                except ReplicaDied as death:
+                    self._note(member, death)
+                    raise
+            return
         left = list(range(len(items)))
         tries = 0
         while left:
@@ -85,17 +96,22 @@ class Dispatcher:
             left = attempt.untouched()
             tries += 1
 
+    def _note(self, member: Member, death: ReplicaDied) -> bool:
+        """Gives a replica that has died no more work; says whether it was that which died."""
+        replica: Replica = member.replica
+        if death.replica not in ("", replica.tag):
+            return False
+        self._pool.withdraw(member)
+        return True
+
     def _check_retry(self, member: Member, death: ReplicaDied, tries: int) -> None:
         """Returns when a batch may run again.
 
         Raises:
             ReplicaDied: It may not, or the death was another's, whom the code had called.
         """
-        replica: Replica = member.replica
-        if death.replica not in ("", replica.tag):
-            raise death
-        self._pool.withdraw(member)
-        if tries >= self._retries():
+        is_own = self._note(member, death)
+        if not is_own or tries >= self._retries():
             raise death
         logger.warning("%s: a batch runs again, since %s", self._name, death)
 

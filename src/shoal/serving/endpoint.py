@@ -121,16 +121,12 @@ class Endpoint:
             DeadlineExceeded: There was no traffic, or no replica, in time.
             BackendUnavailable: The backend has no replica, nor will have one soon.
         """
-        try:
-            with anyio.fail_after(timeout_s) as scope:
-                backend = self.backend_for(shard_key) or await self._hold(shard_key)
-                return backend.lines.get(method) or await backend.line(method)
-        except TimeoutError as error:
-            if not scope.cancelled_caught:
-                raise
-            raise DeadlineExceeded(
-                f"the endpoint {self.name!r} had no backend for the call within {timeout_s} s"
-            ) from error
+        with anyio.move_on_after(timeout_s):
+            backend = self.backend_for(shard_key) or await self._hold(shard_key)
+            return backend.lines.get(method) or await backend.line(method)
+        raise DeadlineExceeded(
+            f"the endpoint {self.name!r} had no backend for the call within {timeout_s} s"
+        )
 
     def copied(self, line: Line, item: Any) -> Answer | None:
         """Sends copies of a request to the shadows that take it.

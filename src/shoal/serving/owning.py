@@ -222,8 +222,7 @@ class Owner(Entries, ABC):
 
     def _prepare(self, replica: Replica) -> None:
         """Lets a replica in another process call endpoints of this one."""
-        if hasattr(replica, "on_call_out"):
-            replica.on_call_out = self.answer_call_out
+        replica.on_call_out = self.answer_call_out
 
     async def answer_call_out(self, call: CallOut) -> Any:
         """Makes a call for code in a replica's process: gives back its result, or its stream.
