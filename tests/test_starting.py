@@ -135,8 +135,6 @@ async def test_what_is_started_is_entered_once():
     with pytest.raises(RuntimeError, match="once"):
         async with starting:
             pass
-    with pytest.raises(RuntimeError, match="once"), starting:
-        pass
 
 
 @anyio_test
@@ -197,6 +195,37 @@ def test_what_a_plain_block_raises_comes_out_as_it_is():
         client.list_backends()["absent"]
     with pytest.raises(errors.ReplicaNotStarted), shoal.start() as client:
         client.create_backend("b", "serving.plain_code:Broken")
+
+
+def test_what_a_plain_program_has_started_is_entered_once():
+    starting = shoal.start()
+    with starting:
+        pass
+    with pytest.raises(RuntimeError, match="once"), starting:
+        pass
+
+
+IN_A_LOOP = """
+import anyio, shoal, sys
+
+async def main():
+    try:
+        with shoal.start():
+            pass
+    except RuntimeError as error:
+        print("refused" if "async with" in str(error) else error)
+
+anyio.run(main, backend=sys.argv[1])
+"""
+
+
+@real_time
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_plain_block_is_refused_in_an_event_loop(backend):
+    ran = subprocess.run(
+        [sys.executable, "-c", IN_A_LOOP, backend], capture_output=True, text=True, timeout=15
+    )
+    assert (ran.stdout, ran.stderr) == ("refused\n", "")
 
 
 def test_a_plain_client_may_be_shut_down_within_the_block():

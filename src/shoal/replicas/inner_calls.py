@@ -52,3 +52,14 @@ class InnerCalls:
 
 inner_calls: Final[ContextVar[InnerCalls]] = ContextVar("shoal.inner_calls")
 """Those of the work that this thread does."""
+
+
+@contextmanager
+def waited_for(calls: InnerCalls | None = None) -> Generator[InnerCalls]:
+    """Notes the calls that plain code makes which is begun in the block."""
+    calls = InnerCalls() if calls is None else calls
+    token = inner_calls.set(calls)
+    try:
+        yield calls
+    finally:
+        inner_calls.reset(token)

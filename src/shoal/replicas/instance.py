@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
     from shoal.replicas.definition import Definition
 
-_METHODS: Final[tuple[type[Any], ...]] = (FunctionType, classmethod, staticmethod, partialmethod, Decorated)
+_METHODS: Final[tuple[type[Any], ...]] = (
+    FunctionType,
+    classmethod,
+    staticmethod,
+    partialmethod,
+    Decorated,
+)
 
 HOOKS: Final = ("reconfigure", "health", "warm_up", "close")
 """Methods that Shoal calls, and callers can't."""

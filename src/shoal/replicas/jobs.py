@@ -71,6 +71,10 @@ class Job:
             self._error = error
             self._answered.set()
 
+    async def wait(self) -> None:
+        """Waits until there is an answer."""
+        await self._answered.wait()
+
     async def result(self) -> Any:
         """Waits for the answer, and returns or raises it."""
         await self._answered.wait()

@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.base import Replica
+from shoal.replicas.inner_calls import InnerCalls, waited_for
 from shoal.replicas.instance import Instance
 from shoal.replicas.jobs import DONE, Job, PlainMethod
 from shoal.replicas.under_way import UnderWay
@@ -101,7 +102,8 @@ class LocalReplica(Replica):
         handler, batched = self._method(method)
         if handler.threaded:
             plain = PlainMethod(handler, batched=batched)
-            return await self._in_thread(Job(partial(plain.results, items)))
+            with waited_for() as calls:
+                return await self._in_thread(Job(partial(plain.results, items)), calls=calls)
         with self._work.at_work():
             return await handler.results(items)
 
@@ -118,8 +120,9 @@ class LocalReplica(Replica):
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
         job = Job(plain.next, undo=plain.close)
+        calls = InnerCalls()
         try:
-            while (step := await self._in_thread(job)) is not DONE:
+            while (step := await self._next_in_thread(job, calls)) is not DONE:
                 yield step
                 self._work.check_open()
                 job = Job(plain.next, undo=plain.close)
@@ -259,11 +262,24 @@ class LocalReplica(Replica):
         with self._work.at_work():
             return await anext(steps, DONE)
 
-    async def _in_thread(self, job: Job, *, shield: bool = True) -> Any:
+    async def _next_in_thread(self, job: Job, calls: InnerCalls) -> Any:
+        with waited_for(calls):
+            return await self._in_thread(job, calls=calls)
+
+    async def _in_thread(
+        self, job: Job, *, shield: bool = True, calls: InnerCalls | None = None
+    ) -> Any:
         await anyio.lowlevel.checkpoint_if_cancelled()
         self._start_job(job)
-        with anyio.CancelScope(shield=shield):
+        try:
             return await job.result()
+        except anyio.get_cancelled_exc_class():
+            if shield:
+                if calls is not None:
+                    calls.cancel()
+                with anyio.CancelScope(shield=True):
+                    await job.wait()
+            raise
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
         """Hears what came of a job."""
