@@ -13,6 +13,7 @@ from shoal.serving.door_path import door
 from shoal.serving.inside import client_inside
 from shoal.serving.remote_client import RemoteClient
 from shoal.serving.state import StateFile
+from shoal.serving.sync_client import check_may_block
 
 if TYPE_CHECKING:
     import os
@@ -92,6 +93,7 @@ class Starting:
         await self._exit.aclose()
 
     def __enter__(self) -> SyncFace:
+        check_may_block("async with shoal.start(...) as client:")
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal("trio"))
             client = stack.enter_context(portal.wrap_async_context_manager(self))

@@ -107,6 +107,26 @@ async def test_shutting_down_ends_the_server_too():
                 await anyio.lowlevel.checkpoint()
 
 
+@pytest.mark.parametrize(("traffic", "status"), [("b", 200), (None, 503)], ids=["line", "held"])
+async def test_what_waits_when_the_block_is_left_is_answered(traffic, status):
+    async def echo(items: list[int]) -> list[int]:
+        return items
+
+    statuses = []
+
+    async def ask(url) -> None:
+        statuses.append((await talk(url, "/e", "POST", json=4, timeout=30)).status_code)
+
+    async with anyio.create_task_group() as tasks, shoal.start(http=FREE) as client:
+        config = {"batch_wait_timeout_s": None, "max_batch_size": 9}
+        await client.create_backend("b", echo, config=config)
+        await client.create_endpoint("e", backend=traffic, route="/e", methods=["POST"])
+        tasks.start_soon(ask, client.url)
+        while not (client.backends["b"].queued or client.endpoints["e"].held):
+            await anyio.lowlevel.checkpoint()
+    assert statuses == [status]
+
+
 async def test_a_block_that_is_cancelled_leaves_no_request_without_an_end():
     called, ended = anyio.Event(), anyio.Event()
 

@@ -32,7 +32,7 @@ def folder(tmp_path) -> Folder:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_process_replicas_keep_the_promises_of_all_replicas(kind):
-    await check_replica(ProcessReplica, kinds=[kind], crash=partial(os._exit, 3))
+    await check_replica(ProcessReplica, kinds=[kind], crash=partial(os._exit, 3), patience_s=30.0)
 
 
 async def test_code_is_run_in_another_process_that_ends_with_the_replica():

@@ -203,7 +203,7 @@ async def test_what_was_not_read_when_a_worker_ended_is_among_its_last_words(tmp
     python.write_text("#!/bin/sh\necho one >&2\nprintf two >&2\nexit 7\n")
     python.chmod(0o755)
     ended = worker.Worker(made(python=str(python)).blueprint)
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it ends at once
     ended.close()
     death = ended.death()
     assert (death.exit_code, death.last_lines) == (7, "one\ntwo")

@@ -242,8 +242,9 @@ class FaultProgram:
     async def _shoot(self, tag: str) -> None:
         deaths = self._status(tag).deaths
         with self.load.aimed(tag, ReplicaDied):
-            kept = self._controller.backends[tag].supervisor.kept
-            if not shoot(self._random.choice(kept).replica):
+            # The death of one that was about to end is no death.
+            ready = self._controller.backends[tag].supervisor.ready()
+            if not ready or not shoot(self._random.choice(ready).replica):
                 return
             await self._until(tag, lambda status: status.deaths > deaths)
             await self._until_recovered(tag)

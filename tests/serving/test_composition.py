@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+import shoal
 from serving import composed_code
 from serving.composed_code import Calling, PlainCalling
 from serving.scenes import Stage, echo
@@ -146,6 +147,19 @@ async def test_a_deadline_holds_for_what_is_called_inside():
         assert anyio.current_time() == pytest.approx(5)
         await inner.left.wait()
         assert inner.left_at == pytest.approx(5)
+
+
+async def test_what_is_called_inside_is_told_the_deadline():
+    deadlines = []
+
+    async def noting(items: list[int]) -> list[int]:
+        deadlines.extend(request.deadline for request in shoal.current_batch().requests)
+        return items
+
+    async with joined(inner=noting) as (_client, handle):
+        await handle.options(timeout_s=5).call(1)
+        await handle.call(1)
+    assert deadlines == [pytest.approx(5), None]
 
 
 async def test_a_caller_that_leaves_takes_the_inner_call_along():

@@ -223,8 +223,8 @@ class LeavesGeneratorsOpen(TaskReplica):
 
 
 class LeavesThreads(TaskReplica):
-    async def _in_thread(self, job, *, shield=True):
-        return await super()._in_thread(job, shield=False)
+    async def _in_thread(self, job, **options):
+        return await super()._in_thread(job, **{**options, "shield": False})
 
 
 class IsLeftInRuins(TaskReplica):
@@ -389,10 +389,11 @@ async def test_a_thread_replica_keeps_its_promises():
     await check_replica(ThreadReplica, kinds=["plain"])
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)  # it starts some twenty processes
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_process_replica_keeps_its_promises(kind):
-    await check_replica(ProcessReplica, kinds=[kind], crash=partial(os._exit, 3))
+    end = partial(os._exit, 3)
+    await check_replica(ProcessReplica, kinds=[kind], crash=end, patience_s=40)
 
 
 async def test_a_replica_that_dies_of_a_crash_keeps_its_promises():

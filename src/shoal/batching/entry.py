@@ -68,9 +68,9 @@ class Entry:
             self._terms_in_scope if options.use_scope_deadline else self.terms.of
         )
         self.takes_single_items = (
-            self._binding.single and not self._divides and not options.use_scope_deadline
+            self._binding.takes_bare and not self._divides and not options.use_scope_deadline
         )
-        self.takes_bare_items = self._binding.single and not self._needs_terms
+        self.takes_bare_items = self._binding.takes_bare and not self._needs_terms
 
     def begin(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None

@@ -28,6 +28,7 @@ class ItemBinding(Binding):
         self.names = [parameter.name for parameter in parameters]
         self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
         self.single = len(parameters) == 1
+        self.takes_bare = self.single and not self._keyword_only[0]
         self.signature = signature
 
     def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:

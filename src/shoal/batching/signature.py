@@ -32,6 +32,7 @@ class Binding:
         signature: The signature of the call of one item: the handler's names and defaults, with
             each annotation ``list[T]`` turned into ``T``.
         single: Whether an item is one bare argument.
+        takes_bare: Whether a call may give it without its name.
 
     Args:
         handler: The function of a list, or of a batch.
@@ -54,6 +55,7 @@ class Binding:
         self.names = [parameter.name for parameter in parameters]
         self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
         self.single = len(parameters) == 1
+        self.takes_bare = self.single and not self._keyword_only[0]
         if not of_batch:
             self.signature = (
                 _per_item(handler, parameters)
@@ -67,7 +69,7 @@ class Binding:
         Raises:
             TypeError: The arguments don't fit the signature.
         """
-        if self.single and len(args) == 1 and not kwargs:
+        if self.takes_bare and len(args) == 1 and not kwargs:
             return args[0]
         bound = self.signature.bind_partial(*args, **kwargs)
         bound.apply_defaults()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import NameTaken
 from shoal.http.payload import Reader, reader_for
+from shoal.serving.declaring import declared_backend, declared_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -143,14 +144,15 @@ class Declarations:
         Raises:
             Exception: What made a backend or an endpoint fail, with a note that says which.
         """
+        lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
         for tag, (definition, config) in self.backends.items():
             endpoint = self.endpoints.get(tag)
             code = None if endpoint is None else endpoint.code
             where = f"the endpoint {endpoint.path}" if code and endpoint else f"the backend {tag}"
             try:
-                if tag not in controller.backends:
+                if declared_backend(tag) in lacking:
                     await controller.create_backend(tag, definition, config=config)
-                if code is not None:
+                if code is not None and tag in controller.backends:
                     line = await controller.backends[tag].line("__call__")
                     lending.enter_context(code.lent(line.batcher))
             except Exception as error:
@@ -158,17 +160,15 @@ class Declarations:
                 cause.add_note(f"{where} could not be opened: {cause!r}")
                 raise cause from None
         for endpoint in self.endpoints.values():
-            if endpoint.name not in controller.endpoints:
+            if declared_endpoint(endpoint.name) in lacking:
                 await _create(controller, endpoint)
 
 
 async def _create(controller: Controller, endpoint: DeclaredEndpoint) -> None:
-    await controller.create_endpoint(
-        endpoint.name, backend=None, route=endpoint.path, methods=endpoint.methods
+    await controller.declare_endpoint(
+        endpoint.name,
+        route=endpoint.path,
+        methods=endpoint.methods,
+        weights=endpoint.traffic or None,
+        shadows=[(one.backend, one.proportion, one.compare) for one in endpoint.shadows],
     )
-    if endpoint.traffic:
-        await controller.set_traffic(endpoint.name, endpoint.traffic)
-    for shadow in endpoint.shadows:
-        await controller.shadow_traffic(
-            endpoint.name, shadow.backend, shadow.proportion, compare=shadow.compare
-        )

@@ -88,6 +88,11 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
     _check_annotations(getattr(face, "__wrapped__", None))
     handler, signature, own_options = face.parts()
     config = BackendConfig.of(own_options).changed(options)
+    if config.placement not in ("task", "thread"):
+        raise TypeError(
+            f"{face!r} has one batcher, in this process, so placement={config.placement!r} can't "
+            "be; serve the function without its decorator"
+        )
     return Declared(
         name=_last_part(getattr(face, "__qualname__", "batched")),
         definition=Definition(handler, accept_batch=True, signature=signature),

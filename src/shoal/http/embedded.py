@@ -174,6 +174,7 @@ class EmbeddedServer:
             tasks.start_soon(end_with_controller)
             await self._stopping.wait()
             tasks.cancel_scope.cancel()
+        self._controller.drain()
 
     def _wrapped(self, app: ASGIApp) -> ASGIApp:
         options = self._options

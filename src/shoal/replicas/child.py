@@ -27,9 +27,9 @@ from shoal.replicas.child_sync import SyncWork
 from shoal.replicas.crossing import as_data
 from shoal.replicas.current import Identity, running_replica
 from shoal.replicas.describing import description_as_data
-from shoal.replicas.instance import HOOKS, Instance
+from shoal.replicas.hooks import HOOKS, is_async
+from shoal.replicas.instance import Instance
 from shoal.replicas.lifeline import die_with_the_parent
-from shoal.replicas.local import is_async
 from shoal.replicas.orders import running_main_again
 from shoal.replicas.parcels import Post, packed, unpickled
 from shoal.replicas.watchdog import Control

@@ -20,8 +20,8 @@ from shoal.batching.parking import Parking
 from shoal.errors import HandlerFailed
 from shoal.replicas.calling_out import Errand
 from shoal.replicas.connection import Connection
+from shoal.replicas.hooks import is_async
 from shoal.replicas.jobs import DONE
-from shoal.replicas.local import is_async
 from shoal.replicas.parcels import EMPTY, packed
 from shoal.replicas.run_soon import run_soon_in_this_loop
 from shoal.replicas.wire import STEPS_AHEAD, Kind

@@ -15,6 +15,7 @@ from shoal.batching.decorated import Decorated
 from shoal.batching.handlers import Handler, OneAtATime
 from shoal.replicas.accepting import takes_lists
 from shoal.replicas.description import Description, Method
+from shoal.replicas.hooks import HOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,9 +29,6 @@ _METHODS: Final[tuple[type[Any], ...]] = (
     partialmethod,
     Decorated,
 )
-
-HOOKS: Final = ("reconfigure", "health", "warm_up", "close")
-"""Methods that Shoal calls, and callers can't."""
 
 
 class Instance:

@@ -23,6 +23,7 @@ import anyio.to_thread
 
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.base import Replica
+from shoal.replicas.hooks import is_async
 from shoal.replicas.inner_calls import InnerCalls, waited_for
 from shoal.replicas.instance import Instance
 from shoal.replicas.jobs import DONE, Job, PlainMethod
@@ -168,11 +169,7 @@ class LocalReplica(Replica):
         """Has a thread do a job, in a copy of this context, and `_answered` called thereafter."""
 
     def _check_code(self) -> None:
-        """Refuses code that can't run here.
-
-        Raises:
-            TypeError: See there.
-        """
+        """Refuses code that can't run here, with a `TypeError`."""
 
     @contextmanager
     def _thread(self) -> Generator[None]:
@@ -296,8 +293,3 @@ class LocalReplica(Replica):
         self._work.check_open()
         batched = self.instance.description.method(method).batched
         return self.instance.handlers[method], batched
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Says whether a hook is to be awaited."""
-    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))

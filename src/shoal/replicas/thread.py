@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
-from shoal.replicas.instance import HOOKS
-from shoal.replicas.local import LocalReplica, is_async
+from shoal.replicas.hooks import HOOKS, is_async
+from shoal.replicas.local import LocalReplica
 from shoal.replicas.ray_bridge import loop_of_caller
 
 if TYPE_CHECKING:

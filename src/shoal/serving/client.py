@@ -53,10 +53,11 @@ class Client(Protocol):
         Raises:
             NameTaken: There is a backend of that tag.
             TypeError: An argument has the wrong type.
-            ValueError: An argument is out of its range, or an import path names nothing.
+            ValueError: An argument is out of its range, or no import path.
             NotAllowed: The operator did not allow the import path's module.
             NotDurable: State is kept, and the definition or an argument can't be.
-            ReplicaNotStarted: No replica could be started; then there is no backend.
+            ReplicaNotStarted: No replica could be started, for instance since the import path names
+                nothing; then there is no backend.
         """
         ...
 

@@ -19,6 +19,7 @@ from shoal.replicas.placements import placement_of
 from shoal.serving.backend_status import status_of
 from shoal.serving.changing import change
 from shoal.serving.config import BackendConfig
+from shoal.serving.declaring import declared_backend, declared_endpoint
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.handle import EndpointHandle
 from shoal.serving.naming import checked_methods, checked_route, checked_tag
@@ -28,7 +29,7 @@ from shoal.serving.status import Status
 from shoal.serving.sync_client import SyncFace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.serving.client import Client
 
@@ -149,6 +150,30 @@ class Controller(Owner):
         methods: Sequence[str] = ("GET",),
     ) -> None:
         """See `Client.create_endpoint`."""
+        weights = None if backend is None else {backend: 1.0}
+        await self.declare_endpoint(name, route=route, methods=methods, weights=weights)
+
+    async def declare_endpoint(
+        self,
+        name: str,
+        *,
+        route: str | None,
+        methods: Sequence[str],
+        weights: Mapping[str, float] | None,
+        shadows: Iterable[tuple[str, float, Callable[[Any, Any], bool] | str | None]] = (),
+    ) -> None:
+        """Creates an endpoint with all that is to be said of it, whole or not at all.
+
+        Args:
+            name: Its name.
+            route: Its path; None for handles alone.
+            methods: The HTTP methods that it answers.
+            weights: The share of each backend; None to hold its requests.
+            shadows: The backend, the proportion and the comparison of each shadow.
+
+        Raises:
+            As `create_endpoint`, `set_traffic` and `shadow_traffic`.
+        """
         self.check_open()
         checked_tag("an endpoint's name", name)
         path = None if route is None else checked_route(route)
@@ -156,9 +181,14 @@ class Controller(Owner):
         async with self._declaring:
             self.check_open()
             self._check_free(endpoint)
-            if backend is not None:
-                weights = Traffic.checked({backend: 1.0}, self.backends)
-                endpoint.set_traffic(weights, {backend: self.backends[backend]})
+            if weights is not None:
+                traffic = Traffic.checked(weights, self.backends)
+                endpoint.set_traffic(traffic, {tag: self.backends[tag] for tag in traffic.weights})
+            for tag, proportion, compare in shadows:
+                flow = ShadowFlow(self._backend(tag), proportion, compare)
+                endpoint.shadows.pop(tag, None)
+                if proportion:
+                    endpoint.shadows[tag] = flow
             await self._declarations.put_endpoint(endpoint)
             self._add_endpoint(endpoint)
 
@@ -232,6 +262,23 @@ class Controller(Owner):
         """See `Client.status`."""
         self.check_open()
         return self.status_now()
+
+    def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
+        """Says what of a program's own declarations is to be made.
+
+        That is what is not there, and was not deleted: who operates the controller comes first.
+
+        Args:
+            backends: The tags of the backends that the program declares.
+            endpoints: The names of its endpoints.
+
+        Returns:
+            Tags and names, as `declared_backend` and `declared_endpoint` call them.
+        """
+        there = {*map(declared_backend, self.backends), *map(declared_endpoint, self.endpoints)}
+        wanted = {*map(declared_backend, backends), *map(declared_endpoint, endpoints)}
+        self._declarations.of_program |= wanted
+        return wanted - there - self._declarations.gone
 
     def status_now(self) -> Status:
         """Returns what there is, and how it is."""

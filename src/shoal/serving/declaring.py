@@ -45,9 +45,16 @@ class Declarations:
 
     Args:
         state: The file; None to keep nothing.
+
+    Attributes:
+        of_program: What the program declares by itself, as `declared_backend` and
+            `declared_endpoint` call it.
+        gone: What of that was deleted, and must stay so.
     """
 
     def __init__(self, state: StateFile | None) -> None:
+        self.of_program: set[str] = set()
+        self.gone: frozenset[str] = frozenset()
         self._state = state
 
     def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
@@ -67,7 +74,9 @@ class Declarations:
     async def delete_backend(self, tag: str) -> None:
         """Writes down that there is no such backend any more."""
         if self._state is not None:
-            await self._write(self._state, DeletedBackend(tag))
+            await self._write(
+                self._state, DeletedBackend(tag, declared_backend(tag) in self.of_program)
+            )
 
     async def put_endpoint(
         self,
@@ -105,7 +114,9 @@ class Declarations:
     async def delete_endpoint(self, name: str) -> None:
         """Writes down that there is no such endpoint any more."""
         if self._state is not None:
-            await self._write(self._state, DeletedEndpoint(name))
+            await self._write(
+                self._state, DeletedEndpoint(name, declared_endpoint(name) in self.of_program)
+            )
 
     async def restored(self) -> Restored:
         """Returns what was written down.
@@ -125,6 +136,12 @@ class Declarations:
             )
             for one in state.backends.values()
         ]
+        self.gone = frozenset(
+            [
+                *map(declared_backend, state.gone_backends),
+                *map(declared_endpoint, state.gone_endpoints),
+            ]
+        )
         return Restored(backends, list(state.endpoints.values()))
 
     def close(self) -> None:
@@ -136,6 +153,16 @@ class Declarations:
         # Not to be left half-way: what was written must take effect, and the other way round.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(state.apply, change)
+
+
+def declared_backend(tag: str) -> str:
+    """Returns what a backend is called among what a program declares."""
+    return f"backend {tag}"
+
+
+def declared_endpoint(name: str) -> str:
+    """Returns what an endpoint is called among what a program declares."""
+    return f"endpoint {name}"
 
 
 def _declared(tag: str, code: Definition, config: BackendConfig) -> DeclaredBackend:

@@ -30,8 +30,21 @@ class ResultIterator(Protocol):
 class SyncHandle(Protocol):
     """A handle for threads and notebooks."""
 
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's name."""
+        ...
+
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a call, and blocks until it is answered."""
+        ...
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Does what `call` does; Ray Serve's spelling."""
+        ...
+
+    def options(self, **options: Any) -> SyncHandle:
+        """Returns the same handle with options of its own; see `Handle.options`."""
         ...
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:

@@ -96,9 +96,7 @@ class Owner(Entries, ABC):
         if not self._is_shut_down:
             self._is_shut_down = True
             try:
-                for endpoint in self.endpoints.values():
-                    if endpoint.traffic is None:
-                        endpoint.close(ShutDown("the controller was shut down"))
+                self.drain()
                 # The last one first: code may call endpoints that were there before it.
                 for backend in reversed(list(self.backends.values())):
                     await backend.close()
@@ -107,7 +105,10 @@ class Owner(Entries, ABC):
         await self._ended.wait()
 
     def drain(self) -> None:
-        """Has batches wait for company no more; requests are still taken."""
+        """Has batches wait for company no more, and no request for traffic; calls are taken."""
+        for endpoint in self.endpoints.values():
+            if endpoint.traffic is None:
+                endpoint.close(ShutDown("the controller is being shut down"))
         for backend in self.backends.values():
             backend.drain()
 

@@ -141,9 +141,11 @@ class DeletedBackend:
 
     Attributes:
         tag: The tag.
+        is_declared: Whether a program declares it, which must not make it again.
     """
 
     tag: str
+    is_declared: bool = False
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,11 @@ class DeletedEndpoint:
 
     Attributes:
         name: The name.
+        is_declared: Whether a program declares it, which must not make it again.
     """
 
     name: str
+    is_declared: bool = False
 
 
 Change: TypeAlias = DeclaredBackend | DeclaredEndpoint | DeletedBackend | DeletedEndpoint
@@ -167,10 +171,14 @@ class DeclaredState:
     Attributes:
         backends: The backends, by tag.
         endpoints: The endpoints, by name.
+        gone_backends: The tags of backends that a program declares, and that were deleted.
+        gone_endpoints: The names of such endpoints.
     """
 
     backends: Mapping[str, DeclaredBackend] = field(default_factory=dict[str, DeclaredBackend])
     endpoints: Mapping[str, DeclaredEndpoint] = field(default_factory=dict[str, DeclaredEndpoint])
+    gone_backends: frozenset[str] = frozenset()
+    gone_endpoints: frozenset[str] = frozenset()
 
 
 def _check_path(what: str, path: object) -> None:

@@ -46,6 +46,7 @@ _TABLES: Final = {
 }
 _BACKEND: Final = "backend"
 _ENDPOINT: Final = "endpoint"
+_GONE: Final = {_BACKEND: "gone backend", _ENDPOINT: "gone endpoint"}
 
 
 def create_tables(database: Connection) -> None:
@@ -103,12 +104,17 @@ def read(database: Connection) -> DeclaredState:
                 backends[name] = DeclaredBackend.of(name, json.loads(body))
             elif kind == _ENDPOINT:
                 endpoints[name] = DeclaredEndpoint.of(name, json.loads(body))
-            else:
+            elif kind not in _GONE.values():
                 raise ValueError("it is neither a backend nor an endpoint")
     headers = database.execute("SELECT contents_checksum FROM header").fetchall()
     if headers != [(_all_of(checksums),)]:
         raise _damaged("what it holds")
-    return DeclaredState(backends=backends, endpoints=endpoints)
+    return DeclaredState(
+        backends=backends,
+        endpoints=endpoints,
+        gone_backends=frozenset(name for kind, name in checksums if kind == _GONE[_BACKEND]),
+        gone_endpoints=frozenset(name for kind, name in checksums if kind == _GONE[_ENDPOINT]),
+    )
 
 
 def write(database: Connection, changes: Iterable[Change]) -> None:
@@ -120,16 +126,26 @@ def write(database: Connection, changes: Iterable[Change]) -> None:
             case DeclaredEndpoint():
                 _put(database, _ENDPOINT, change.name, change.body())
             case DeletedBackend():
-                _delete(database, _BACKEND, change.tag)
+                _delete(database, _BACKEND, change.tag, is_declared=change.is_declared)
             case DeletedEndpoint():
-                _delete(database, _ENDPOINT, change.name)
+                _delete(database, _ENDPOINT, change.name, is_declared=change.is_declared)
     rows = database.execute("SELECT kind, name, checksum FROM declared").fetchall()
     checksums = {(kind, name): checksum for kind, name, checksum in rows}
     database.execute("UPDATE header SET contents_checksum = ?", (_all_of(checksums),))
 
 
 def _put(database: Connection, kind: str, name: str, body: Mapping[str, Any]) -> None:
-    text = encoded(body)
+    _forget(database, _GONE[kind], name)
+    _write_row(database, kind, name, encoded(body))
+
+
+def _delete(database: Connection, kind: str, name: str, *, is_declared: bool) -> None:
+    _forget(database, kind, name)
+    if is_declared:
+        _write_row(database, _GONE[kind], name, encoded({}))
+
+
+def _write_row(database: Connection, kind: str, name: str, text: str) -> None:
     row = (kind, name, text, _row_checksum(kind, name, text))
     # One that is changed keeps its row, and so its place in the order of creation.
     database.execute(
@@ -139,7 +155,7 @@ def _put(database: Connection, kind: str, name: str, body: Mapping[str, Any]) ->
     )
 
 
-def _delete(database: Connection, kind: str, name: str) -> None:
+def _forget(database: Connection, kind: str, name: str) -> None:
     database.execute("DELETE FROM declared WHERE kind = ? AND name = ?", (kind, name))
 
 
