@@ -14,7 +14,7 @@ import anyio
 import anyio.lowlevel
 
 import shoal
-from shoal.replicas.ray_bridge import loop_of_caller
+from shoal.replicas.run_soon import loop_of_caller
 from shoal.testing.replica_folder import Folder
 
 if TYPE_CHECKING:

@@ -191,7 +191,7 @@ class Replica(ABC):
             The steps, unchecked; for a method that is not batched, lists of one.
 
         Raises:
-            As `run`.
+            Exception: As `run`.
 
         Cancellation: as for `run`. Closing the generator closes the code's own.
         """
@@ -202,7 +202,8 @@ class Replica(ABC):
         Only code in this event loop can be given one.
 
         Raises:
-            As `run`; and `TypeError`, where it runs elsewhere.
+            TypeError: The code runs elsewhere.
+            Exception: As `run`.
 
         Cancellation: goes on to the code.
         """

@@ -22,7 +22,7 @@ import anyio.lowlevel
 
 from shoal.replicas.crossing import ErrorAsData
 from shoal.replicas.parcels import packed, unpickled
-from shoal.replicas.run_soon import run_soon_in_this_loop
+from shoal.replicas.run_soon import loop_of_caller
 from shoal.replicas.wire import STEPS_AHEAD, Kind
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class _Awaiting(_Answers):
         super().__init__(way)
         self._frames: deque[Frame] = deque()
         self._came = anyio.Event()
-        self._soon = run_soon_in_this_loop()
+        self._soon = loop_of_caller()[1]
         self.id = way.begin(kind, call, self._take)
 
     async def next(self) -> Any:

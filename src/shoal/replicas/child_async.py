@@ -23,7 +23,7 @@ from shoal.replicas.connection import Connection
 from shoal.replicas.hooks import is_async
 from shoal.replicas.jobs import DONE
 from shoal.replicas.parcels import EMPTY, packed
-from shoal.replicas.run_soon import run_soon_in_this_loop
+from shoal.replicas.run_soon import loop_of_caller
 from shoal.replicas.wire import STEPS_AHEAD, Kind
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class AsyncWork:
         self._connection = Connection(sock, reader)
         self._calls: dict[int, _Call] = {}
         self._parking = Parking.of_this_loop()
-        self._soon = run_soon_in_this_loop()
+        self._soon = loop_of_caller()[1]
         self._threads = anyio.CapacityLimiter(math.inf)
         self._checks: deque[int] = deque()  # health checks that are to be made
         self._has_checks = anyio.Event()

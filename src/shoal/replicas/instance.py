@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from functools import partialmethod
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.decorated import Decorated
 from shoal.batching.handlers import Handler, OneAtATime
@@ -81,11 +81,13 @@ def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "__call__", target
     if inspect.isroutine(target):
         return
-    for name in dir(type(target)):
+    cls = cast("Any", type(target))
+    for name in dir(cls):
         if name.startswith("_") or name in HOOKS:
             continue
         # What a class defines, and neither what it inherits from a builtin nor a lazy attribute.
-        if isinstance(inspect.getattr_static(type(target), name), _METHODS):
+        static: Any = inspect.getattr_static(cls, name)
+        if any(isinstance(static, kind) for kind in _METHODS):
             yield name, getattr(target, name)
 
 

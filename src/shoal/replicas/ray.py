@@ -25,9 +25,9 @@ from shoal.replicas.batch_as_data import batch_as_data
 from shoal.replicas.crossing import slots_as_exceptions
 from shoal.replicas.definition import split_import_path
 from shoal.replicas.ray_actor import HOOKS
-from shoal.replicas.ray_bridge import loop_of_caller
 from shoal.replicas.ray_cluster import actor_options, join, new_actor, put_if_large
 from shoal.replicas.ray_link import Link
+from shoal.replicas.run_soon import loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -12,40 +12,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.lowlevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from shoal.replicas.run_soon import Soon
+
 _AHEAD: Final = 2
 """How many steps of a stream are fetched before they are asked for."""
-
-
-class Soon(Protocol):
-    """Has a function called in the event loop, soon, from any thread."""
-
-    def __call__(self, function: Callable[..., object], *args: Any) -> None: ...
-
-
-def loop_of_caller() -> tuple[str, Soon]:
-    """Returns the name of the event loop that runs the caller, and what reaches it from threads.
-
-    What comes when the loop is closed is dropped.
-    """
-    token: Any = anyio.lowlevel.current_token()
-    native: Any = getattr(token, "native_token", token)  # before anyio 4.11 it is not wrapped
-    name = "trio" if hasattr(native, "run_sync_soon") else "asyncio"
-    hand_over: Any = native.run_sync_soon if name == "trio" else native.call_soon_threadsafe
-
-    def soon(function: Callable[..., object], *args: Any) -> None:
-        with suppress(RuntimeError):
-            hand_over(function, *args)
-
-    return name, soon
 
 
 class Pump:

@@ -15,7 +15,7 @@ import anyio
 
 from shoal.errors import ReplicaDied
 from shoal.replicas.ray_actor import CONTROL
-from shoal.replicas.ray_bridge import Pump, Soon
+from shoal.replicas.ray_bridge import Pump
 from shoal.replicas.ray_cluster import check_can_be_sent, death_of, failure_of, ray
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.replicas.ray_actor import Answer
+    from shoal.replicas.run_soon import Soon
 
 _STEPS_AHEAD: Final = 4
 """How many steps of a stream an actor makes before they are fetched."""

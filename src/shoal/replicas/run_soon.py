@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio.lowlevel
 
@@ -11,17 +11,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def run_soon_in_this_loop() -> Callable[[Callable[[], object]], None]:
-    """Returns what has a function called in the loop that runs the caller.
+class Soon(Protocol):
+    """Has a function called in the event loop, soon, from any thread."""
 
-    It may be called in any thread; once the loop has ended it does nothing.
+    def __call__(self, function: Callable[..., object], *args: Any) -> None: ...
+
+
+def loop_of_caller() -> tuple[str, Soon]:
+    """Returns the name of the event loop that runs the caller, and what reaches it from threads.
+
+    What comes when the loop is closed is dropped.
     """
     token: Any = anyio.lowlevel.current_token()
-    native: Any = getattr(token, "native_token", token)
-    soon = getattr(native, "run_sync_soon", None) or native.call_soon_threadsafe
+    native: Any = getattr(token, "native_token", token)  # before anyio 4.11 it is not wrapped
+    name = "trio" if hasattr(native, "run_sync_soon") else "asyncio"
+    hand_over: Any = native.run_sync_soon if name == "trio" else native.call_soon_threadsafe
 
-    def run_soon(function: Callable[[], object]) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            soon(function)
+    def soon(function: Callable[..., object], *args: Any) -> None:
+        with suppress(RuntimeError):
+            hand_over(function, *args)
 
-    return run_soon
+    return name, soon

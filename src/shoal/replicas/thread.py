@@ -20,12 +20,12 @@ import anyio.to_thread
 
 from shoal.replicas.hooks import HOOKS, is_async
 from shoal.replicas.local import LocalReplica
-from shoal.replicas.ray_bridge import loop_of_caller
+from shoal.replicas.run_soon import loop_of_caller
 
 if TYPE_CHECKING:
     from shoal.replicas.base import Blueprint
     from shoal.replicas.jobs import Job
-    from shoal.replicas.ray_bridge import Soon
+    from shoal.replicas.run_soon import Soon
 
 _MISSING: Final = object()
 
