@@ -72,7 +72,7 @@ class EndpointRoute:
         endpoint.requests += 1
         try:
             await self._answer(exchange, endpoint)
-        except ClientLeft:
+        except (ClientLeft, Refused):  # its client's mistakes are no errors of the endpoint
             raise
         except Exception:
             endpoint.errors += 1

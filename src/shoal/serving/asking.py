@@ -45,7 +45,7 @@ class Asked:
             TypeError: A value has the wrong type.
             ValueError: A value is out of its range.
         """
-        given = {name: value for name, value in changes.items() if value is not None}
+        given = dict(changes)
         for name in ("method_name", "shard_key", "http_method"):
             if name in given and not isinstance(given[name], str):
                 raise TypeError(f"{name} must be text, not {given[name]!r}")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from shoal.errors import NoSuchName
 from shoal.replicas.calling_out import CallOut, WayOut, way_out
 from shoal.serving.asking import Asked
+from shoal.serving.optioned import Optioned
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping
+    from collections.abc import AsyncGenerator, Generator
 
 
 running_controller: Final[ContextVar[Any]] = ContextVar("shoal.running_controller")
@@ -43,7 +44,7 @@ def handle_again(endpoint: str, asked: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class ChildHandle:
+class ChildHandle(Optioned):
     """Calls an endpoint from a replica's process; see `Handle`."""
 
     way: WayOut
@@ -55,34 +56,12 @@ class ChildHandle:
         """The same for plain code."""
         return ChildSyncHandle(self)
 
-    def options(
-        self,
-        *,
-        method_name: str | None = None,
-        shard_key: str | None = None,
-        http_method: str | None = None,
-        http_headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        priority: int | None = None,
-    ) -> ChildHandle:
-        """See `Handle.options`."""
-        changes = {
-            "method_name": method_name,
-            "shard_key": shard_key,
-            "http_method": http_method,
-            "http_headers": http_headers,
-            "timeout_s": timeout_s,
-            "priority": priority,
-        }
-        return replace(self, asked=self.asked.with_changes(changes))
+    def _optioned(self, given: dict[str, Any]) -> Self:
+        return replace(self, asked=self.asked.with_changes(given))
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.call`."""
         return await self.way.call_async(self.call_out(args, kwargs, stream=False))
-
-    def remote(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """See `Handle.remote`."""
-        return self.call(*args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> ChildStream:
         """See `Handle.stream`."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from shoal.batching.current import running_batch
 from shoal.serving.asking import Asked, routed
 from shoal.serving.child_handle import handle_again
 from shoal.serving.endpoint_stream import EndpointStream
+from shoal.serving.optioned import Optioned
 from shoal.serving.sync_client import SyncHandleFace
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
-
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.shadow import Answer
     from shoal.serving.sync_client import Bridge
@@ -35,7 +34,7 @@ class Owning(Protocol):
         ...
 
 
-class EndpointHandle:
+class EndpointHandle(Optioned):
     """Calls one endpoint of a controller in this process.
 
     Args:
@@ -68,27 +67,9 @@ class EndpointHandle:
         """The same for threads."""
         return SyncHandleFace(self, self._owner.threads)
 
-    def options(
-        self,
-        *,
-        method_name: str | None = None,
-        shard_key: str | None = None,
-        http_method: str | None = None,
-        http_headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        priority: int | None = None,
-    ) -> EndpointHandle:
-        """See `Handle.options`."""
-        changes = {
-            "method_name": method_name,
-            "shard_key": shard_key,
-            "http_method": http_method,
-            "http_headers": http_headers,
-            "timeout_s": timeout_s,
-            "priority": priority,
-        }
-        asked = self._asked.with_changes(changes)
-        return EndpointHandle(self._owner, self._endpoint, asked, is_inside=self._is_inside)
+    def _optioned(self, given: dict[str, Any]) -> Self:
+        asked = self._asked.with_changes(given)
+        return type(self)(self._owner, self._endpoint, asked, is_inside=self._is_inside)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.call`."""
@@ -117,10 +98,6 @@ class EndpointHandle:
         finally:
             if answer is not None:
                 answer.end()
-
-    def remote(self, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """See `Handle.remote`."""
-        return self.call(*args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
         """See `Handle.stream`."""

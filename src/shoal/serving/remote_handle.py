@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.errors import DeadlineExceeded
+from shoal.serving.optioned import Optioned
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -25,7 +26,7 @@ _LEAST_S = 0.001
 
 
 @dataclass(frozen=True)
-class RemoteHandle:
+class RemoteHandle(Optioned):
     """Calls an endpoint of a server; see `Handle`. Arguments and results are what JSON has.
 
     Attributes:
@@ -64,10 +65,6 @@ class RemoteHandle:
             await anyio.sleep_until(deadline)
             raise
 
-    async def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what `call` does; Ray Serve's spelling."""
-        return await self.call(*args, **kwargs)
-
     def stream(self, *args: Any, **kwargs: Any) -> RemoteStream:
         """Makes a call that is answered by a stream, when the stream is entered."""
 
@@ -82,27 +79,10 @@ class RemoteHandle:
 
         return RemoteStream(self.connection, open_)
 
-    def options(
-        self,
-        *,
-        method_name: str | None = None,
-        shard_key: str | None = None,
-        http_method: str | None = None,
-        http_headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        priority: int | None = None,
-    ) -> RemoteHandle:
-        """Returns the same handle with options of its own; see `Handle.options`."""
-        given = {
-            "method_name": method_name,
-            "shard_key": shard_key,
-            "http_method": http_method,
-            "http_headers": None if http_headers is None else dict(http_headers),
-            "timeout_s": timeout_s,
-            "priority": priority,
-        }
-        new = {name: value for name, value in given.items() if value is not None}
-        return replace(self, chosen={**self.chosen, **new})
+    def _optioned(self, given: dict[str, Any]) -> Self:
+        if "http_headers" in given:
+            given["http_headers"] = dict(given["http_headers"])
+        return replace(self, chosen={**self.chosen, **given})
 
     def __reduce__(self) -> Any:
         raise TypeError(
