@@ -67,7 +67,7 @@ class Chaos:
                     await self.call_once(size, number)
             except ReplicaDied:
                 self.counts["deaths"] += 1
-                await anyio.sleep(0.001)
+                await anyio.sleep(0.02)
 
     async def call_once(self, size: int, number: int) -> None:
         if self.played is None:

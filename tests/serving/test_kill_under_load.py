@@ -72,9 +72,15 @@ class Killing:
             self._is_over = True
 
     async def _kill(self) -> None:
-        """Kills a replica that takes work, as soon as there is one."""
+        """Kills a replica that takes work, once a call was answered since the last kill.
+
+        Else none might live for long enough to answer any.
+        """
+        answered = len(self.answered)
+        while len(self.answered) == answered:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
         while True:
-            await anyio.sleep(self._random.uniform(0, 0.01))
+            await anyio.sleep(self._random.uniform(0, 0.005))
             ready = [kept.replica for kept in self._controller.backends["b"].supervisor.ready()]
             alive = [replica for replica in ready if replica.tag not in self._killed]
             if alive and shoot(chosen := self._random.choice(alive)):

@@ -33,7 +33,6 @@ class Failures:
         self.last: Exception | None = None
         self._name = name
         self._restarts = Restarts()
-        self._to_restart = 0
 
     @property
     def is_open(self) -> bool:
@@ -43,9 +42,6 @@ class Failures:
     def starting(self) -> float:
         """Counts a start; returns how long it is to wait, in seconds."""
         self.starts += 1
-        if self._to_restart:
-            self._to_restart -= 1
-            self.restarts += 1
         return max(0.0, self._restarts.next_at - anyio.current_time())
 
     def ready(self) -> None:
@@ -53,14 +49,20 @@ class Failures:
         self._restarts.started(anyio.current_time())
         self.last = None
 
-    def failed(self, kept: Kept, failure: Exception) -> None:
-        """Notes that a replica has died, or could not be started."""
+    def failed(self, kept: Kept, failure: Exception, *, is_replaced: bool) -> None:
+        """Notes that a replica has died, or could not be started.
+
+        Args:
+            kept: The replica.
+            failure: Why.
+            is_replaced: Whether another one is started in its place, or was already.
+        """
         self.last = failure
         now = anyio.current_time()
         point = random.random()  # noqa: S311 - it spreads restarts in time
         if kept.ready_at is not None:
             self.deaths += 1
-            self._to_restart += 1
+            self.restarts += is_replaced
             self._restarts.died(now, point, ready_at=kept.ready_at)
         else:
             self.start_failures += 1

@@ -224,7 +224,8 @@ class Supervisor(Watched):
             self._pool.withdraw(kept.member)
         if kept.failure is not None:
             logger.error("%s: %s", kept.replica.tag, kept.failure)
-            self.failures.failed(kept, kept.failure)
+            is_replaced = self.wanted > 0 and not self._is_over
+            self.failures.failed(kept, kept.failure, is_replaced=is_replaced)
             if self.failures.is_open and not self.ready():
                 self._pool.fail(kept.failure)
         self._reconcile()
