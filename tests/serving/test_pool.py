@@ -103,14 +103,21 @@ async def test_it_says_which_replica_has_ended_a_batch() -> None:
     assert ended == [member]
 
 
+async def is_idle(member: Any) -> bool:
+    with anyio.move_on_after(1):
+        await member.wait_idle()
+        return True
+    return False
+
+
 async def test_a_replica_that_is_withdrawn_finishes_what_it_has() -> None:
     pool, (only,) = filled("a", slots=2)
     with pool.at_work(only, 1):
         pool.withdraw(only)
         pool.withdraw(only)
         assert taken(pool) is None
-        assert not only.idle.is_set()
-    assert only.idle.is_set()
+        assert not await is_idle(only)
+    assert await is_idle(only)
     assert free(pool, 1) == 0
 
 
@@ -123,14 +130,22 @@ async def test_a_batch_does_not_bring_back_a_replica_that_was_withdrawn() -> Non
 
 
 async def test_a_replica_is_idle_only_while_it_has_no_batch_at_all() -> None:
-    _, (only,) = filled("a", slots=2)
-    pool = Pool("b", lambda _: None)
-    assert only.idle.is_set()
+    pool, (only,) = filled("a", slots=2)
+    assert await is_idle(only)
     with pool.at_work(only, 1):
         with pool.at_work(only, 1):
             pass
-        assert not only.idle.is_set()
-    assert only.idle.is_set()
+        assert not await is_idle(only)
+    assert await is_idle(only)
+
+
+async def test_who_waits_for_a_replica_to_be_idle_hears_of_it() -> None:
+    pool, (only,) = filled("a", slots=2)
+    async with anyio.create_task_group() as tasks:
+        with pool.at_work(only, 1):
+            tasks.start_soon(only.wait_idle)
+            tasks.start_soon(only.wait_idle)
+            await settle()
 
 
 async def test_who_waits_gets_the_replica_that_is_free_first() -> None:

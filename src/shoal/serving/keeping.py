@@ -169,7 +169,7 @@ class Kept:
         """
         assert self.member is not None
         with anyio.move_on_after(grace_s) as waiting:
-            await self.member.idle.wait()
+            await self.member.wait_idle()
         if self.life.is_over:
             return
         self.life.on("stop")

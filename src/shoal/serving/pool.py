@@ -8,7 +8,7 @@ longest past. So no replica has a line of its own in which work could wait besid
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,7 +32,6 @@ class Member:
         batches: How many it has now.
         ongoing: How many requests these are.
         total: How many batches it has had.
-        idle: Set while it has none.
     """
 
     replica: Replica
@@ -41,10 +40,21 @@ class Member:
     batches: int = 0
     ongoing: int = 0
     total: int = 0
-    idle: anyio.Event = field(default_factory=anyio.Event)
+    _idle: anyio.Event | None = None
 
-    def __post_init__(self) -> None:
-        self.idle.set()
+    async def wait_idle(self) -> None:
+        """Waits until it has no batch."""
+        while self.batches:
+            self._idle = self._idle or anyio.Event()
+            await self._idle.wait()
+
+    def ended(self, requests: int) -> None:
+        """Counts a batch out."""
+        self.batches -= 1
+        self.ongoing -= requests
+        if not self.batches and self._idle is not None:
+            self._idle.set()
+            self._idle = None
 
     def room(self, size: int) -> int:
         """Returns how many more batches of some size it can take; an idle one takes any."""
@@ -81,7 +91,7 @@ class Pool:
         # Lines with a batch that is due, in the order in which they found no room.
         self._queue: dict[LineRoom, None] = {}
         self._run_again = 0
-        self._change = anyio.Event()
+        self._change: anyio.Event | None = None  # there is one while somebody waits for it
         self.failure: BaseException | None = None
 
     def free(self, size: int, line: LineRoom) -> int:
@@ -162,6 +172,7 @@ class Pool:
         try:
             while (member := self.take(size)) is None:
                 self.check_available()
+                self._change = self._change or anyio.Event()
                 await self._change.wait()
             return member
         finally:
@@ -191,26 +202,22 @@ class Pool:
         member.batches += 1
         member.ongoing += requests
         member.total += 1
-        if member.batches == 1:
-            member.idle = anyio.Event()
         if len(self._members) > 1 and self._members.pop(member.replica, None) is not None:
             self._members[member.replica] = member  # its turn is the latest
         self._changed()
         try:
             yield member.replica
         finally:
-            member.batches -= 1
-            member.ongoing -= requests
-            if not member.batches:
-                member.idle.set()
+            member.ended(requests)
             if not member.replica.takes_work:
                 self.withdraw(member)
             self._on_batch(member)
             self._changed()
 
     def _changed(self) -> None:
-        self._change.set()
-        self._change = anyio.Event()
+        if self._change is not None:
+            self._change.set()
+            self._change = None
         for listener in tuple(self._listeners):
             listener()
 
