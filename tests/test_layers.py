@@ -167,7 +167,10 @@ def late_imports(modules: Mapping[str, str]) -> list[str]:
         for found in all_imports(modules)
         if found.late
         and found.target.split(".")[0] not in optional
-        and not (layer_of(found.importer) in {"top", "commands", "starting"} and layer_of(found.target) == "http")
+        and not (
+            layer_of(found.importer) in {"top", "commands", "starting"}
+            and layer_of(found.target) == "http"
+        )
     ]
 
 
