@@ -90,9 +90,10 @@ def fork_children() -> None:
         child = os.fork()
         if child == 0:
             make_changes(Path(path), int(number))
-        print("child", child, flush=True)
+        # Past Python's buffers, since the child writes into the same pipe.
+        os.write(1, b"child %d\n" % child)
         os.waitpid(child, 0)
-        print("ended", flush=True)
+        os.write(1, b"ended\n")
 
 
 def make_changes(path: Path, number: int) -> None:
@@ -108,11 +109,15 @@ class Children:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
 
     def close(self) -> None:
-        self._process.kill()
+        os.killpg(self._process.pid, signal.SIGKILL)  # with the child that it may have
         self._process.communicate()
 
     def killed(self, path: Path, number: int, after: int, wait_s: float) -> int:
