@@ -57,8 +57,8 @@ test-ray: $(RAY_STAMP) ## the tests of replicas on a Ray cluster, in an environm
 soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
 
-bench: $(DEV_STAMP) ## the benchmarks: calls, memory, rules, forming, adaptive sizes, continuous batches, HTTP
-	@for name in inproc memory rules forming adaptive continuous http; do $(BIN)/python benchmarks/$$name.py; done
+bench: $(DEV_STAMP) ## the benchmarks: calls, memory, rules, forming, adaptive sizes, continuous batches, processes, HTTP
+	@for name in inproc memory rules forming adaptive continuous process http; do $(BIN)/python benchmarks/$$name.py; done
 
 nox: $(DEV_STAMP) ## the tests on every CPython found, and with the lowest dependency versions
 	@$(BIN)/nox
