@@ -46,7 +46,8 @@ class Chaos:
                 else:
                     await self.played.ready.wait()
                     wanted = before + self.random.randrange(50)
-                    while self.counts["answers"] < wanted:  # noqa: ASYNC110 - others count
+                    while self.counts["answers"] < wanted:
+                        assert not self.played.ended.is_set(), "it must not die by itself"
                         await anyio.sleep(0.001 * self.random.random())
                 if self.random.random() < 0.3:
                     replica.kill("chaos")

@@ -68,12 +68,13 @@ class Joining(ABC):
         batch: The batch.
         joined: Those of its requests that the handler has not been told of.
         has_ended: Whether the handler has ended, and takes nobody any more.
+        is_leaving: Whether it is to end once those that it has have ended.
     """
 
     def __init__(self, batch: Batch, gateway: Gateway) -> None:
         self.batch = batch
         self.joined: list[Request] = list(batch.requests)
-        self.has_ended = False
+        self.has_ended = self.is_leaving = False
         self._gateway = gateway
         self._has_turn = True
         # What those sum up to that take up room.
@@ -207,7 +208,7 @@ class ContinuousJoining(Joining):
 
     @property
     def room(self) -> float:
-        if self.has_ended or self._gateway.takes_no_more(self.batch):
+        if self._takes_no_more():
             return 0
         return self._room_left()
 
@@ -224,11 +225,15 @@ class ContinuousJoining(Joining):
         self.batch.requests[:] = self._running()
         self._take()
 
+    def _takes_no_more(self) -> bool:
+        is_over = self.has_ended or self.is_leaving
+        return is_over or self._gateway.takes_no_more(self.batch)
+
     def _running(self) -> list[Request]:
         return [request for request in self.batch.requests if request.state is State.RUNNING]
 
     async def wait(self) -> bool:
-        if self.has_ended or self._gateway.takes_no_more(self.batch):
+        if self._takes_no_more():
             return False
         await self._gateway.line_changes()
         return True

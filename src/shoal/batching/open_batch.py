@@ -187,6 +187,14 @@ class OpenBatch(Generic[T, R]):
         self._active = [*self.active, *joined]
         return joined
 
+    def leave(self) -> None:
+        """Takes no more requests in, and ends with those that it has.
+
+        It is for whoever runs the handler somewhere that is about to go.
+        """
+        self._joining.is_leaving = True
+        self._joining.changed()
+
     def _look(self) -> None:
         """Takes in those that join now."""
         self._joining.pull()

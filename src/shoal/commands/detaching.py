@@ -1,16 +1,17 @@
 """Starting a server that goes on when the command that started it has ended.
 
 It is a process in a session of its own, whose output goes into its log. A pipe tells the command
-when it is ready; that the pipe is closed with nothing in it tells that it will never be.
+when it is ready.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from shoal.commands.places import Place, already_running
 from shoal.commands.saying import say
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SHOWN_LINES: Final = 20
+
+_LOOK_S: Final = 0.1
+"""How often it is looked whether a process that says nothing has ended."""
 
 
 def start_detached(place: Place, argv: Sequence[str]) -> dict[str, Any]:
@@ -61,7 +65,7 @@ def start_detached(place: Place, argv: Sequence[str]) -> dict[str, Any]:
         say(f"waiting for it to be ready; its log is {place.log} ...")
     try:
         with open(readable, encoding="utf-8") as pipe:
-            told = pipe.read()
+            told = _first_line(pipe, child)
     except BaseException:
         child.terminate()
         raise
@@ -73,6 +77,19 @@ def start_detached(place: Place, argv: Sequence[str]) -> dict[str, Any]:
     raise _failed(place, begun_at, code)
 
 
+def _first_line(pipe: TextIO, child: subprocess.Popen[bytes]) -> str:
+    """Reads what a process tells; nothing if it has ended before.
+
+    The end of the pipe would not do: what the application has forked holds it open as well.
+    """
+    while not select.select([pipe], [], [], _LOOK_S)[0]:
+        if child.poll() is not None:
+            break
+    else:
+        return pipe.readline()
+    return ""
+
+
 def tell_ready(fd: int, place: Place, url: str) -> None:
     """Tells the command that started this process that it is ready."""
     ready = {
@@ -82,7 +99,7 @@ def tell_ready(fd: int, place: Place, url: str) -> None:
         "pid": os.getpid(),
     }
     with open(fd, "w", encoding="utf-8") as pipe:
-        json.dump(ready, pipe)
+        pipe.write(f"{json.dumps(ready)}\n")
 
 
 def _failed(place: Place, begun_at: int, code: int) -> Mistake:

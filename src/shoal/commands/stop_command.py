@@ -72,6 +72,8 @@ def _run(arguments: Namespace) -> int:
         return confirm(arguments, f"stopped {place.name}")
     if not arguments.force:
         raise Mistake(f"{place.name} is still there: {why}; --force kills it", 1)
+    if process < 1:
+        raise Mistake(f"{place.name} has not said yet which process it is; try again", 1)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
     if not end.wait(_KILL_S):

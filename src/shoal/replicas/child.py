@@ -174,6 +174,9 @@ def _loaded(order: Order) -> tuple[Instance, Any]:
     """
     if order.sys_path is not None:
         sys.path[:] = order.sys_path
+    else:
+        # Last, so that nothing there can take a library's place.
+        sys.path.append(os.getcwd())
     if order.cpus is not None and sys.platform == "linux":
         os.sched_setaffinity(0, order.cpus)
     if order.main is not None:

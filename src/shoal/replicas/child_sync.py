@@ -132,15 +132,26 @@ class SyncWork:
 
     def _wait_for_reader(self, id_: int) -> int:
         """Waits until the reader of a stream has taken steps, or left; returns how many."""
+        # While another stream waited, what was for this one may have come and been put aside.
+        for frame in self._put_aside:
+            if frame.id == id_:
+                self._put_aside.remove(frame)
+                break
+        else:
+            frame = self._next_of(id_)
+        if frame.kind is Kind.CREDIT:
+            return self._answers.credit(frame)
+        self._is_cancelled = True
+        return 0
+
+    def _next_of(self, id_: int) -> Frame:
+        """Waits for the next frame of a call; what comes for others is put aside."""
         while True:
             frame = self._receive()
             if frame is None:
                 os._exit(1)  # the parent is gone
-            if frame.id == id_ and frame.kind is Kind.CREDIT:
-                return self._answers.credit(frame)
-            if frame.id == id_ and frame.kind is Kind.CANCEL:
-                self._is_cancelled = True
-                return 0
+            if frame.id == id_:
+                return frame
             self._put_aside.append(frame)
 
     def _send(self, kind: Kind, id_: int, parcel: Parcel) -> None:

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 _METHODS: Final[tuple[type[Any], ...]] = (
     FunctionType,
-    classmethod,
     staticmethod,
     partialmethod,
-    Decorated,
 )
 
 
@@ -85,10 +83,19 @@ def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
     for name in dir(cls):
         if name.startswith("_") or name in HOOKS:
             continue
-        # What a class defines, and neither what it inherits from a builtin nor a lazy attribute.
         static: Any = inspect.getattr_static(cls, name)
-        if any(isinstance(static, kind) for kind in _METHODS):
+        if any(isinstance(static, kind) for kind in _METHODS) and _is_its_own(cls, name):
             yield name, getattr(target, name)
+
+
+def _is_its_own(cls: Any, name: str) -> bool:
+    """Says whether a method is of the same package as the class.
+
+    What it inherits from a library may do anything, such as read a file or a pickle that it is told
+    to, and its author did not mean it for whoever can make calls.
+    """
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    return bool(owner.__module__.partition(".")[0] == cls.__module__.partition(".")[0])
 
 
 def _adapted(

@@ -81,6 +81,7 @@ class Worker:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - the operator's choice
                 [
                     options.python or sys.executable,
+                    "-P",  # or what lies in the current directory would be taken for the library's
                     "-m",
                     "shoal.replicas.child",
                     *map(str, (PROTOCOL, options.arena_bytes, *passed)),

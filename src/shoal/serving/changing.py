@@ -31,7 +31,7 @@ async def change(backend: Backend, config: BackendConfig) -> None:
     before = backend.config
     placement_of(config.placement)
     for line in backend.lines.values():
-        backend.batch_options(line.method, config)
+        line.check(backend.batch_options(line.method, config))
     told = await _reconfigured(backend, config) if config.user_config != before.user_config else []
     try:
         if config.needs_new_replicas(before):

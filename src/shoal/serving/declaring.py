@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio.lowlevel
@@ -56,6 +57,7 @@ class Declarations:
         self.of_program: set[str] = set()
         self.gone: frozenset[str] = frozenset()
         self._state = state
+        self._writing = Lock()
 
     def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
         """Checks that a backend can be kept.
@@ -147,12 +149,17 @@ class Declarations:
     def close(self) -> None:
         """Lets go of the file."""
         if self._state is not None:
-            self._state.close()
+            with self._writing:  # a thread may be at it yet
+                self._state.close()
 
     async def _write(self, state: StateFile, change: Change) -> None:
         # Not to be left half-way: what was written must take effect, and the other way round.
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(state.apply, change)
+            await anyio.to_thread.run_sync(self._apply, state, change)
+
+    def _apply(self, state: StateFile, change: Change) -> None:
+        with self._writing:
+            state.apply(change)
 
 
 def declared_backend(tag: str) -> str:

@@ -129,8 +129,12 @@ def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Bi
 
     async def run(batch: OpenBatch[Any, Any]) -> None:
         member = pool.take(1) or await pool.wait(1)
-        with pool.at_work(member, 1) as replica:
-            await replica.run_open(method, batch)
+        member.on_withdrawn.append(batch.leave)
+        try:
+            with pool.at_work(member, 1) as replica:
+                await replica.run_open(method, batch)
+        finally:
+            member.on_withdrawn.remove(batch.leave)
 
     return Handler(run, fill=fill, streams=streams, binding=binding)
 

@@ -36,15 +36,19 @@ class EndpointStream:
         self._args = args
         self._kwargs = kwargs
         self._stream: ResultStream[Any] | ComparedStream | None = None
-        self._is_over = False
+        self._is_entered = self._is_over = False
 
     async def __aenter__(self) -> Self:
         if not self._is_over:
             stream = self._stream or await self._routed()
+            self._is_entered = True
             try:
                 await stream.__aenter__()
             except Exception:
                 self._fail()
+                raise
+            except BaseException:
+                self._leave()  # nobody will leave it
                 raise
         return self
 
@@ -65,6 +69,10 @@ class EndpointStream:
             raise
         except Exception:
             self._fail()
+            raise
+        except BaseException:
+            if not self._is_entered:
+                self._leave()
             raise
 
     async def aclose(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.batcher import Batcher
+from shoal.batching.checking import checked_options
 from shoal.errors import BatcherClosed
 from shoal.serving.pool import LineRoom
 
@@ -43,6 +44,7 @@ class Line:
         self, name: str, method: Method, handler: Handler, pool: Pool, options: dict[str, Any]
     ) -> None:
         self.method = method
+        self._handler = handler
         room = LineRoom(pool, self._largest_batch)
         self.batcher: Batcher[Any] = Batcher(handler, name=name, room=room, **options)
 
@@ -50,6 +52,15 @@ class Line:
     def streams(self) -> bool:
         """Whether its calls are answered by streams."""
         return self.batcher.streams
+
+    def check(self, options: dict[str, Any]) -> None:
+        """Checks options that are to be taken in, all of them.
+
+        Raises:
+            TypeError: One has the wrong type.
+            ValueError: One does not fit the code, or the others.
+        """
+        checked_options(options, self._handler)
 
     def entry(self) -> Entry:
         """Returns where calls enter.

@@ -8,7 +8,7 @@ longest past. So no replica has a line of its own in which work could wait besid
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import anyio
@@ -32,6 +32,7 @@ class Member:
         batches: How many it has now.
         ongoing: How many requests these are.
         total: How many batches it has had.
+        on_withdrawn: Called when it gets no more work.
     """
 
     replica: Replica
@@ -40,6 +41,7 @@ class Member:
     batches: int = 0
     ongoing: int = 0
     total: int = 0
+    on_withdrawn: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])
     _idle: anyio.Event | None = None
 
     async def wait_idle(self) -> None:
@@ -58,6 +60,8 @@ class Member:
 
     def room(self, size: int) -> int:
         """Returns how many more batches of some size it can take; an idle one takes any."""
+        if not self.replica.takes_work:
+            return 0  # its supervisor will hear of it
         slots = self.slots - self.batches
         if self.most is not None:
             slots = min(slots, (self.most - self.ongoing) // size)
@@ -139,6 +143,8 @@ class Pool:
     def withdraw(self, member: Member) -> None:
         """Gives a replica no more work. Idempotent; what it has goes on."""
         if self._members.pop(member.replica, None) is not None:
+            for tell in tuple(member.on_withdrawn):
+                tell()
             self._changed()
 
     def resize(self, slots: int, most: int | None) -> None:
@@ -187,6 +193,7 @@ class Pool:
             BackendUnavailable: There is none, nor will be soon.
         """
         if self.failure is not None:
+            self._on_wait()
             raise BackendUnavailable(
                 f"the backend {self._name} has no replica: {self.failure}"
             ) from self.failure
@@ -253,4 +260,10 @@ class LineRoom:
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
         """See `Room.subscribe`."""
-        return self._pool.subscribe(on_change)
+        unsubscribe = self._pool.subscribe(on_change)
+
+        def end() -> None:
+            unsubscribe()
+            self.rest()
+
+        return end

@@ -47,10 +47,12 @@ class Scaling:
         self._scope: anyio.CancelScope | None = None
         self._options: AutoscalingOptions | None = None
         self._woken = anyio.Event()
+        self._was_woken = 0
 
     def wake(self) -> None:
         """Looks at once, if there is no replica at all: a batch is due."""
         if not self._backend.supervisor.wanted:
+            self._was_woken = 1
             self._woken.set()
 
     def configure(self, options: AutoscalingOptions | None) -> None:
@@ -71,7 +73,10 @@ class Scaling:
         with scope:
             while True:
                 now = anyio.current_time()
-                scaler.observe(now, backend.queued, backend.ongoing)
+                # Who was refused at once, since there was no replica, is not in line any more.
+                queued = max(backend.queued, self._was_woken)
+                self._was_woken = 0
+                scaler.observe(now, queued, backend.ongoing)
                 wanted = scaler.decide(now, backend.supervisor.wanted)
                 if wanted != backend.supervisor.wanted:
                     backend.set_wanted(wanted)

@@ -130,8 +130,11 @@ class ShadowFlow:
         finally:
             self._under_way -= 1
             self._latency_s += anyio.current_time() - started
-        if self._are_alike is not None and await answer.wait():
-            self._count_alike(answer.value, result)
+        if self._are_alike is None:
+            return
+        with anyio.move_on_after(_TIMEOUT_S):  # a stream may have been forgotten
+            if await answer.wait():
+                self._count_alike(answer.value, result)
 
     async def _result(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         line = await self.backend.line(method)

@@ -56,6 +56,8 @@ class Watched:
         """
         before = self.failures.start_failures
         while not self._is_settled():
+            if self._is_over:
+                raise BatcherClosed(f"the backend {self._name} is closed")
             if self.failures.start_failures > before:
                 raise self.failures.not_started()
             await self._change.wait()

@@ -1,0 +1,60 @@
+"""How a worker that runs plain code takes what comes, in whatever order its threads get to it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from replicas.process_backends import Plain
+from shoal.replicas.answers import Answers
+from shoal.replicas.blocking_link import receive, send
+from shoal.replicas.child_sync import SyncWork
+from shoal.replicas.definition import Definition
+from shoal.replicas.instance import Instance
+from shoal.replicas.parcels import Post, packed
+from shoal.replicas.watchdog import Control
+from shoal.replicas.wire import FrameReader, Kind
+
+
+@pytest.fixture
+def ends(tmp_path):
+    data, ours = socket.socketpair()
+    control, watched = socket.socketpair()
+    ours.settimeout(10)
+    instance = Instance(Definition(Plain, (str(tmp_path),)))
+    work = SyncWork(Answers(Post(), instance), Control(control), data, FrameReader())
+    worker = threading.Thread(target=work.run)
+    worker.start()
+    yield ours, FrameReader()
+    send(ours, Post().frame(Kind.CLOSE, 0))
+    worker.join(10)
+    for sock in (data, ours, control, watched):
+        sock.close()
+
+
+def test_a_stream_that_was_cancelled_while_another_waited_does_not_wait_for_its_reader(ends):
+    # The control channel, which would say so as well, is read by a thread that may be late.
+    ours, reader = ends
+
+    def tell(kind: Kind, id_: int, content: object = None) -> None:
+        send(ours, Post().frame(kind, id_, packed(content)))
+
+    def heard(id_: int) -> list[Kind]:
+        kinds = []
+        while not kinds or kinds[-1] is not Kind.END:
+            frame = receive(ours, reader)
+            assert frame is not None
+            assert frame.id == id_
+            kinds.append(frame.kind)
+        return kinds
+
+    tell(Kind.STREAM, 1, ("count", [5], None))
+    for _ in range(4):
+        assert receive(ours, reader).kind is Kind.PART
+    tell(Kind.STREAM, 2, ("count", [1000], None))
+    tell(Kind.CANCEL, 2)
+    tell(Kind.CREDIT, 1, 4)
+    assert heard(1) == [Kind.PART, Kind.END]
+    assert heard(2)[-1] is Kind.END
