@@ -63,6 +63,8 @@ class ImportRule:
                 f"{path!r}: the operator did not allow imports from {module!r} here; "
                 f"allowed: {these}"
             )
+        if name.startswith("_"):
+            raise NotAllowed(f"{path!r}: here a name does not begin with an underscore")
         if "." in name:
             # Through an attribute of a module one gets to whatever that module has imported.
             raise NotAllowed(f"{path!r}: here a name has no dots; give it a name in its module")

@@ -9,6 +9,7 @@ from shoal.errors import NoSuchName
 from shoal.http.admin_bodies import members
 from shoal.http.admin_problems import admin_problem
 from shoal.http.streaming import answer_with_stream
+from shoal.replicas.definition import Definition
 from shoal.serving.wire_forms import config_shown
 
 if TYPE_CHECKING:
@@ -68,9 +69,15 @@ class Verbs:
         self._check_path("definition", definition)
         config = self._checked_config(body.get("config"))
         init_args, init_kwargs = _arguments(body, "init_args", "init_kwargs")
-        await self._client.create_backend(
-            body["tag"], definition, *init_args, config=config, init_kwargs=init_kwargs
-        )
+        if isinstance(definition, str) and not self._imports.allows_all:
+            code = Definition(
+                definition, tuple(init_args), tuple(init_kwargs.items()), must_be_own=True
+            )
+            await self._client.create_backend(body["tag"], code, config=config)
+        else:
+            await self._client.create_backend(
+                body["tag"], definition, *init_args, config=config, init_kwargs=init_kwargs
+            )
         return {}
 
     async def show_backend(self, asked: Asked) -> Any:

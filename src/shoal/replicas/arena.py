@@ -53,7 +53,11 @@ def new_memory(size: int) -> int | None:
         fd = os.memfd_create("shoal", os.MFD_CLOEXEC)
     except OSError:  # not allowed here
         return None
-    os.ftruncate(fd, 2 * _rounded(size))
+    try:
+        os.ftruncate(fd, 2 * _rounded(size))
+    except BaseException:
+        os.close(fd)
+        raise
     return fd
 
 

@@ -36,13 +36,20 @@ class Connection:
     Args:
         sock: The socket; it is closed with the connection.
         reader: What has taken in bytes of this socket already, if anything has.
+        on_rubbish: Called when something comes that is no frame; nothing is read after it.
     """
 
-    def __init__(self, sock: socket.socket, reader: FrameReader | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        reader: FrameReader | None = None,
+        on_rubbish: Callable[[], object] = lambda: None,
+    ) -> None:
         sock.setblocking(False)
         self.is_closed = False
         self._socket = sock
         self._reader = reader or FrameReader()
+        self._on_rubbish = on_rubbish
         # Frames that are not wholly sent, as what is left of them.
         self._waiting: deque[list[Buffer]] = deque()
         self._has_some = anyio.Event()
@@ -100,11 +107,21 @@ class Connection:
                 self.is_closed = True
                 return
             reader.came(count)
-            while (frame := reader.next()) is not None:
+            while (frame := self._next()) is not None:
                 handle(frame)
             if count < len(space):
                 return
             most = None if most is None else most - 1
+
+    def _next(self) -> Frame | None:
+        if self.is_closed:
+            return None
+        try:
+            return self._reader.next()
+        except Exception:  # no such kind, or a size that no memory has
+            self.is_closed = True
+            self._on_rubbish()
+            return None
 
     def shut_down(self) -> None:
         """Wakes the task that waits for something to come: nothing will."""

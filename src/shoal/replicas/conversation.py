@@ -8,6 +8,7 @@ longer than the grace, the worker is killed: its death answers every call.
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,9 @@ class Conversation:
     def __init__(self, worker: Worker, where: str, cancel_grace_s: float) -> None:
         arena = worker.arena
         self.post = Post() if arena is None else Post(arena.requests, arena.replies)
-        self.data = Connection(worker.data)
-        self.control = Connection(worker.control)
+        on_rubbish = partial(worker.kill, "it sent what no worker sends")
+        self.data = Connection(worker.data, on_rubbish=on_rubbish)
+        self.control = Connection(worker.control, on_rubbish=on_rubbish)
         self.answering = Answering(self.control)
         self.at_work = anyio.Event()
         self._worker = worker

@@ -23,6 +23,8 @@ class Definition:
         init_kwargs: The same by name.
         accept_batch: Whether it takes lists; None for what its mark and its annotations say.
         signature: A function of one item that says what a call looks like; None for its own.
+        must_be_own: Whether what an import path leads to must be of the package of its module, and
+            not something that the module has imported.
     """
 
     target: Any
@@ -30,6 +32,7 @@ class Definition:
     init_kwargs: tuple[tuple[str, Any], ...] = ()
     accept_batch: bool | None = None
     signature: Any = None
+    must_be_own: bool = False
 
     @property
     def import_path(self) -> str | None:
@@ -69,6 +72,11 @@ class Definition:
             return self.target
         found = imported(self.target)
         self.check_loaded(found)
+        if self.must_be_own:
+            package = self.target.partition(":")[0].partition(".")[0]
+            origin = getattr(found, "__module__", None) or ""
+            if origin.partition(".")[0] != package:
+                raise TypeError(f"{self.target!r} is of {origin or 'no module'}, not of {package}")
         return found
 
     def check_loaded(self, found: Any) -> None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 _CHUNK: Final = 2**16
 _LONGEST_LINE: Final = 2**14
 _LAST: Final = 20
+_MOST_LINES: Final = 200
+"""How many lines are taken of one reading."""
 _MOST_AT_END: Final = 64
 
 
@@ -75,8 +77,10 @@ class Output:
             self._is_open = False
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
+        for line in lines[:_MOST_LINES]:
             self._take(line)
+        if len(lines) > _MOST_LINES:  # writing them all down would hold everything else up
+            self._take(b"(%d lines of a flood are left out)" % (len(lines) - _MOST_LINES))
         while len(self._rest) > _LONGEST_LINE:
             self._take(self._rest[:_LONGEST_LINE])
             self._rest = self._rest[_LONGEST_LINE:]

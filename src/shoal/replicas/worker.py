@@ -73,11 +73,14 @@ class Worker:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self.control, control = socket.socketpair()
         held, self._lifeline = os.pipe()
-        memory = new_memory(options.arena_bytes)
-        passed = [data.fileno(), control.fileno(), held]
-        if memory is not None:
-            passed.append(memory)
+        self.arena: Arena | None = None
+        memory: int | None = None
         try:
+            passed = [data.fileno(), control.fileno(), held]
+            memory = new_memory(options.arena_bytes)
+            if memory is not None:
+                passed.append(memory)
+                self.arena = Arena(memory, options.arena_bytes)
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - the operator's choice
                 [
                     options.python or sys.executable,
@@ -94,9 +97,6 @@ class Worker:
                 process_group=0,
                 bufsize=0,
             )
-            self.arena: Arena | None = None
-            if memory is not None:
-                self.arena = Arena(memory, options.arena_bytes)
         except BaseException:
             self._close_ours()
             raise

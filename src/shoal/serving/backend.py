@@ -50,6 +50,7 @@ class Backend(Lines):
         tag: Its name.
         definition: The code.
         config: How it runs now.
+        changing: Held by who changes it.
         lines: Its open lines, by method.
         is_closing: Whether it is on its way out.
         pool: Its replicas that take work.
@@ -67,6 +68,7 @@ class Backend(Lines):
         self.definition = definition
         super().__init__(tag, config, enter)
         self._prepare = prepare
+        self.changing = anyio.Lock()
         self._said: str | None = None
         self._scaling = Scaling(self)
         self._ended = anyio.Event()

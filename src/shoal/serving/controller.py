@@ -8,7 +8,8 @@ replicas, to drain them) is outside of that lock, and under one for each backend
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+import logging
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import anyio
 
@@ -31,7 +32,12 @@ from shoal.serving.sync_client import SyncFace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from shoal.serving.backend import Backend
     from shoal.serving.client import Client
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_UNDO_S: Final = 30.0
 
 
 class Controller(Owner):
@@ -97,11 +103,22 @@ class Controller(Owner):
             await change(backend, changed)
             try:
                 async with self._declaring:
+                    self.check_open()
                     await self._declarations.put_backend(tag, backend.definition, changed)
             except BaseException:
-                with anyio.CancelScope(shield=True):
-                    await change(backend, before)
+                await self._change_back(backend, before)
                 raise
+
+    async def _change_back(self, backend: Backend, config: BackendConfig) -> None:
+        """Undoes a change that could not be written down, as far as that can be done soon."""
+        with anyio.move_on_after(_UNDO_S, shield=True):
+            try:
+                await change(backend, config)
+                return
+            except Exception:
+                logger.exception("%s: a change could not be undone", backend.tag)
+                return
+        logger.error("%s: a change is not undone after %g s", backend.tag, _UNDO_S)
 
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
         """See `Client.scale_backend`."""
@@ -126,6 +143,7 @@ class Controller(Owner):
         """See `Client.delete_backend`."""
         async with self._changing_backend(tag) as backend:
             async with self._declaring:
+                self.check_open()
                 users = [name for name, e in self.endpoints.items() if e.uses(tag)]
                 if users:
                     raise InUse(
@@ -139,7 +157,6 @@ class Controller(Owner):
                 await backend.close(at_once=force)
             finally:
                 self._reserved.discard(tag)
-                self._changing.pop(tag, None)
 
     async def create_endpoint(
         self,
@@ -209,6 +226,7 @@ class Controller(Owner):
         """See `Client.delete_endpoint`."""
         self.check_open()
         async with self._declaring:
+            self.check_open()
             endpoint = self.endpoint(name)
             await self._declarations.delete_endpoint(name)
             self._remove_endpoint(endpoint)
@@ -217,6 +235,7 @@ class Controller(Owner):
         """See `Client.set_traffic`."""
         self.check_open()
         async with self._declaring:
+            self.check_open()
             found = self.endpoint(endpoint)
             traffic = Traffic.checked(weights, self.backends)
             await self._declarations.put_endpoint(found, traffic=traffic)
@@ -233,6 +252,7 @@ class Controller(Owner):
         """See `Client.shadow_traffic`."""
         self.check_open()
         async with self._declaring:
+            self.check_open()
             found = self.endpoint(endpoint)
             flow = ShadowFlow(self._backend(backend), proportion, compare)
             shadows = {**found.shadows, backend: flow}

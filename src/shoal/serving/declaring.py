@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio.lowlevel
 import anyio.to_thread
 
-from shoal.errors import NotDurable
+from shoal.errors import NotDurable, ShutDown
 from shoal.replicas.definition import Definition
 from shoal.serving.config import BackendConfig
 from shoal.serving.state_records import (
@@ -58,6 +58,7 @@ class Declarations:
         self.gone: frozenset[str] = frozenset()
         self._state = state
         self._writing = Lock()
+        self._is_closed = False
 
     def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
         """Checks that a backend can be kept.
@@ -150,6 +151,7 @@ class Declarations:
         """Lets go of the file."""
         if self._state is not None:
             with self._writing:  # a thread may be at it yet
+                self._is_closed = True
                 self._state.close()
 
     async def _write(self, state: StateFile, change: Change) -> None:
@@ -159,6 +161,8 @@ class Declarations:
 
     def _apply(self, state: StateFile, change: Change) -> None:
         with self._writing:
+            if self._is_closed:
+                raise ShutDown("the controller was shut down before this could be written down")
             state.apply(change)
 
 

@@ -66,8 +66,9 @@ class Dispatcher:
 
     async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         if not self._retries():
-            member = self._pool.take(len(items)) or await self._pool.wait(len(items))
-            with self._pool.at_work(member, _requests(items)) as replica:
+            size = _requests(items)
+            member = self._pool.take(size) or await self._pool.wait(size)
+            with self._pool.at_work(member, size) as replica:
                 try:
                     async with aclosing(replica.run_stream(self._method, items)) as steps:
                         async for step in steps:

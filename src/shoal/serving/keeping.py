@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -11,7 +12,7 @@ from shoal.core.replica_life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from shoal.replicas.base import Replica
     from shoal.replicas.description import Description
@@ -134,7 +135,7 @@ class Kept:
             if failures == _UNHEALTHY_AFTER and not self.life.is_over:
                 self.life.on("unhealthy")
                 on_unhealthy(self)
-                self.replica.kill(f"{failures} health checks failed, the last with {trouble}")
+                self._kill(f"{failures} health checks failed, the last with {trouble}")
                 await self.give_up()
                 return
 
@@ -149,6 +150,14 @@ class Kept:
             return repr(error)
         return None
 
+    def _kill(self, reason: str) -> None:
+        with noted("%s: kill() raised", self.replica.tag):
+            self.replica.kill(reason)
+
+    def _stop(self) -> None:
+        with noted("%s: stop() raised", self.replica.tag):
+            self.replica.stop()
+
     def abandon(self) -> None:
         """Gives up a replica that has not become ready."""
         self._scope.cancel()
@@ -159,7 +168,7 @@ class Kept:
             self.abandon()
         elif not self.life.is_over:
             self.life.on("stop")
-            self.replica.kill("its backend was deleted by force")
+            self._kill("its backend was deleted by force")
 
     async def drain(self, grace_s: float) -> None:
         """Lets a replica that gets no more work finish what it has, and ends it.
@@ -174,9 +183,9 @@ class Kept:
             return
         self.life.on("stop")
         if waiting.cancelled_caught:
-            self.replica.kill(f"its work did not end within {grace_s:g} s")
+            self._kill(f"its work did not end within {grace_s:g} s")
         else:
-            self.replica.stop()
+            self._stop()
         await self.give_up()
 
     async def give_up(self) -> None:
@@ -185,8 +194,17 @@ class Kept:
             await self._ended.wait()
             return
         logger.error("%s: does not end, and is given up", self.replica.tag)
-        self.replica.kill("it did not end when it was asked to")
+        self._kill("it did not end when it was asked to")
         self._scope.cancel()
+
+
+@contextmanager
+def noted(message: str, *args: object) -> Generator[None]:
+    """Notes a mistake of a placement's, which must not end its neighbours."""
+    try:
+        yield
+    except Exception:
+        logger.exception(message, *args)
 
 
 class _Ready:

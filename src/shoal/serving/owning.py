@@ -48,7 +48,6 @@ class Owner(Entries, ABC):
         self._declarations = Declarations(state)
         self._reserved: set[str] = set()
         self._declaring = anyio.Lock()
-        self._changing: dict[str, anyio.Lock] = {}
         self._tasks: TaskGroup | None = None
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
@@ -98,8 +97,10 @@ class Owner(Entries, ABC):
             try:
                 self.drain()
                 # The last one first: code may call endpoints that were there before it.
-                for backend in reversed(list(self.backends.values())):
-                    await backend.close()
+                closed: list[Backend] = []
+                while left := [one for one in self.backends.values() if one not in closed]:
+                    closed.append(left[-1])
+                    await left[-1].close()
             finally:
                 self._ended.set()
         await self._ended.wait()
@@ -204,10 +205,16 @@ class Owner(Entries, ABC):
             NoSuchName: There is none of that tag.
         """
         self.check_open()
-        self._backend(tag)
-        async with self._changing.setdefault(tag, anyio.Lock()):
-            self.check_open()
-            yield self._backend(tag)
+        backend = self._backend(tag)
+        try:
+            async with backend.changing:
+                self.check_open()
+                if self._backend(tag) is not backend:
+                    raise NoSuchName(f"the backend {tag!r} was deleted, and made again, meanwhile")
+                yield backend
+        except BatcherClosed:
+            self.check_open()  # which says more, if that is why
+            raise
 
     def _start_task(self, function: Callable[..., Any], *args: Any) -> None:
         assert self._tasks is not None

@@ -56,11 +56,11 @@ class Watched:
         """
         before = self.failures.start_failures
         while not self._is_settled():
-            if self._is_over:
-                raise BatcherClosed(f"the backend {self._name} is closed")
+            self._check_goes_on()
             if self.failures.start_failures > before:
                 raise self.failures.not_started()
             await self._change.wait()
+        self._check_goes_on()
 
     async def first_ready(self) -> Description:
         """Waits for the first replica, and returns what it can do.
