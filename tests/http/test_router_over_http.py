@@ -101,7 +101,6 @@ def asked(method):
         ("negative", 3, -3),
         ("sums", {"left": 1, "right": 2}, 3),
         ("fixed", 3, 103),
-        ("of_class", 3, "Code 3"),
     ],
 )
 async def test_a_request_names_the_method_that_it_calls(method, item, result):
@@ -119,7 +118,17 @@ async def test_a_method_of_its_own_may_answer_by_a_stream():
 @pytest.mark.parametrize(
     "method",
     [
-        *("absent", "", "_private", "attribute", "helper", "__init__", "__class__", "__reduce__"),
+        *(
+            "absent",
+            "",
+            "_private",
+            "attribute",
+            "helper",
+            "of_class",
+            "__init__",
+            "__class__",
+            "__reduce__",
+        ),
         *("reconfigure", "health", "warm_up", "close", "seen.append", "négative"),
     ],
 )

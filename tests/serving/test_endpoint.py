@@ -195,7 +195,7 @@ async def test_so_many_are_held_and_no_more() -> None:
             await settle()
             error = await outcome(later.call(-1))
             assert isinstance(error, Overloaded)
-            assert "has no traffic" in str(error)
+            assert "wait for traffic" in str(error)
             callers[0].leave()
             await settle()
             await line_up(tasks, later.call(0))

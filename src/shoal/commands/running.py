@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import trio
@@ -52,7 +52,7 @@ class Run:
     log_level: str = "info"
     state: Path | None = None
     admin_socket: Path | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     allowed_modules: Sequence[str] = ()
     started: Callable[[str], object] = lambda _: None
 

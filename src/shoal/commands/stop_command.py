@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -61,6 +62,7 @@ def _run(arguments: Namespace) -> int:
     if process is None:
         raise Mistake(f"no server named {place.name!r} runs here", 1)
     end = _End(place)
+    until = time.monotonic() + arguments.timeout_s
     try:
         anyio.run(_ask_to_end, place, arguments.timeout_s, backend="trio")
         why = f"it did not end within {arguments.timeout_s:g} s"
@@ -68,7 +70,7 @@ def _run(arguments: Namespace) -> int:
         why = in_one_line(error)
     except ModuleNotFoundError as error:
         raise Mistake(in_one_line(error), 1) from None
-    if end.wait(arguments.timeout_s):
+    if end.wait(max(0.0, until - time.monotonic())):
         return confirm(arguments, f"stopped {place.name}")
     if not arguments.force:
         raise Mistake(f"{place.name} is still there: {why}; --force kills it", 1)

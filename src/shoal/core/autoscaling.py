@@ -26,6 +26,9 @@ from shoal.core.option_checks import seconds, whole
 _TINY: Final = 1e-9
 
 
+_MOST: Final = 4096
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalingOptions:
     """When a backend gets more replicas, and when fewer.
@@ -59,6 +62,8 @@ class AutoscalingOptions:
         put = object.__setattr__  # the record is frozen; this is its own constructor
         put(self, "min_replicas", whole("min_replicas", self.min_replicas, least=0))
         put(self, "max_replicas", whole("max_replicas", self.max_replicas, least=1))
+        if self.max_replicas > _MOST:
+            raise ValueError(f"max_replicas must be at most {_MOST}, not {self.max_replicas!r}")
         for name in ("upscale_delay_s", "downscale_delay_s"):
             put(self, name, seconds(name, getattr(self, name)))
         for name, what in _ABOVE_ZERO.items():

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
 
+_OF_PROXIES: Final = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
+
+
 class Guard:
     """Lets requests in, or refuses them.
 
@@ -49,6 +52,7 @@ class Guard:
         """
         if self._token is None:
             self._check_host(scope)
+            self._check_not_forwarded(scope)
         else:
             self._check_token(scope, self._token)
         if changes and _values(scope, b"origin"):
@@ -85,6 +89,18 @@ class Guard:
                 "Ask for localhost, 127.0.0.1 or [::1].",
             )
         )
+
+    def _check_not_forwarded(self, scope: Scope) -> None:
+        # A proxy that stands before the port asks for it by a loopback name, whoever asked that.
+        if any(_values(scope, name) for name in _OF_PROXIES):
+            raise Refused(
+                Problem(
+                    403,
+                    "forwarded",
+                    "The admin API is not to be had through a proxy",
+                    "It asks for no token here, so only programs of this machine may use it.",
+                )
+            )
 
     def _is_allowed(self, given: bytes) -> bool:
         host = given.decode("latin-1").strip().lower()

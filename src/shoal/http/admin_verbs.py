@@ -10,7 +10,7 @@ from shoal.http.admin_bodies import members
 from shoal.http.admin_problems import admin_problem
 from shoal.http.streaming import answer_with_stream
 from shoal.replicas.definition import Definition
-from shoal.serving.wire_forms import config_shown
+from shoal.serving.wire_forms import config_shown, without_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ class Verbs:
 
     async def update_backend(self, asked: Asked) -> Any:
         """``PATCH backends/{tag}``: the body has the options that change."""
-        config = self._checked_config(asked.body)
+        config = self._checked_config(without_hidden(asked.body))
         await self._client.update_backend_config(asked.names["tag"], config)
         return {}
 

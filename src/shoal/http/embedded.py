@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -50,7 +50,7 @@ class HttpOptions:
     port: int = 8000
     uds: str | None = None
     middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = ()
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     allowed_modules: Sequence[str] = ()
     graceful_timeout_s: float = 20.0
     max_connections: int = 1000
@@ -59,7 +59,9 @@ class HttpOptions:
     def __post_init__(self) -> None:
         _check_text("host", self.host)
         _check_text("uds", "" if self.uds is None else self.uds)
-        _check_text("token", "" if self.token is None else self.token)
+        token: Any = self.token
+        if token is not None and not isinstance(token, str):
+            raise TypeError(f"token must be text, not {type(token).__name__}")
         port: Any = self.port
         if isinstance(port, bool) or not isinstance(port, int):
             raise TypeError(f"port must be a number, not {port!r}")
@@ -93,7 +95,7 @@ class HttpOptions:
         if not isinstance(given, Mapping):
             raise TypeError(f'http must be options such as {{"port": 8000}}, not {given!r}')
         keywords = cast("Mapping[str, Any]", given)
-        names = [field.name for field in fields(cls)]
+        names = [option.name for option in fields(cls)]
         for name in keywords:
             if name not in names:
                 raise TypeError(f"http has no option {name!r}; it has {', '.join(names)}")

@@ -64,7 +64,8 @@ class Problem:
             "type": f"urn:shoal:problem:{self.kind}" if self.kind else "about:blank",
             "title": self.title,
             "status": self.status,
-            "detail": self.detail,
+            # The text of an error may hold what UTF-8 has no form for, such as a file's name.
+            "detail": self.detail.encode("utf-8", "backslashreplace").decode(),
             "instance": request_id,
             **self.more,
         }

@@ -6,7 +6,8 @@ something failed is undone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from shoal.serving.backend import Backend
     from shoal.serving.config import BackendConfig
     from shoal.serving.keeping import Kept
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_UNDO_S: Final = 30.0
 
 
 async def change(backend: Backend, config: BackendConfig) -> None:
@@ -44,6 +49,17 @@ async def change(backend: Backend, config: BackendConfig) -> None:
             for kept in told:
                 await _give_back(kept, before)
         raise
+
+
+async def change_back(backend: Backend, config: BackendConfig) -> None:
+    """Undoes a change that could not be written down, as far as that can be done soon."""
+    with anyio.move_on_after(_UNDO_S, shield=True):
+        try:
+            await change(backend, config)
+        except Exception:
+            logger.exception("%s: a change could not be undone", backend.tag)
+        return
+    logger.error("%s: a change is not undone after %g s", backend.tag, _UNDO_S)
 
 
 async def _scale(backend: Backend, config: BackendConfig, before: BackendConfig) -> None:

@@ -52,8 +52,19 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: values[name] for name in given}
 
 
+MOST_REPLICAS: Final = 4096
+"""More are a slip of the finger, and would be started all at once."""
+
+
 def _at_least(least: int) -> Callable[[str, Any], int]:
     return lambda name, value: whole(name, value, least=least)
+
+
+def _replicas(name: str, value: Any) -> int:
+    number = whole(name, value, least=1)
+    if number > MOST_REPLICAS:
+        raise ValueError(f"{name} must be at most {MOST_REPLICAS}, not {value!r}")
+    return number
 
 
 def _at_least_1_or_none(name: str, value: Any) -> int | None:
@@ -65,7 +76,7 @@ def _autoscaling(_: str, value: Any) -> AutoscalingOptions | None:
 
 
 _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
-    "num_replicas": _at_least(1),
+    "num_replicas": _replicas,
     "placement": lambda _, value: checked_placement(value),
     "max_ongoing_requests": _at_least_1_or_none,
     "retries": _at_least(0),

@@ -8,17 +8,14 @@ replicas, to drain them) is outside of that lock, and under one for each backend
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING, Any, Final, Literal, overload
-
-import anyio
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from shoal.core.traffic import Traffic
 from shoal.errors import InUse
 from shoal.replicas.definition import Definition
 from shoal.replicas.placements import placement_of
 from shoal.serving.backend_status import status_of
-from shoal.serving.changing import change
+from shoal.serving.changing import change, change_back
 from shoal.serving.config import BackendConfig
 from shoal.serving.declaring import declared_backend, declared_endpoint
 from shoal.serving.endpoint import Endpoint
@@ -32,12 +29,7 @@ from shoal.serving.sync_client import SyncFace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shoal.serving.backend import Backend
     from shoal.serving.client import Client
-
-logger: Final = logging.getLogger("shoal.serving")
-
-_UNDO_S: Final = 30.0
 
 
 class Controller(Owner):
@@ -106,19 +98,8 @@ class Controller(Owner):
                     self.check_open()
                     await self._declarations.put_backend(tag, backend.definition, changed)
             except BaseException:
-                await self._change_back(backend, before)
+                await change_back(backend, before)
                 raise
-
-    async def _change_back(self, backend: Backend, config: BackendConfig) -> None:
-        """Undoes a change that could not be written down, as far as that can be done soon."""
-        with anyio.move_on_after(_UNDO_S, shield=True):
-            try:
-                await change(backend, config)
-                return
-            except Exception:
-                logger.exception("%s: a change could not be undone", backend.tag)
-                return
-        logger.error("%s: a change is not undone after %g s", backend.tag, _UNDO_S)
 
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
         """See `Client.scale_backend`."""

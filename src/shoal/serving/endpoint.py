@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.serving.shadow import ShadowFlow
 
 MOST_HELD: Final = 1024
-"""How many requests an endpoint without traffic holds."""
+"""How many requests an endpoint holds that has no traffic, or no replica that has been ready."""
 
 
 class Endpoint:
@@ -121,9 +121,17 @@ class Endpoint:
             DeadlineExceeded: There was no traffic, or no replica, in time.
             BackendUnavailable: The backend has no replica, nor will have one soon.
         """
-        with anyio.move_on_after(timeout_s):
-            backend = self.backend_for(shard_key) or await self._hold(shard_key)
-            return backend.lines.get(method) or await backend.line(method)
+        if self.held >= MOST_HELD:
+            raise Overloaded(
+                f"{self.held} requests to the endpoint {self.name!r} wait for traffic or a replica"
+            )
+        self.held += 1
+        try:
+            with anyio.move_on_after(timeout_s):
+                backend = self.backend_for(shard_key) or await self._hold(shard_key)
+                return backend.lines.get(method) or await backend.line(method)
+        finally:
+            self.held -= 1
         raise DeadlineExceeded(
             f"the endpoint {self.name!r} had no backend for the call within {timeout_s} s"
         )
@@ -150,11 +158,6 @@ class Endpoint:
         return answer
 
     async def _hold(self, shard_key: str | None) -> Backend:
-        if self.held >= MOST_HELD:
-            raise Overloaded(
-                f"the endpoint {self.name!r} has no traffic, and {self.held} requests wait for it"
-            )
-        self.held += 1
         turn = anyio.Event()
         self._waiting.append(turn)
         try:
@@ -164,7 +167,6 @@ class Endpoint:
                     return backend
                 turn = self._waiting[0] = anyio.Event()
         finally:
-            self.held -= 1
             was_first = self._waiting[0] is turn
             self._waiting.remove(turn)
             if was_first:

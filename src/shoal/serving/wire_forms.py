@@ -29,6 +29,10 @@ def written(value: Any) -> bytes:
     return json.dumps(value, default=_plain, allow_nan=False, separators=(",", ":")).encode()
 
 
+HIDDEN: Final = "***"
+"""What is shown in place of a secret."""
+
+
 def config_given(config: BackendConfig | Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Returns what a user gave as a config, to be sent.
 
@@ -45,7 +49,8 @@ def config_shown(config: BackendConfig) -> dict[str, Any]:
     """Returns the options that a config was given, to be looked at.
 
     A function that was given as an object is shown as an import path of its name, which may lead
-    nowhere; other objects are shown as text.
+    nowhere; other objects are shown as text. Of environment variables, which may be secrets, the
+    names are shown.
     """
     shown: dict[str, Any] = {}
     for name, value in config.given().items():
@@ -53,7 +58,19 @@ def config_shown(config: BackendConfig) -> dict[str, Any]:
             shown.update(durable_options({name: value}))
         except NotDurable:
             shown[name] = _path_of(value) if callable(value) else _text_of(value)
+    if "env" in shown:
+        shown["env"] = dict.fromkeys(shown["env"], HIDDEN)
     return shown
+
+
+def without_hidden(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options as they were sent, without such as come from `config_shown` and are hidden.
+
+    Who sends back what was shown means to leave that as it is.
+    """
+    env = config.get("env")
+    is_hidden = isinstance(env, Mapping) and HIDDEN in cast("Mapping[str, Any]", env).values()
+    return {name: value for name, value in config.items() if name != "env" or not is_hidden}
 
 
 def made(wanted: Any, value: Any) -> Any:
