@@ -61,6 +61,10 @@ class Plain:
     def __call__(self, items: list[int]) -> list[int]:
         return [2 * item for item in items]
 
+    def _note(self, line: str) -> None:
+        if self._folder.path:
+            self._folder.note(line)
+
     def pid(self, item: int) -> int:
         return os.getpid()
 
@@ -93,6 +97,12 @@ class Plain:
 
     def close_files(self, item: int) -> None:
         os.closerange(3, 100)
+        time.sleep(1000)
+
+    def send_rubbish(self, sent: tuple[str, bytes]) -> None:
+        channel, rubbish = sent
+        _, _, data, control, *_ = sys.orig_argv[sys.orig_argv.index("shoal.replicas.child") + 1 :]
+        os.write(int(data if channel == "data" else control), rubbish)
         time.sleep(1000)
 
     def write(self, item: int) -> None:
@@ -158,10 +168,10 @@ class Plain:
     def count(self, items: list[int]) -> Generator[list[int]]:
         try:
             for step in range(items[0]):
-                self._folder.note(f"step {step}")
+                self._note(f"step {step}")
                 yield [step]
         finally:
-            self._folder.note("closed the generator")
+            self._note("closed the generator")
 
     def arrays(self, items: list[int]) -> Generator[list[Any]]:
         for step in range(items[0]):
@@ -213,13 +223,13 @@ class Async(Plain):
     async def count_async(self, items: list[int]) -> AsyncGenerator[list[int], None]:
         try:
             for step in range(items[0]):
-                self._folder.note(f"step {step}")
+                self._note(f"step {step}")
                 yield [step]
         finally:
-            self._folder.note("closed the generator")
+            self._note("closed the generator")
 
     async def health(self) -> None:
-        self._folder.note(f"health of {current_replica_tag()}")
+        self._note(f"health of {current_replica_tag()}")
 
     async def call_out_async(self, item: int) -> Any:
         return await self._way.call_async(CallOut(endpoint="other", args=(item,)))

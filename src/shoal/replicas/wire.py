@@ -165,19 +165,28 @@ class FrameReader:
                 yield None
             kind, given_back, count, id_, size = _HEADER.unpack_from(self._chunk, self._start)
             self._start += _HEADER.size
-            head = yield from self._take(given_back * _NUMBER.size + count * _PLACE.size)
-            numbers = [number for (number,) in _NUMBER.iter_unpack(head)]
+            numbers: list[int] = []
+            if given_back or count:
+                head = yield from self._take(given_back * _NUMBER.size + count * _PLACE.size)
+                numbers = [number for (number,) in _NUMBER.iter_unpack(head)]
             body = yield from self._take(size)
             buffers: list[Any] = []
             for nth in range(given_back, len(numbers), 2):
                 place, length = numbers[nth : nth + 2]
                 if place == _INLINE:
-                    buffers.append((yield from self._take(length)))
+                    buffers.append((yield from self._take_writable(length)))
                 else:
                     buffers.append((place, length))
             yield Frame(Kind(kind), id_, body, buffers, numbers[:given_back])
 
-    def _take(self, count: int) -> Generator[None, None, memoryview]:
+    def _take(self, count: int) -> Generator[None, None, Buffer]:
+        """Returns the next bytes, which need not be writable."""
+        if count <= self._end - self._start:
+            self._start += count
+            return bytes(self._chunk[self._start - count : self._start])
+        return (yield from self._take_writable(count))
+
+    def _take_writable(self, count: int) -> Generator[None, None, memoryview]:
         """Returns the next bytes, in memory of their own."""
         taken = fresh_memory(count)
         at_hand = min(count, self._end - self._start)
