@@ -59,7 +59,7 @@ class Terminal:
     def place(self, name="default"):
         return Place(name, self.directory / "run" / "shoal")
 
-    def popen(self, *arguments):
+    def popen(self, *arguments, **options):
         return subprocess.Popen(
             [sys.executable, "-m", "shoal", *arguments],
             cwd=self.directory,
@@ -67,6 +67,7 @@ class Terminal:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            **options,
         )
 
     def run(self, *arguments):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -242,3 +243,33 @@ def test_a_client_that_shuts_it_down_ends_the_process(terminal, directory):
     with terminal.serving("start", "app.toml") as (process, _):
         assert terminal.told("stop") == "stopped default\n"
         assert process.wait(15) == 0
+
+
+FORKING = """\
+import multiprocessing
+import time
+
+import shoal
+
+fork = multiprocessing.get_context("fork")
+fork.Process(target=time.sleep, args=(1000,), daemon=True).start()
+app = shoal.App()
+"""
+
+
+def test_a_process_that_the_application_has_forked_holds_nothing_up(terminal, directory, start):
+    (directory / "forking.py").write_text(FORKING)
+    start("forking:app")
+    assert terminal.told("stop") == "stopped default\n"
+
+
+def test_one_that_has_not_said_which_process_it_is_is_not_killed(terminal):
+    place = terminal.place()
+    place.make_directory()
+    with place.process.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        # The number 0 would stand for the command's own process group.
+        stopping = terminal.popen("stop", "--force", "--timeout", "0.2", start_new_session=True)
+        _, err = stopping.communicate(timeout=15)
+    assert stopping.returncode == 1
+    assert "has not said yet which process it is" in err

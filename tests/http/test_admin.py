@@ -194,6 +194,12 @@ async def test_what_a_verb_raises_is_a_problem_of_its_kind(client, error, status
     assert answer.json()["detail"] == str(error)
 
 
+async def test_an_error_is_told_though_utf_8_has_no_form_for_its_text(client):
+    client.fails = FileNotFoundError("no such file: \udcff.onnx")
+    answer = await talk(door(client), "POST", "backends", CREATE)
+    assert answer.json()["detail"].endswith(r"\udcff.onnx")
+
+
 async def test_after_the_shutdown_verbs_say_so(client):
     app = door(client)
     await talk(app, "POST", "shutdown")
@@ -432,6 +438,8 @@ async def test_a_door_with_a_token_goes_by_any_name(client):
         (["models"], "models_evil:Embed", False),
         (["models"], "os:system", False),
         (["models"], "models:os.system", False),
+        (["models"], "models:__setattr__", False),
+        (["models"], "models:_private", False),
         (["models", "other"], "other.a:f", True),
         (["*"], "os:system", True),
         (["*"], "models:Outer.Inner", True),

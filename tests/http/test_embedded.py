@@ -17,10 +17,12 @@ from starlette.middleware.cors import CORSMiddleware
 import shoal
 from serving.plain_code import double
 from shoal import errors
+from shoal.http.embedded import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 FREE = {"port": 0}
+PROCESS = {"placement": "process"}
 
 
 async def talk(url, path, method="GET", **more):
@@ -85,6 +87,8 @@ async def test_an_address_in_use_is_an_os_error_and_frees_the_state_file(tmp_pat
         {"port": 0, "token": 5},
         {"port": 0, "allowed_modules": "my_models"},
         {"port": 0, "max_connections": "x"},
+        {"port": 0, "max_body_bytes": "x"},
+        {"port": 0, "max_body_bytes": 0},
         {"port": 0, "graceful_timeout_s": "x"},
     ],
     ids=repr,
@@ -219,3 +223,34 @@ async def test_middlewares_stand_before_everything_the_first_outermost():
         answer = await talk(client.url, "/-/healthz", headers={"origin": "http://elsewhere"})
     assert answer.headers["access-control-allow-origin"] == "*"
     assert passed == [("outer", "http"), ("inner", "http")]
+
+
+async def test_what_an_allowed_module_has_imported_is_no_backend():
+    http = {**FREE, "allowed_modules": ["serving.plain_code"]}
+    async with shoal.start(http=http) as client, shoal.connect(client.url) as remote:
+        with pytest.raises(errors.ReplicaNotStarted, match="not of serving"):
+            await remote.create_backend("b", "serving.plain_code:accept_batch")
+
+
+async def test_the_values_of_environment_variables_are_not_shown():
+    env = {"MODEL_TOKEN": "s3cret"}
+    async with shoal.start(http={**FREE, "allowed_modules": ["*"]}) as client:
+        await client.create_backend(
+            "b", "serving.plain_code:double", config={"env": env, **PROCESS}
+        )
+        shown = await talk(client.url, "/-/api/backends")
+        assert "MODEL_TOKEN" in shown.text
+        assert "s3cret" not in shown.text
+        [sent_back] = [one["env"] for one in shown.json().values()]
+        change = {"env": sent_back, "retries": 1}
+        changed = await talk(client.url, "/-/api/backends/b", "PATCH", json=change)
+        assert changed.status_code == 200
+        config = await client.get_backend_config("b")
+        assert (config.replica.env, config.retries) == (env, 1)
+
+
+def test_the_token_is_not_shown():
+    assert "s3cret" not in repr(HttpOptions(token="s3cret"))
+    with pytest.raises(TypeError) as error:
+        HttpOptions(token=b"s3cret")
+    assert "s3cret" not in str(error.value)

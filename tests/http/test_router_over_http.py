@@ -522,3 +522,14 @@ async def test_one_odd_backend_does_not_hide_the_routes_of_the_others(parameters
         await client.create_endpoint("odd", backend="odd", route="/odd")
         answer = await ask(app, "/-/routes", method="GET")
         assert [route["path"] for route in answer.json()["endpoints"]] == ["/e", "/odd"]
+
+
+async def test_an_endpoint_that_code_does_not_find_is_no_mistake_of_the_client():
+    async with up() as (app, client, _stage):
+
+        async def outer(item: int) -> int:
+            return await (await client.get_handle("absent")).call(item)
+
+        await beside(client, "outer", outer)
+        await client.set_traffic("e", {"outer": 1})
+        assert (await ask(app, "/e", 1)).status == 500

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from os import popen, system  # noqa: F401 - to be found here
 
 import pytest
 
@@ -124,3 +125,17 @@ def test_a_definition_has_a_name_for_messages(target, name):
 def test_an_object_has_no_import_path():
     assert Definition(double).import_path is None
     assert Definition("package.module:Name").import_path == "package.module:Name"
+
+
+@pytest.mark.parametrize("name", ["double", "Model", "Model.Inner"])
+def test_what_a_module_defines_is_its_own(name):
+    assert Definition(f"{__name__}:{name}", must_be_own=True).load() is imported(
+        f"{__name__}:{name}"
+    )
+
+
+@pytest.mark.parametrize("name", ["popen", "system", "imported", "functools.partial"])
+def test_what_a_module_has_imported_is_not_its_own(name):
+    assert Definition(f"{__name__}:{name}").load() is imported(f"{__name__}:{name}")
+    with pytest.raises(TypeError, match=r"is of .*, not of "):
+        Definition(f"{__name__}:{name}", must_be_own=True).load()

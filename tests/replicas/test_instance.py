@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,6 @@ def test_the_methods_of_a_class_are_described():
         "steps_of_one": (False, True),
         "marked": (True, False),
         "static": (True, False),
-        "of_class": (False, False),
         "nothing": (False, False),
     }
 
@@ -202,5 +202,39 @@ async def test_a_handler_of_lists_gives_back_what_the_code_does():
 async def test_a_handler_of_one_item_gives_back_lists_of_one():
     handlers = instance_of(Model).handlers
     assert await handlers["one"].results([(4, 0.5)]) == [2.0]
-    assert await handlers["of_class"].results([4]) == [12]
     assert [step async for step in handlers["steps_of_one"].steps(["a"])] == [["a"]]
+
+
+def test_what_a_class_inherits_from_a_library_is_no_method():
+    class Near:
+        def near(self, item: int) -> int:
+            return item
+
+    class Table(collections.UserDict, Near):  # type: ignore[type-arg]
+        def __call__(self, item: int) -> int:
+            return item
+
+        def pop(self, item: int) -> int:
+            return item
+
+    assert set(instance_of(Table).description.methods) == {"__call__", "near", "pop"}
+
+
+def test_a_class_may_inherit_from_a_builtin_one():
+    class Table(dict):  # type: ignore[type-arg]
+        def __call__(self, item: int) -> int:
+            return item
+
+    assert set(instance_of(Table).description.methods) == {"__call__"}
+
+
+def test_a_lazy_attribute_is_not_made():
+    class Lazy:
+        @functools.cached_property
+        def weights(self) -> int:
+            raise AssertionError("nobody has asked for them")
+
+        def __call__(self, item: int) -> int:
+            return item
+
+    assert set(instance_of(Lazy).description.methods) == {"__call__"}

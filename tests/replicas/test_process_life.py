@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -388,3 +390,62 @@ def test_a_worker_whose_parent_is_gone_already_ends_at_once():
     )
     os.close(held)
     assert done.stdout == b""
+
+
+NO_SUCH_KIND = b"\x63" + bytes(23)
+HUGE = struct.pack("<BBxxIQQ", 10, 0, 0, 1, 2**61)
+
+
+@pytest.mark.parametrize(
+    ("channel", "rubbish"), [("data", NO_SUCH_KIND), ("data", HUGE), ("control", NO_SUCH_KIND)]
+)
+async def test_a_worker_that_sends_what_is_no_frame_is_killed(channel, rubbish):
+    async with playing(made()) as played:
+        with pytest.raises(ReplicaDied, match="sent what no worker sends"):
+            await played.run("send_rubbish", [(channel, rubbish)])
+        await played.ended.wait()
+        assert isinstance(played.error, ReplicaDied)
+
+
+@pytest.mark.parametrize("arena_bytes", [2**62, 2**50])
+async def test_a_worker_that_finds_no_memory_leaves_nothing_open(arena_bytes):
+    await failed_start(f"{MODULE}:Plain", arena_bytes=arena_bytes)
+    gc.collect()
+    before = os.listdir("/proc/self/fd")
+    await failed_start(f"{MODULE}:Plain", arena_bytes=arena_bytes)
+    gc.collect()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def memories() -> int:
+    """How many pieces of shared memory are open."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum("memfd:" in os.readlink(link) for link in links if os.path.lexists(link))
+
+
+async def test_the_memory_of_a_worker_that_died_is_closed_at_once():
+    gc.collect()
+    before = memories()
+    gc.disable()
+    try:
+        async with playing(made()) as played:
+            assert memories() == before + 1
+            os.kill((await played.run("pid", [0]))[0], signal.SIGKILL)
+            await played.ended.wait()
+            assert isinstance(played.error, ReplicaDied)
+            played.error = None
+            assert memories() == before
+    finally:
+        gc.enable()
+
+
+async def test_a_worker_takes_no_module_from_the_current_directory(tmp_path):
+    script, elsewhere = tmp_path / "script.py", tmp_path / "elsewhere"
+    script.write_text(
+        f'{textwrap.dedent(SCRIPT)}\nif __name__ == "__main__":\n    anyio.run(main)\n'
+    )
+    elsewhere.mkdir()
+    for name in ("runpy", "pickle", "socket"):
+        (elsewhere / f"{name}.py").write_text("raise SystemExit('this is not the library')\n")
+    done = await anyio.run_process([sys.executable, str(script)], check=False, cwd=elsewhere)
+    assert b"['1 in __mp_main__']" in done.stdout, done.stderr

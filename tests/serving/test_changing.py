@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
+import shoal
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, ScriptedReplica, Stage, echo, failing, serving, slowly
 from shoal.errors import NoSuchName, ReplicaNotStarted
+from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
-
-    from shoal.serving.controller import Controller
 
 pytestmark = pytest.mark.anyio
 
@@ -516,3 +517,57 @@ async def test_a_backend_that_is_gone_can_not_be_changed() -> None:
             controller.update_backend_config("b", {}),
         ):
             assert isinstance(await outcome(verb), NoSuchName)
+
+
+class Refusing(shoal.LinePolicy):
+    """Goes with no options."""
+
+    def __init__(self, options: Any) -> None:
+        raise ValueError("does not go with these options")
+
+    def choose(self, line: Any, now: float, hurry: bool) -> Any:
+        raise NotImplementedError
+
+
+async def test_an_update_that_a_line_refuses_replaces_nothing() -> None:
+    async with serving(echo) as (controller, _, stage):
+        before = await controller.get_backend_config("b")
+        with pytest.raises(ValueError, match="does not go with these"):
+            await change(controller, arena_bytes=12345, policy=Refusing)
+        await anyio.sleep(100)
+        assert len(stage.replicas) == 1
+        assert await controller.get_backend_config("b") == before
+
+
+async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other() -> None:
+    stage = Stage()
+    now = most = 0
+
+    async def reconfigure(replica: ScriptedReplica, _: Any) -> None:
+        nonlocal now, most
+        if replica.is_ready:
+            now += 1
+            most = max(now, most)
+            await anyio.sleep(5)
+            now -= 1
+
+    stage.reconfigure = reconfigure
+    config = {"placement": stage, "user_config": 0}
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        stage.stop_gate = gate = anyio.Event()
+        await controller.create_backend("b", Configured, config=config)
+        tasks.start_soon(controller.delete_backend, "b")
+        for number in range(1, 200):
+            tasks.start_soon(
+                outcome, controller.update_backend_config("b", {"user_config": number})
+            )
+        await settle()
+        gate.set()
+        stage.stop_gate = None
+        while await outcome(controller.create_backend("b", Configured, config=config)) is not None:
+            await anyio.lowlevel.checkpoint()
+        for number in range(1, 4):
+            tasks.start_soon(
+                outcome, controller.update_backend_config("b", {"user_config": -number})
+            )
+    assert most == 1

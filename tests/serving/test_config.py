@@ -154,6 +154,7 @@ def test_a_config_is_taken_as_it_is() -> None:
         ({3: 1}, TypeError, "3 is not an option of a backend: an option has a name"),
         (["a"], TypeError, "config must be a mapping, not \\['a'\\]; write config="),
         ({"num_replicas": 0}, ValueError, "num_replicas must be at least 1, not 0"),
+        ({"num_replicas": 10**9}, ValueError, "num_replicas must be at most 4096"),
         ({"num_replicas": "2"}, TypeError, "num_replicas must be a whole number, not '2'"),
         ({"placement": "wood"}, ValueError, "'task', 'thread', 'process' or 'ray', not 'wood'"),
         ({"placement": 3}, TypeError, "a function that makes a Replica .*, not 3"),

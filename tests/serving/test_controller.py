@@ -10,7 +10,7 @@ import pytest
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, Stage, at_once, echo, never, serving, slowly
 from shoal.core.policies.size_or_wait import SizeOrWait
-from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied, ShutDown
+from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied, ShoalError, ShutDown
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
@@ -542,4 +542,20 @@ async def test_updates_end_while_replicas_are_recycled_all_the_time() -> None:
             await controller.scale_backend("b", 3)
         with anyio.fail_after(60):
             await controller.restart_backend("b")
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_scaling_ends_when_the_block_is_cancelled() -> None:
+    async with anyio.create_task_group() as tasks:
+        with anyio.CancelScope() as scope:
+            config: Any = {"num_replicas": 2, "max_batch_size": 1}
+            async with serving(slowly, **config) as (controller, handle, _):
+                await line_up(tasks, *[outcome(handle.call(50.0)) for _ in range(2)])
+                await settle()
+                [scaling] = await line_up(tasks, controller.scale_backend("b", 1))
+                await anyio.sleep(1)
+                assert scaling.outcome is PENDING
+                scope.cancel()
+        await anyio.sleep(1000)
+        assert isinstance(scaling.outcome, ShoalError)
         tasks.cancel_scope.cancel()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from batching.scenes import line_up, outcome
@@ -250,3 +252,37 @@ async def test_without_a_file_objects_will_do() -> None:
         await controller.create_backend("b", echo, config={"batch_size_fn": lambda _: 1})
         await controller.create_endpoint("e", backend="b")
         await controller.shadow_traffic("e", "b", 1, compare=lambda first, second: True)
+
+
+async def test_the_file_is_not_closed_while_a_change_is_being_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+    is_writing = False
+    closed_while_writing: list[bool] = []
+    apply, close = StateFile.apply, StateFile.close
+
+    def slow_apply(file: StateFile, *changes: Change) -> None:
+        nonlocal is_writing
+        is_writing = True
+        writing.set()
+        assert go_on.wait(10)
+        apply(file, *changes)
+        is_writing = False
+
+    def noted_close(file: StateFile) -> None:
+        closed_while_writing.append(is_writing)
+        close(file)
+
+    monkeypatch.setattr(StateFile, "close", noted_close)
+    async with Controller(StateFile.open(path)) as controller:
+        await controller.create_endpoint("e", backend=None)
+        monkeypatch.setattr(StateFile, "apply", slow_apply)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outcome, controller.create_endpoint("f", backend=None))
+            await anyio.to_thread.run_sync(writing.wait)
+            timer = threading.Timer(0.1, go_on.set)  # shutdown may hold the loop up, and not us
+            timer.start()
+            await controller.shutdown()
+            timer.join()
+    assert closed_while_writing == [False]

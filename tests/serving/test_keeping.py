@@ -189,3 +189,27 @@ async def test_one_that_ends_while_it_drains_is_not_asked_to() -> None:
         held.gate.set()
         await settle()
         assert callers[1 - draining].outcome == 2 - draining
+
+
+async def test_one_that_was_ill_is_restarted_once_and_one_more_is_no_restart() -> None:
+    stage = Stage()
+    stage.health = Health(3)
+    async with serving(echo, stage, health_check_period_s=1) as (controller, _, _):
+        await anyio.sleep(10)
+        status = controller.status_now().backends["b"]
+        assert (status.starts, status.deaths, status.restarts) == (2, 1, 1)
+        await controller.scale_backend("b", 2)
+        assert controller.status_now().backends["b"].restarts == 1
+
+
+async def test_a_scaling_does_not_wait_for_an_unhealthy_replica_to_end() -> None:
+    stage = Stage()
+    stage.kill_gate = anyio.Event()
+    stage.health = Health(3)
+    config: Any = {"num_replicas": 2, "health_check_period_s": 1, "cancel_grace_s": 100}
+    async with serving(echo, stage, **config) as (controller, _, _):
+        await anyio.sleep(10)
+        with anyio.fail_after(4):
+            await controller.scale_backend("b", 3)
+        assert stage.ended == []
+        stage.kill_gate.set()

@@ -309,3 +309,10 @@ async def test_lines_are_told_when_a_batch_that_was_to_run_again_is_given_up() -
         waiting.leave()
         await settle()
         assert told[-1] == 1
+
+
+async def test_one_that_is_known_to_be_dead_gets_no_work() -> None:
+    pool, (first, _) = filled("a", "b", slots=4)
+    first.replica.takes_work = False  # type: ignore[misc]
+    assert [taken(pool) for _ in range(3)] == ["b"] * 3
+    assert first.room(1) == 0

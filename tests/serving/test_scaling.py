@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from batching.scenes import PENDING, line_up, settle
+from batching.scenes import PENDING, line_up, outcome, settle
 from serving.scenes import Stage, echo, failing, in_turn, serving, slowly
 
 if TYPE_CHECKING:
@@ -129,3 +129,39 @@ async def test_replicas_are_replaced_while_their_number_changes() -> None:
         await anyio.sleep(100)
         assert all(caller.outcome == 3 for caller in callers)
         assert {r.number for r in stage.alive}.isdisjoint({0, 1})
+
+
+FROM_ZERO: Any = {**QUICK, "min_replicas": 0, "downscale_delay_s": 1, "metrics_interval_s": 60}
+
+
+async def asleep(controller: Controller) -> None:
+    while controller.status_now().backends["b"].replicas:  # noqa: ASYNC110 - nothing tells
+        await anyio.sleep(1)
+
+
+async def test_a_backend_that_has_no_replica_by_intention_is_ready() -> None:
+    async with serving(echo, autoscaling=FROM_ZERO) as (controller, _, _):
+        await asleep(controller)
+        assert controller.status_now().backends["b"].state == "ready"
+
+
+async def test_the_first_request_wakes_it_at_once() -> None:
+    async with serving(echo, autoscaling=FROM_ZERO) as (controller, handle, _):
+        await asleep(controller)
+        begun = anyio.current_time()
+        assert await handle.call(1) == 1
+        assert anyio.current_time() - begun < 1
+
+
+async def test_a_backend_that_went_down_to_none_while_it_failed_comes_back() -> None:
+    quick = {**FROM_ZERO, "upscale_delay_s": 0, "downscale_delay_s": 5, "metrics_interval_s": 1}
+    async with serving(echo, autoscaling=quick) as (_, handle, stage):
+        stage.start = failing()
+        stage.replicas[0].die()
+        for _ in range(300):
+            assert await outcome(handle.call(1)) != 1
+            await anyio.sleep(1)
+        stage.start = in_turn
+        with anyio.fail_after(300):
+            while await outcome(handle.call(1)) != 1:  # noqa: ASYNC110 - it is to try on and on
+                await anyio.sleep(1)

@@ -10,7 +10,7 @@ import pytest
 from batching.scenes import Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving
 from shoal.errors import InUse, NoSuchName
-from shoal.serving.shadow import MOST_COPIES
+from shoal.serving.shadow import MOST_COPIES, Answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -353,3 +353,36 @@ async def test_a_compare_is_given_by_its_import_path() -> None:
         await handle.call(1)
         await settle()
         assert (counts(controller).agreed, counts(controller).compare) == (1, "operator:eq")
+
+
+@pytest.mark.parametrize("entered", [True, False])
+async def test_no_copy_waits_for_a_stream_whose_caller_left_as_it_began(
+    entered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = 0
+    wait = Answer.wait
+
+    async def counted(answer: Answer) -> bool:
+        nonlocal waiting
+        waiting += 1
+        try:
+            return await wait(answer)
+        finally:
+            waiting -= 1
+
+    monkeypatch.setattr(Answer, "wait", counted)
+
+    async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
+        await anyio.sleep(1)
+        yield items
+
+    async with serving(code) as (controller, handle, _):
+        await shadowed(controller, code, compare=lambda first, second: first == second)
+        stream = handle.stream(1)
+        with anyio.move_on_after(0.5):
+            if entered:
+                async with stream:
+                    await anext(stream)
+            await anext(stream)
+        await anyio.sleep(2)
+        assert (waiting, counts(controller).sent) == (0, 1)

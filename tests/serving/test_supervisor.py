@@ -574,3 +574,13 @@ async def test_an_end_that_was_asked_for_is_no_error(caplog: pytest.LogCaptureFi
         await controller.delete_endpoint("e")
         await controller.delete_backend("b", force=True)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_two_that_die_at_once_are_both_counted_as_restarted() -> None:
+    async with serving(echo, num_replicas=2) as (controller, _, stage):
+        await settle()
+        for replica in stage.alive:
+            replica.die()
+        await anyio.sleep(5)
+        status = status_of(controller)
+        assert (status.starts, status.deaths, status.restarts) == (4, 2, 2)

@@ -77,10 +77,10 @@ class Output:
             self._is_open = False
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines[:_MOST_LINES]:
-            self._take(line)
         if len(lines) > _MOST_LINES:  # writing them all down would hold everything else up
             self._take(b"(%d lines of a flood are left out)" % (len(lines) - _MOST_LINES))
+        for line in lines[-_MOST_LINES:]:
+            self._take(line)
         while len(self._rest) > _LONGEST_LINE:
             self._take(self._rest[:_LONGEST_LINE])
             self._rest = self._rest[_LONGEST_LINE:]

@@ -1,0 +1,11 @@
+"""What a process serves, as an object."""
+
+from __future__ import annotations
+
+from shoal.commands.running import Run
+from shoal.http.server_config import ServerConfig
+
+
+def test_the_token_is_not_shown():
+    run = Run(app=None, spec="app:app", config=ServerConfig(), token="s3cret")
+    assert "s3cret" not in repr(run)

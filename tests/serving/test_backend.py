@@ -1,0 +1,76 @@
+"""One backend by itself: whoever waits for it is told when it ends."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from batching.scenes import PENDING, line_up, settle
+from serving.scenes import Stage, echo, never, slowly
+from shoal.errors import ShoalError
+from shoal.replicas.definition import Definition
+from shoal.serving.backend import Backend
+from shoal.serving.config import BackendConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def running(code: Any, stage: Stage, **config: Any) -> AsyncGenerator[Backend]:
+    """Runs a backend for as long as the block takes, and cancels it then."""
+    backend = Backend(
+        "b", Definition(code), BackendConfig(placement=stage, **config), lambda _: None
+    )
+
+    async def run(*, task_status: Any) -> None:
+        await backend.run(task_status=task_status)
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(run)
+        yield backend
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_waits_for_the_first_replica_is_told_that_it_is_closed() -> None:
+    stage = Stage()
+    stage.start = never
+    async with anyio.create_task_group() as tasks, running(echo, stage) as backend:
+        [caller] = await line_up(tasks, backend.line("__call__"))
+        await settle()
+        with anyio.fail_after(100):
+            await backend.close(at_once=True)
+        await settle()
+        assert isinstance(caller.outcome, ShoalError)
+
+
+async def test_who_waits_for_the_first_replica_is_told_that_it_was_cancelled() -> None:
+    stage = Stage()
+    stage.start = never
+    async with anyio.create_task_group() as tasks:
+        async with running(echo, stage) as backend:
+            [caller] = await line_up(tasks, backend.line("__call__"))
+            await settle()
+        await settle()
+        assert isinstance(caller.outcome, ShoalError)
+        tasks.cancel_scope.cancel()
+
+
+async def test_who_waits_for_replicas_to_drain_is_told_that_it_was_cancelled() -> None:
+    async with anyio.create_task_group() as tasks:
+        async with running(slowly, Stage(), num_replicas=2, max_batch_size=1) as backend:
+            await backend.ready()
+            line = await backend.line("__call__")
+            await line_up(tasks, *[line.entry().begin((50.0,), {}, None) for _ in range(2)])
+            await settle()
+            [scaling] = await line_up(tasks, backend.scale(1))
+            await anyio.sleep(1)
+            assert scaling.outcome is PENDING
+        await settle()
+        assert isinstance(scaling.outcome, ShoalError)
+        tasks.cancel_scope.cancel()

@@ -1,0 +1,90 @@
+"""Open batches on replicas: no request is lost when a replica goes, and none is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal  # noqa: TC001 - annotations are looked at
+from batching.scenes import PENDING, line_up, outcome, settle
+from shoal.replicas.task import TaskReplica
+from shoal.serving.controller import Controller
+
+# Functions need no thread, and virtual time holds for them.
+pytestmark = pytest.mark.anyio
+
+
+async def each_takes_a_second(batch: shoal.OpenBatch[int, int]) -> None:
+    async def answer(request: Any) -> None:
+        await anyio.sleep(1)
+        request.finish(request.item)
+
+    async with anyio.create_task_group() as tasks:
+        async for request in batch:
+            tasks.start_soon(answer, request)
+
+
+@pytest.mark.parametrize("verb", ["restart", "scale"])
+async def test_no_request_is_lost_when_replicas_of_a_continuous_batch_go(verb: str) -> None:
+    config = {"fill": "continuous", "num_replicas": 2, "max_batch_size": 4}
+    found: list[Any] = []
+
+    async with Controller() as controller:
+        await controller.create_backend("b", each_takes_a_second, config=config)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+
+        async def call_on(item: int) -> None:
+            for _ in range(50):
+                found.append(await outcome(handle.call(item)))  # noqa: PERF401 - one by one
+
+        async with anyio.create_task_group() as tasks:
+            for item in range(6):
+                tasks.start_soon(call_on, item)
+            await anyio.sleep(10.5)
+            begun = anyio.current_time()
+            if verb == "restart":
+                await controller.restart_backend("b")
+            else:
+                await controller.scale_backend("b", 1)
+            assert anyio.current_time() - begun < 10
+    assert sorted(found) == sorted([*range(6)] * 50)
+
+
+async def test_another_method_waits_for_a_replica_that_is_started_again() -> None:
+    class Code:
+        async def warm_up(self) -> None:
+            await gate.wait()
+
+        async def __call__(self, batch: shoal.OpenBatch[int, int]) -> None:
+            async for request in batch:
+                request.finish(request.item)
+
+        async def other(self, batch: shoal.OpenBatch[int, int]) -> None:
+            async for request in batch:
+                request.finish(-request.item)
+
+    def placed(blueprint: Any) -> TaskReplica:
+        made.append(TaskReplica(blueprint))
+        return made[-1]
+
+    placed.takes_open_batches = True  # type: ignore[attr-defined]
+    made: list[TaskReplica] = []
+    gate = anyio.Event()
+    gate.set()
+    async with Controller() as controller:
+        await controller.create_backend("b", Code(), config={"fill": "open", "placement": placed})
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+        assert await handle.call(1) == 1
+        gate = anyio.Event()
+        made[0].kill("for the test")
+        await anyio.sleep(5)
+        async with anyio.create_task_group() as tasks:
+            [caller] = await line_up(tasks, handle.options(method_name="other").call(2))
+            await settle()
+            assert caller.outcome is PENDING
+            gate.set()
+        assert caller.outcome == -2
