@@ -584,3 +584,13 @@ async def test_two_that_die_at_once_are_both_counted_as_restarted() -> None:
         await anyio.sleep(5)
         status = status_of(controller)
         assert (status.starts, status.deaths, status.restarts) == (4, 2, 2)
+
+
+async def test_replicas_that_are_cancelled_are_not_told_as_dead(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with anyio.CancelScope() as scope:
+        async with serving(echo, num_replicas=2):
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == []

@@ -222,9 +222,9 @@ class Supervisor(Watched):
         self.kept.remove(kept)
         if kept.member is not None:
             self._pool.withdraw(kept.member)
-        if kept.failure is not None:
+        if kept.failure is not None and not self._is_over:  # all of them are being cancelled
             logger.error("%s: %s", kept.replica.tag, kept.failure)
-            is_replaced = self.wanted > 0 and not self._is_over
+            is_replaced = self.wanted > 0
             self.failures.failed(kept, kept.failure, is_replaced=is_replaced)
             if self.failures.is_open and not self.ready():
                 self._pool.fail(kept.failure)
