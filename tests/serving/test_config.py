@@ -354,12 +354,6 @@ def test_an_import_path_stays_one_until_it_is_needed() -> None:
         BackendConfig(batch_size_fn=f"{__name__}:HERE").batch_options(batched=True)
 
 
-def test_import_paths_are_known_before_they_are_loaded() -> None:
-    config = BackendConfig(batch_size_fn="a:cost", bucket_by=cost, placement="c.d:Place")
-    assert config.import_paths() == ["a:cost", "c.d:Place"]
-    assert BackendConfig(placement="process", user_config="e:F").import_paths() == []
-
-
 @pytest.mark.parametrize(
     ("size", "at_once", "most", "expected_size", "expected_slots"),
     [

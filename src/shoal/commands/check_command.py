@@ -18,8 +18,9 @@ from shoal.commands.printing import print_data
 from shoal.commands.saying import say
 from shoal.planning.arguments import print_out
 from shoal.planning.mistake import Mistake
+from shoal.replicas.definition import qualified_name
+from shoal.replicas.placements import placement_name
 from shoal.serving.app_file_flaws import AppFileRefused
-from shoal.serving.backend_status import qualified_name
 from shoal.serving.wire_forms import config_shown
 
 if TYPE_CHECKING:
@@ -86,7 +87,14 @@ def _refusal(app: Any, plan: Plan) -> Mistake:
 
 def _as_tables(plan: Plan) -> str:
     backends = [
-        (one.tag, one.code, one.takes or "?", _placement(one), _replicas(one), _options(one))
+        (
+            one.tag,
+            one.code,
+            one.takes or "?",
+            placement_name(one.config.placement),
+            _replicas(one),
+            _options(one),
+        )
         for one in plan.backends
     ]
     endpoints = [
@@ -111,11 +119,6 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return listed(heads, rows) if rows else f"no {heads[0].lower()}s"
 
 
-def _placement(one: BackendPlan) -> str:
-    placement = one.config.placement
-    return placement if isinstance(placement, str) else qualified_name(placement)
-
-
 def _replicas(one: BackendPlan) -> str:
     scaling = one.config.autoscaling
     if scaling is None:
@@ -136,7 +139,7 @@ def _as_data(plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
             one.tag: {
                 "code": one.code,
                 "takes": one.takes,
-                "placement": _placement(one),
+                "placement": placement_name(one.config.placement),
                 "num_replicas": one.config.num_replicas,
                 "config": config_shown(one.config),
                 "oddity": one.oddity,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive, Scope, Send
 
-    from shoal.http.admin import AdminApi
     from shoal.http.health import Phase
     from shoal.http.routing import Route
     from shoal.http.settings import OverloadStatus
@@ -89,7 +88,6 @@ class App(DeclaringApp):
         )
         self.controller: Controller | None = None
         self.state: StateFile | None = None
-        self.admin: AdminApi | None = None
         self._phase: Phase = "not open"
         self._declared = Declarations()
         self._dispatcher = Dispatcher(self._settings)

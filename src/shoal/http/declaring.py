@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.serving.naming import RESERVED, TAG_FORM, checked_methods, checked_path, is_tag
-
-__all__ = ["RESERVED", "checked_methods", "checked_name", "checked_path"]
+from shoal.serving.naming import TAG_FORM, is_tag
 
 
 def checked_name(name: Any, path: str, taken: dict[str, str]) -> str:

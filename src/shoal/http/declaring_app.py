@@ -9,10 +9,10 @@ from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
 from shoal.http.declarations import DeclaredEndpoint, DeclaredShadow
 from shoal.http.declared import declared_on
-from shoal.http.declaring import checked_methods, checked_name, checked_path
+from shoal.http.declaring import checked_name
 from shoal.replicas.definition import Definition
 from shoal.serving.config import BackendConfig
-from shoal.serving.naming import checked_tag
+from shoal.serving.naming import checked_methods, checked_path, checked_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry
 
 from shoal.http import health
-from shoal.http.declaring import RESERVED
 from shoal.http.routing import Page
 from shoal.observe.metrics import ShoalCollector
+from shoal.serving.naming import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

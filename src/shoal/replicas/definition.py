@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def qualified_name(function: Any) -> str:
+    """Returns what to call a function, a class or another object in words."""
+    name = getattr(function, "__qualname__", None)
+    return name or type(function).__qualname__
+
+
 @dataclass(frozen=True)
 class Definition:
     """User code, and what its class is instantiated with.
@@ -44,8 +50,7 @@ class Definition:
         """What to call it in messages."""
         if isinstance(self.target, str):
             return self.target.rpartition(":")[2]
-        name = getattr(self.target, "__qualname__", None)
-        return name or type(self.target).__qualname__
+        return qualified_name(self.target)
 
     def checked(self) -> Definition:
         """Checks what can be known without importing anything, and returns itself.

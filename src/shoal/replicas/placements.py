@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.replicas.definition import imported
+from shoal.replicas.definition import imported, qualified_name
 from shoal.replicas.process import ProcessReplica
 from shoal.replicas.task import TaskReplica
 from shoal.replicas.thread import ThreadReplica
@@ -46,9 +46,7 @@ def placement_of(placement: Any) -> Placement:
 
 def placement_name(placement: Any) -> str:
     """Returns what to call a placement in messages."""
-    if isinstance(placement, str):
-        return placement
-    return getattr(placement, "__qualname__", None) or type(placement).__qualname__
+    return placement if isinstance(placement, str) else qualified_name(placement)
 
 
 def _imported(placement: str) -> Any:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shoal.replicas.placements import placement_name
 from shoal.serving.status import BackendState, BackendStatus, ReplicaStatus
 
 if TYPE_CHECKING:
     from shoal.serving.backend import Backend
-
-
-def qualified_name(function: Any) -> str:
-    """Returns what to call a function, a class or another object in words."""
-    name = getattr(function, "__qualname__", None)
-    return name or type(function).__qualname__
 
 
 def state_of(backend: Backend) -> BackendState:
@@ -33,13 +28,12 @@ def state_of(backend: Backend) -> BackendState:
 def status_of(backend: Backend) -> BackendStatus:
     """Returns what a backend has, and how it is."""
     supervisor = backend.supervisor
-    placement = backend.config.placement
     failures = supervisor.failures
     lines = list(backend.statistics())
     return BackendStatus(
         tag=backend.tag,
         code=backend.definition.import_path or backend.definition.name,
-        placement=placement if isinstance(placement, str) else qualified_name(placement),
+        placement=placement_name(backend.config.placement),
         state=state_of(backend),
         wanted=supervisor.wanted,
         replicas=[

@@ -14,7 +14,6 @@ from shoal.replicas.base import ReplicaOptions
 from shoal.serving.config_batching import (
     BATCH_NAMES,
     DEFAULTS,
-    FUNCTIONS,
     OF_LISTS,
     SERVED_DEFAULTS,
     batch_size,
@@ -232,12 +231,6 @@ class BackendConfig:
         ``reconfigure``; how a replica may start concerns only those that are started.
         """
         return _what_replicas_are_made_with(self) != _what_replicas_are_made_with(before)
-
-    def import_paths(self) -> list[str]:
-        """Returns the import paths among the options, all of which may be loaded here."""
-        paths = [self.batching[name] for name in FUNCTIONS if name in self.batching]
-        placement = [self.placement] if ":" in str(self._given.get("placement", "")) else []
-        return [path for path in (*paths, *placement) if isinstance(path, str)]
 
     def given(self) -> dict[str, Any]:
         """Returns the options that were given, with their checked values."""

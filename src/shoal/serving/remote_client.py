@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
 
 from shoal.errors import NoSuchName
 from shoal.serving.config import BackendConfig
+from shoal.serving.naming import is_tag
 from shoal.serving.portal_thread import PortalThread
 from shoal.serving.remote_connection import Connection
 from shoal.serving.remote_handle import RemoteHandle
 from shoal.serving.status import Status
 from shoal.serving.sync_client import SyncFace, SyncHandleFace
-from shoal.serving.wire_forms import NAME, config_given, made
+from shoal.serving.wire_forms import config_given, made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -294,5 +295,5 @@ def _endpoint(name: str) -> str:
 
 def _check_name(what: str, name: Any) -> None:
     # A name that can't be one would be no single step of a path, and nothing can have it.
-    if not isinstance(name, str) or not NAME.fullmatch(name) or name in (".", ".."):
+    if not isinstance(name, str) or not is_tag(name):
         raise NoSuchName(f"there is no {what} {name!r}")

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.core.traffic import Shadow
-from shoal.replicas.definition import imported
-from shoal.serving.backend_status import qualified_name
+from shoal.replicas.definition import imported, qualified_name
 from shoal.serving.status import ShadowStatus
 
 if TYPE_CHECKING:

@@ -15,9 +15,6 @@ from shoal.errors import NotDurable
 from shoal.serving.config import BackendConfig
 from shoal.serving.config_durable import durable_options
 
-NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-"""What names of backends and endpoints are made of."""
-
 
 def written(value: Any) -> bytes:
     """Writes a value as JSON; arrays become lists, and records objects.
