@@ -31,6 +31,7 @@ from shoal.http.containment import contained
 from shoal.http.listeners import Bound, Listening, bind
 from shoal.http.server_config import Drained, ServerConfig, hypercorn_config
 from shoal.http.server_lifespan import Lifespan
+from shoal.http.server_outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.server")
 
-# What the application's lifespan may take to end when the drain has used up its time.
-_LIFESPAN_MARGIN_S: Final = 2.0
 _BACKLOG: Final = 1024
 
 
@@ -157,10 +156,7 @@ class _Server:
         self._lifespan = lifespan
         self._doors: list[_Door] = []
         self._until_shutdown = anyio.CancelScope()
-        self._is_up = False
-        self._refused: OSError | None = None
-        self._finished_before = self._cut = 0
-        self._took_s = 0.0
+        self._outcome = Outcome(lifespan)
 
     def add(self, listening: Listening, bound: Bound) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""
@@ -178,63 +174,41 @@ class _Server:
                 try:
                     with self._until_shutdown:
                         await self._start(connections)
-                        if self._is_up:
+                        if self._outcome.is_up:
                             await anyio.sleep_forever()
-                    self._took_s = -anyio.current_time()
-                    if self._is_up:
+                    self._outcome.took_s = -anyio.current_time()
+                    if self._outcome.is_up:
                         await self._drain()
                         tasks.start_soon(self._cut_off, connections)
                 except BaseException:
                     self._abort()
                     raise
-            self._took_s += anyio.current_time()
-            if self._is_up and self._lifespan is not None:
-                left_s = self._config.graceful_timeout_s - self._took_s
-                await self._lifespan.stop(max(left_s, _LIFESPAN_MARGIN_S))
+            self._outcome.took_s += anyio.current_time()
+            await self._outcome.end_application(self._config.graceful_timeout_s)
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
-        """How it went.
-
-        Raises:
-            OSError: See `serve`.
-            LifespanFailed: See `serve`.
-        """
-        failure = None if self._lifespan is None else self._lifespan.failure
-        if self._is_up:
-            return Drained(
-                started=True,
-                finished=self._finished() - self._finished_before - self._cut,
-                cut=self._cut,
-                took_s=self._took_s,
-                failure=None if failure is None else f"{failure}\n{failure.details}".rstrip(),
-            )
-        if failure is not None:
-            raise failure
-        if self._refused is not None:
-            raise self._refused
-        return Drained(started=False)
+        """Returns how it went, or raises why there was nothing; see `serve`."""
+        return self._outcome.drained(self._finished())
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
         # At once: what the shutdown itself has set going may be answered in the next moment.
-        self._finished_before = self._finished()
+        self._outcome.finished_before = self._finished()
         for door in self._doors:
             door.announce_end()
         self._until_shutdown.cancel()
 
     async def _start(self, connections: TaskGroup) -> None:
-        if self._lifespan is not None:
-            await self._lifespan.wait_started()
-            if self._lifespan.failure is not None:
-                return
+        if not await self._outcome.application_started():
+            return
         try:
             for door in self._doors:
                 await door.listen(connections)
         except OSError as error:
-            self._refused = error
+            self._outcome.refused = error
             return
-        self._is_up = True
+        self._outcome.is_up = True
         for door in self._doors:
             door.listening.started(door.bound.url)
 
@@ -245,7 +219,7 @@ class _Server:
     async def _cut_off(self, connections: TaskGroup) -> None:
         try:
             await anyio.sleep(self._config.graceful_timeout_s)
-            self._cut = sum(door.running for door in self._doors)
+            self._outcome.cut = sum(door.running for door in self._doors)
         finally:
             self._abort()
         connections.cancel_scope.cancel()

@@ -16,7 +16,7 @@ because the order of the ending is the point. What starts first stops last::
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -25,6 +25,7 @@ from shoal.http.connection_limit import LimitedListener
 from shoal.http.listeners import Listening, bind
 from shoal.http.server_config import Drained, ServerConfig, hypercorn_config
 from shoal.http.server_lifespan import Lifespan
+from shoal.http.server_outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 __all__ = ["Drained", "ServerConfig", "serve"]
-
-# What the application's lifespan may take to end when the drain has used up its time.
-LIFESPAN_MARGIN_S: Final = 2.0
 
 
 async def serve(
@@ -122,10 +120,7 @@ class _Server:
         self._doors: list[_Door] = []
         self._until_shutdown = trio.CancelScope()
         self._draining = trio.Event()
-        self._is_up = False
-        self._refused: OSError | None = None
-        self._finished_before = self._cut = 0
-        self._took_s = 0.0
+        self._outcome = Outcome(lifespan)
 
     def add(self, listening: Listening, listener: LimitedListener) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""
@@ -147,59 +142,37 @@ class _Server:
                 nursery.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
                     await self._start()
-                    if self._is_up:
+                    if self._outcome.is_up:
                         await self._accept(connections)
                 drain_began_at = trio.current_time()
-                if self._is_up:
+                if self._outcome.is_up:
                     self._drain(connections)
-            self._took_s = trio.current_time() - drain_began_at
-            if self._is_up and self._lifespan is not None:
-                left_s = self._config.graceful_timeout_s - self._took_s
-                await self._lifespan.stop(max(left_s, LIFESPAN_MARGIN_S))
+            self._outcome.took_s = trio.current_time() - drain_began_at
+            await self._outcome.end_application(self._config.graceful_timeout_s)
             nursery.cancel_scope.cancel()
 
     def drained(self) -> Drained:
-        """How it went.
-
-        Raises:
-            OSError: See `serve`.
-            LifespanFailed: See `serve`.
-        """
-        failure = None if self._lifespan is None else self._lifespan.failure
-        if self._is_up:
-            return Drained(
-                started=True,
-                finished=self._finished() - self._finished_before - self._cut,
-                cut=self._cut,
-                took_s=self._took_s,
-                failure=None if failure is None else f"{failure}\n{failure.details}".rstrip(),
-            )
-        if failure is not None:
-            raise failure
-        if self._refused is not None:
-            raise self._refused
-        return Drained(started=False)
+        """Returns how it went, or raises why there was nothing; see `serve`."""
+        return self._outcome.drained(self._finished())
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
         # At once: what the shutdown itself has set going may be answered in the next moment.
-        self._finished_before = self._finished()
+        self._outcome.finished_before = self._finished()
         for door in self._doors:
             await door.announce_end()
         self._until_shutdown.cancel()
 
     async def _start(self) -> None:
-        if self._lifespan is not None:
-            await self._lifespan.wait_started()
-            if self._lifespan.failure is not None:
-                return
+        if not await self._outcome.application_started():
+            return
         try:
             for door in self._doors:
                 door.listener.listen()
         except OSError as error:
-            self._refused = error
+            self._outcome.refused = error
             return
-        self._is_up = True
+        self._outcome.is_up = True
         for door in self._doors:
             door.listening.started(door.listener.url)
 
@@ -217,7 +190,7 @@ class _Server:
         try:
             await self._draining.wait()
             await trio.sleep(self._config.graceful_timeout_s)
-            self._cut = sum(door.shared.running for door in self._doors)
+            self._outcome.cut = sum(door.shared.running for door in self._doors)
         finally:
             # Sends are shielded: cancelling alone would wait for their deadlines.
             for door in self._doors:
