@@ -12,6 +12,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOAK_PROGRAMS ?= 20000
+# So many tests run at once. A worker that is out of tests takes some of another's from the end, so that tests of one
+# file, which share servers, mostly stay together.
+TEST_WORKERS ?= 2
+FAST := not real_time and not slow and not soak
+IN_PARALLEL := --numprocesses $(TEST_WORKERS) --dist worksteal
+
+# The tests start a thousand interpreters, which would each compile the library and, in pytest, the tests anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+# What checks the sources runs beside the tests, which speak as they go; it says what it has to say all at once. The
+# make of macOS is too old to hold output back.
+BESIDE := --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 
 VENV_STAMP := $(VENV)/.created
 DEMO_STAMP := $(VENV)/.demo-installed
@@ -21,7 +33,10 @@ DEV_STAMP := $(VENV)/.dev-installed
 RAY_VENV := .venv-ray
 RAY_STAMP := $(RAY_VENV)/.ray-installed
 
-.PHONY: help demo test lint types docs pytest test-ray soak bench nox format clean
+LOWEST_VENV := .venv-lowest
+LOWEST_STAMP := $(LOWEST_VENV)/.lowest-installed
+
+.PHONY: help demo test check lint types docs pytest fast-pytest test-ray test-lowest soak bench nox format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +44,11 @@ help: ## print the targets
 demo: $(DEMO_STAMP) ## install what the demo needs and serve its two models
 	@exec $(BIN)/python -m examples.demo
 
-test: lint types docs pytest ## lint, types, docs (warnings are errors) and tests; stops at the first that fails
+test: $(DEV_STAMP) ## lint, types, docs (warnings are errors) and tests
+	@$(MAKE) $(BESIDE) pytest lint types docs
+
+check: $(DEV_STAMP) ## lint, types, and the tests that need neither the real clock nor seconds: within a minute
+	@$(MAKE) $(BESIDE) fast-pytest lint types
 
 lint: $(DEV_STAMP) ## ruff: rules and formatting
 	@echo "== ruff check"
@@ -47,12 +66,22 @@ docs: $(DEV_STAMP) ## build the documentation into docs/_build/html
 	@echo "== docs"
 	@$(BIN)/python -m sphinx -n -W --keep-going -q -b html docs docs/_build/html
 
+# The plus sign lets these speak as they go.
 pytest: $(DEV_STAMP)
 	@echo "== pytest"
-	@$(BIN)/python -m pytest
+	+@$(BIN)/python -m pytest $(IN_PARALLEL)
+
+fast-pytest: $(DEV_STAMP)
+	@echo "== pytest -m '$(FAST)'"
+	+@$(BIN)/python -m pytest $(IN_PARALLEL) -m '$(FAST)'
 
 test-ray: $(RAY_STAMP) ## the tests of replicas on a Ray cluster, in an environment of their own
 	@$(RAY_VENV)/bin/python -m pytest tests/replicas/test_ray.py
+
+# Left out are the core, which imports the standard library alone, and what takes seconds: it counts work, or repeats
+# what shorter tests show.
+test-lowest: $(LOWEST_STAMP) ## the tests with each dependency at its floor, on the oldest CPython, and on uvloop too
+	@SHOAL_TEST_UVLOOP=1 $(LOWEST_VENV)/bin/python -m pytest $(IN_PARALLEL) -m 'not slow and not soak' --ignore tests/core
 
 soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
@@ -68,7 +97,7 @@ format: $(DEV_STAMP) ## let ruff rewrite what it can
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and everything that was built
-	@rm -rf $(VENV) $(RAY_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
+	@rm -rf $(VENV) $(RAY_VENV) $(LOWEST_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml
@@ -85,6 +114,14 @@ $(RAY_STAMP): pyproject.toml
 	@PYTHON='$(PYTHON)' bash .ci/create-venv $(RAY_VENV)
 	@echo "== installing shoal[test,ray] into $(RAY_VENV)"
 	@$(RAY_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test,ray]'
+	@touch $@
+
+$(LOWEST_STAMP): pyproject.toml .ci/floors.py
+	@PYTHON='$(PYTHON)' bash .ci/create-venv $(LOWEST_VENV) oldest
+	@echo "== installing shoal[test] with its lowest dependencies into $(LOWEST_VENV)"
+	@$(LOWEST_VENV)/bin/python .ci/floors.py > $(LOWEST_VENV)/floors.txt
+	@$(LOWEST_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test]' \
+		--constraint $(LOWEST_VENV)/floors.txt
 	@touch $@
 
 $(VENV_STAMP):

@@ -4,32 +4,97 @@
   when every task waits, at once, to the next deadline. So no test sleeps, and a wait of an hour is
   as good as one of a second. Where threads, processes or sockets take part virtual time would run
   ahead of them: such a test is marked ``real_time`` and waits for events, never for a time to pass.
+* asyncio is as `asyncio.run` leaves it. anyio's own runner tells each callback and task that the
+  loop is asyncio, so that anyio works where a user's program would meet ``NoEventLoopError``; here
+  it does not. What is marked ``real_time`` runs in that laxer way as well, on uvloop, where
+  ``SHOAL_TEST_UVLOOP`` is set, as `make test-lowest` does.
 * Warnings are errors, so an un-awaited coroutine or an unclosed stream fails the test that left it.
-* A test that takes 20 s hangs, and fails.
+* A test that takes 20 s hangs, and fails; one that takes seconds of a processor by itself is marked
+  ``slow``, and has a minute, since others run beside it.
+* What starts processes is marked ``real_time`` as well: `make check` runs what is neither that nor
+  slow.
 * A handler that must be held waits on an event of the test.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import importlib.util
+import os
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import sniffio
 
 from shoal.testing import virtual_backend
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
-@pytest.fixture(params=["trio", "asyncio"])
+SLOW_HANG_S = 60
+LOOPS = ["trio", "asyncio"]
+if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is not None:
+    LOOPS.append("uvloop")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Makes a test of each event loop; of uvloop, which has no virtual time, in real time only."""
+    if "anyio_backend" not in metafunc.fixturenames:
+        return
+    marks = metafunc.definition.iter_markers("parametrize")
+    if not any("anyio_backend" in mark.args[0] for mark in marks):
+        is_in_real_time = metafunc.definition.get_closest_marker("real_time") is not None
+        loops = [loop for loop in LOOPS if is_in_real_time or loop != "uvloop"]
+        metafunc.parametrize("anyio_backend", loops, indirect=True)
+
+
+@pytest.fixture
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    if request.node.get_closest_marker("real_time") is not None:
-        return request.param, {}
-    return virtual_backend(request.param)
+    is_in_real_time = request.node.get_closest_marker("real_time") is not None
+    if request.param == "uvloop":
+        return "asyncio", {"use_uvloop": True}
+    backend, options = (request.param, {}) if is_in_real_time else virtual_backend(request.param)
+    if backend == "asyncio":
+        options = {"loop_factory": untold(options.get("loop_factory", asyncio.new_event_loop))}
+    return backend, options
+
+
+def untold(new_loop: Any) -> Any:
+    """Makes event loops whose callbacks and tasks are not told which library runs them."""
+
+    def make() -> asyncio.AbstractEventLoop:
+        # The runner told this context before it made its loop, and copies it for what runs there.
+        sniffio.current_async_library_cvar.set(None)
+        return new_loop()
+
+    return make
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the soak tests out unless they are asked for with ``-m``."""
+    """Gives slow tests more time, and leaves out the soak tests unless asked for with ``-m``."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_HANG_S))
     if config.option.markexpr:
         return
     soak = [item for item in items if item.get_closest_marker("soak")]
     items[:] = [item for item in items if item not in soak]
     if soak:
         config.hook.pytest_deselected(items=soak)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, dict[str, Any], dict[str, Any]]:
+    """Escapes what UTF-8 has no form for: a worker of pytest-xdist could not send it."""
+    return _sendable((yield))
+
+
+def _sendable(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        case dict():
+            return {_sendable(key): _sendable(inner) for key, inner in value.items()}
+        case list() | tuple():
+            return type(value)(_sendable(inner) for inner in value)
+    return value

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import re
 import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from contextlib import contextmanager
 
 import pytest
 
 from shoal.cli import main
+
+pytestmark = pytest.mark.real_time
 
 HANG_S = 20
 
@@ -138,12 +144,7 @@ class Served:
 
     def ask(self, path):
         """Send a request; it is under way when this returns."""
-        client = socket.create_connection(("127.0.0.1", self.port), timeout=HANG_S)
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: shoal.test\r\n\r\n".encode())
-        received = b""
-        while b"begun" not in received:
-            received += client.recv(2**16)
-        return client
+        return ask(self.port, path)
 
     def signal(self, signum):
         self.process.send_signal(signum)
@@ -152,6 +153,15 @@ class Served:
         """Wait for its end; gives the exit code and what it said."""
         _, said = self.process.communicate(timeout=HANG_S)
         return self.process.returncode, said
+
+
+def ask(port, path):
+    client = socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: shoal.test\r\n\r\n".encode())
+    received = b""
+    while b"begun" not in received:
+        received += client.recv(2**16)
+    return client
 
 
 @contextmanager
@@ -176,16 +186,18 @@ def serving(directory, *options, application="served:app"):
 # Serving, and the two ways to end it.
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_an_idle_server_with_0(directory, signum):
     with serving(directory) as served:
         served.signal(signum)
         code, said = served.end()
     assert code == 0
-    assert re.fullmatch(r"Shoal drained in \d\.\d s: 0 finished, 0 cut off\n", said)
+    assert re.fullmatch(
+        r"Shoal served 0 requests, drained in \d\.\d s: 0 finished, 0 cut off\n", said
+    )
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_what_is_under_way_finish(directory, signum):
     with serving(directory) as served:
         clients = [served.ask("/hold") for _ in range(5)]
@@ -224,6 +236,58 @@ def wait_until_refused(port):
             return
         except ConnectionResetError:
             pass  # it was in the backlog when the server stopped listening
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_a_hang_up_does_not_cut_a_drain_short(directory, first):
+    with serving(directory, "--graceful-timeout", "1") as served, served.ask("/forever"):
+        served.signal(first)
+        wait_until_refused(served.port)
+        served.signal(signal.SIGHUP)
+        code, said = served.end()
+    assert code == 0
+    assert "0 finished, 1 cut off" in said
+
+
+def test_a_terminal_that_is_closed_lets_what_is_under_way_finish(directory):
+    terminal, line = pty.openpty()
+    process = subprocess.Popen(
+        command("serve", "served:app", "--port", "0"),
+        cwd=directory,
+        stdin=line,
+        stdout=line,
+        stderr=line,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(line)
+    hang = threading.Timer(HANG_S, process.kill)
+    hang.start()
+    try:
+        said = b""
+        while not said.endswith(b"\n"):
+            said += os.read(terminal, 1000)
+        with ask(int(said.rpartition(b":")[2]), "/hold") as client, client.makefile("rb") as rest:
+            os.close(terminal)
+            assert b"ended" in rest.read()
+        process.wait()
+    finally:
+        hang.cancel()
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+
+
+def test_a_server_that_ignores_hang_ups_as_nohup_has_it_goes_on(directory):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with serving(directory) as served:
+            served.signal(signal.SIGHUP)
+            served.ask("/").close()
+            served.signal(signal.SIGTERM)
+            assert served.end()[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_thread_that_cannot_be_interrupted_is_left_by_force(directory):
@@ -382,7 +446,16 @@ def test_a_module_that_fails_to_import_shows_its_traceback(directory, module, er
     assert ended.returncode == 1
     assert ended.stderr.startswith("Traceback (most recent call last):")
     assert error in ended.stderr
+    assert "importlib" not in ended.stderr
     assert ended.stderr.endswith(f"shoal: importing {module}:app failed, see above\n")
+
+
+def test_a_module_with_a_mistake_in_its_syntax_shows_that_alone(directory):
+    (directory / "unfinished.py").write_text("def load(:\n")
+    ended = run(directory, "serve", "unfinished:app")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith('  File "')
+    assert "SyntaxError" in ended.stderr
 
 
 def test_an_application_that_does_not_start_shows_its_traceback(directory):
@@ -419,7 +492,7 @@ def test_help_names_every_command(capsys):
     assert ended.value.code == 0
     told = capsys.readouterr().out
     assert re.findall(r"^    (\w+)", told, re.MULTILINE) == [
-        *("serve", "check", "start", "stop", "status"),
+        *("serve", "check", "start", "stop", "status", "logs"),
         *("backends", "endpoints", "traffic", "shadow", "scale", "call"),
         *("simulate", "tune"),
     ]
@@ -430,3 +503,27 @@ def test_the_version_is_told(capsys):
         main(["--version"])
     assert ended.value.code == 0
     assert re.fullmatch(r"shoal \d+\.\d+.*\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["serv", "served:app"], "serve"),
+        (["backends", "creat", "small", "my:Code"], "create"),
+        (["serve", "served:app", "--prot", "80"], "--port"),
+        (["serve", "served:app", "--acces-log"], "--access-log"),
+        (["serve", "served:app", "--event-loop", "asyncoi"], "asyncio"),
+        (["start", "--graceful-timeout-s=3"], "--graceful-timeout"),
+        (["endpoints", "create", "classify", "--rout", "/classify"], "--route"),
+    ],
+)
+def test_a_misspelt_word_of_a_command_is_answered_with_the_nearest(words, meant, capsys):
+    with pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().err.endswith(f"; did you mean {meant!r}?\n")
+
+
+def test_a_word_like_no_other_is_answered_without_a_guess(capsys):
+    with pytest.raises(SystemExit):
+        main(["serve", "served:app", "--xyzzy"])
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --xyzzy\n")

@@ -1,19 +1,22 @@
-"""The demo: train the digits, load the language model, serve both and the page until Ctrl-C.
+"""The demo: two workers train the digits, then all is served with the page until Ctrl-C.
 
 python -m examples.demo --port 8000
 """
 
 import argparse
 import json
+import shlex
 import signal
 import sys
+from pathlib import Path
 
 import trio
 from sklearn.datasets import load_digits
 
-from examples.demo.app import app
+from examples.demo.app import app, show
 from shoal.http.server import ServerConfig, serve
 
+_LOAD = Path(__file__).parents[1] / "digits" / "load.py"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -26,6 +29,7 @@ def main() -> int:
     config = ServerConfig(host=options.host, port=options.port, graceful_timeout_s=10)
     exit_code = 0
     try:
+        print("Starting two workers, which train their models; a few seconds.", flush=True)
         trio.run(_serve, config)
     except* OSError as errors:
         reason = errors.exceptions[0]
@@ -39,7 +43,12 @@ def main() -> int:
 async def _serve(config: ServerConfig) -> None:
     drained = await serve(app, config, shutdown=_signalled, started=_announce)
     if drained.started:
-        print(f"Ended: {drained.finished} requests finished, {drained.cut} cut off.", flush=True)
+        cut = f"; {drained.cut:,} requests were cut off" if drained.cut else ""
+        print(
+            f"Ended: {drained.served:,} HTTP requests were served, and the page's crowd had"
+            f" {show.answered:,} calls answered{cut}.",
+            flush=True,
+        )
 
 
 async def _signalled() -> None:
@@ -54,6 +63,8 @@ def _announce(url: str) -> None:
     url = url.rstrip("/")
     image = json.dumps(load_digits().images[0].astype(int).tolist(), separators=(",", ":"))
     prompt = json.dumps({"text": "Return the ", "max_tokens": 200})
+    # Whatever shell it is pasted into, and whatever folder that is in.
+    load = shlex.join([sys.executable, str(_LOAD)])
     print(
         f"""
 Shoal's demo is at {url}/
@@ -64,7 +75,10 @@ Ask what digit an image shows, and watch a text being written:
 
   curl -N {url}/generate -H 'content-type: application/json' -d '{prompt}'
 
-Drive it with many clients: python examples/digits/load.py --url {url}
+Measure at full speed what batching is worth, with servers of its own:
+
+  {load}
+
 Ctrl-C ends it.
 """,
         flush=True,

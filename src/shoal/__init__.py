@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
-    from shoal.batching.blocking import blocking
+    from shoal.batching.blocking import BlockingCall, BlockingStreamCall, blocking
     from shoal.batching.calls import StreamCall, UnaryCall
     from shoal.batching.current import current_batch
     from shoal.batching.decorated import BatchedFunction, BatchedGenerator
@@ -93,6 +93,8 @@ __all__ = [
     "Batcher",
     "BatcherClosed",
     "BatcherStatistics",
+    "BlockingCall",
+    "BlockingStreamCall",
     "Blueprint",
     "Client",
     "ClosingCounts",
@@ -176,6 +178,8 @@ _WHERE: Final = {
     "BatchedGenerator": "shoal.batching.decorated",
     "Batcher": "shoal.batching.batcher",
     "BatcherClosed": "shoal.errors",
+    "BlockingCall": "shoal.batching.blocking",
+    "BlockingStreamCall": "shoal.batching.blocking",
     "BatcherStatistics": "shoal.core.counters",
     "Blueprint": "shoal.replicas.base",
     "Client": "shoal.serving.client",

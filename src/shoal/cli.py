@@ -13,11 +13,13 @@ from shoal.commands import (
     call_command,
     check_command,
     endpoints_command,
+    logs_command,
     serve_command,
     start_command,
     status_command,
     stop_command,
 )
+from shoal.commands.arguments import CommandParser
 from shoal.commands.saying import say
 from shoal.planning import simulate_command, tune_command
 from shoal.planning.mistake import Mistake
@@ -32,15 +34,30 @@ _COMMANDS: Final[Mapping[str, tuple[str, Callable[[ArgumentParser], None]]]] = {
     "start": ("start a server that has a name", start_command.add_arguments),
     "stop": ("end such a server", stop_command.add_arguments),
     "status": ("show what a server has", status_command.add_arguments),
+    "logs": ("show what a server has logged", logs_command.add_arguments),
     "backends": ("list, create, change, delete backends", backends_command.add_arguments),
     "endpoints": ("list, create, delete endpoints", endpoints_command.add_arguments),
-    "traffic": ("divide requests among backends", endpoints_command.add_traffic_arguments),
+    "traffic": ("show and divide requests among backends", endpoints_command.add_traffic_arguments),
     "shadow": ("copy requests to a backend", endpoints_command.add_shadow_arguments),
     "scale": ("change the number of replicas", backends_command.add_scale_arguments),
     "call": ("call an endpoint", call_command.add_arguments),
     "simulate": ("say what options would do at some traffic", simulate_command.add_arguments),
     "tune": ("measure a handler, and find options for it", tune_command.add_arguments),
 }
+
+_FIRST_STEPS: Final = """\
+first steps:
+  shoal serve my_module:app               serve the `app = shoal.App()` of my_module.py
+  shoal check my_module:app               see what it would run
+
+  shoal start --detach --allow-module my_module
+  shoal backends create small my_module:Classifier
+  shoal endpoints create classify --route /classify --backend small
+  shoal call classify '"some text"'       or POST JSON to http://127.0.0.1:8000/classify
+  shoal stop
+
+`shoal COMMAND --help` explains a command, with examples.
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,9 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="shoal",
         description="Serve functions in batches, drive servers, and plan.",
+        epilog=_FIRST_STEPS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     version = importlib.metadata.version("shoal")

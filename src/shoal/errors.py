@@ -3,11 +3,36 @@
 All derive from `ShoalError`, and from the builtin that fits, so that ``except TimeoutError`` works
 for people who have never heard of Shoal. A mistake in an argument is a plain `TypeError` or
 `ValueError`, as it is for any function. What the handler itself raises keeps its own type.
+
+All of them copy and pickle, with their message, attributes and notes, so they cross a pool of
+processes. The standard way to do that calls the class with the error's ``args``, which fails for
+one that takes more than a message; here no constructor is called again.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+E = TypeVar("E", bound="ShoalError")
 
 
 class ShoalError(Exception):
     """The base of every error that is Shoal's own."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        state = dict(self.__dict__)
+        if "__notes__" in state:
+            state["__notes__"] = list(state["__notes__"])  # or a copy's notes would be shared
+        return _made_again, (type(self), self.args), state
+
+
+def _made_again(kind: type[E], args: tuple[Any, ...]) -> E:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    return error
 
 
 # The caller's: the program is wired wrongly, or a limit that the caller set was reached.

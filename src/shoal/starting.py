@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 
+from shoal.batching.decorator import open_batchers
 from shoal.serving.controller import Controller
 from shoal.serving.door_path import door
 from shoal.serving.inside import client_inside
@@ -79,6 +80,7 @@ class Starting:
             state = await anyio.to_thread.run_sync(StateFile.open, self._state)
             self._exit.callback(state.close)
         try:
+            await self._exit.enter_async_context(open_batchers())
             controller = await self._exit.enter_async_context(Controller(state))
             if server is not None:
                 make, options = server
@@ -125,6 +127,9 @@ def connect(
 
         async with shoal.connect("http://127.0.0.1:8000") as client:
             await client.set_traffic("classify", {"old": 0.9, "new": 0.1})
+
+    A program without an event loop writes ``with shoal.connect(...) as client:``, and gets the
+    client's ``.sync`` face, whose verbs block.
 
     Args:
         url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``. None for the

@@ -1,29 +1,25 @@
-"""Runs a random program on open or continuous batches, against a plain model of the promises.
-
-As in `program_model` the model watches from outside: what callers get, what handlers are given and
-when, the statistics, and each state that a request is put into. Every error must have its cause in
-the program.
-"""
+"""Programs on open and continuous batches, which take requests while their handler runs."""
 
 from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 import shoal
+from batching import program_world
 from batching import programs as ops
-from batching.program_model import EPSILON, GRACE_S, watched_requests
-from shoal.core.request import Request, State
-from shoal.testing import settle
+from batching.program_world import EPSILON, Watched, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from anyio.abc import TaskGroup
+
+    from batching.open_programs import OpenProgram
 
 
 class Failed(Exception):
@@ -32,31 +28,6 @@ class Failed(Exception):
 
 class Raised(Exception):
     """What a handler raises."""
-
-
-@dataclass(frozen=True)
-class OpenProgram:
-    """A batcher's options, its handler, and what is done to it.
-
-    Attributes:
-        fill: How its batches are filled.
-        streams: Whether its calls are answered by streams.
-        steps: Whether its handler works in steps; if not it has a task for each request.
-        costs: Whether a request counts by its cost.
-        options: The batcher's options.
-        ops: What is done, in order.
-        releases: Whether handlers that are held at the end are released before closing.
-        seed: The seed of trio's scheduler.
-    """
-
-    fill: str
-    streams: bool
-    steps: bool
-    costs: bool
-    options: dict[str, Any]
-    ops: list[Any] = field(default_factory=list)
-    releases: bool = True
-    seed: int = 0
 
 
 @dataclass(eq=False)
@@ -71,33 +42,29 @@ class Run:
 
 
 @dataclass(eq=False)
-class Item:
-    """One request, as the model knows it; it is the item that the call passes."""
+class Item(program_world.Item):
+    """One request of a batch that takes requests while its handler runs."""
 
-    number: int
+    _: KW_ONLY
     cost: int
-    script: tuple[str, ...]
-    run_s: float
-    arrived_at: float
-    due: float
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    called: bool = False
-    gone: bool = False
     run: Run | None = None
-    got: list[Any] = field(default_factory=list)
     sent: list[Any] = field(default_factory=list)
-    ends: int = 0
+
+    @property
+    def has_run(self) -> bool:
+        return self.run is not None
 
 
-class OpenWorld:
-    """One program's batcher, its callers, its handler, and what is known of them."""
+class OpenWorld(World):
+    """One program's batcher, whose batches are open, and what must hold of it."""
 
-    def __init__(self, program: OpenProgram, tasks: TaskGroup) -> None:
-        self.program = program
-        self.tasks = tasks
+    program: OpenProgram
+    items: list[Item]
+
+    def __init__(self, program: OpenProgram, tasks: TaskGroup, watched: Watched) -> None:
         costs = {"batch_size_fn": lambda item: item.cost} if program.costs else {}
         make: Any = shoal.Batcher
-        self.batcher: shoal.Batcher[Any] = make(
+        batcher: shoal.Batcher[Any] = make(
             self._handler,
             fill=program.fill,
             streams=program.streams,
@@ -105,82 +72,45 @@ class OpenWorld:
             **program.options,
             **costs,
         )
-        self.items: list[Item] = []
-        self.errors: list[BaseException] = []
+        super().__init__(program, tasks, watched, batcher)
         self.runs: list[Run] = []
         self.all_runs: list[Run] = []
-        self.gate: anyio.Event | None = None
-        self.closing = False
-        self.least = self.batcher.options.max_batch_size
-        self.was_bounded = self.batcher.options.max_queued_requests is not None
+        self.least = self.options.max_batch_size
+        self.was_bounded = self.options.max_queued_requests is not None
 
-    async def do(self, op: Any) -> None:
-        match op:
-            case ops.Calls():
-                for _ in range(op.count):
-                    self.tasks.start_soon(self._read if self.program.streams else self._call, op)
-            case ops.Cancel():
-                self._cancel(op.which)
-            case ops.Advance():
-                await anyio.sleep(op.by_s)
-            case ops.Hold():
-                self.gate = self.gate or anyio.Event()
-            case ops.Release():
-                self.release()
-            case ops.Configure():
-                self.batcher.configure(**op.changes)
-                options = self.batcher.options
-                self.least = min(self.least, options.max_batch_size)
-                self.was_bounded = self.was_bounded or options.max_queued_requests is not None
-            case ops.Flush():
-                self.batcher.flush()
-            case ops.Drain():
-                self.batcher.drain()
-            case ops.Close():
-                self.closing = True
-                self.tasks.start_soon(self.batcher.aclose)
-            case ops.Settle():
-                await settle()
-                self.check_at_rest()
+    # What the program does
 
-    def release(self) -> None:
-        if self.gate is not None:
-            self.gate.set()
-            self.gate = None
+    def _start(self, op: Any) -> None:
+        for _ in range(op.count):
+            self.tasks.start_soon(self._read if self.program.streams else self._call, op)
 
-    def _cancel(self, which: int) -> None:
-        waiting = [item for item in self.items if item.called and not item.ends]
-        if waiting:
-            chosen = waiting[which % len(waiting)]
-            # A reader leaves by closing its stream, at its next turn; and who has joined may be
-            # given to the handler although it has left since.
-            chosen.gone = not self.program.streams and chosen.run is None
-            chosen.scope.cancel()
+    def _configure(self, changes: dict[str, Any]) -> None:
+        super()._configure(changes)
+        self._took_in()
+
+    def _took_in(self) -> None:
+        options = self.options
+        self.least = min(self.least, options.max_batch_size)
+        self.was_bounded = self.was_bounded or options.max_queued_requests is not None
 
     # What callers do
 
     def _arrive(self, op: ops.Calls) -> Item:
         now = anyio.current_time()
-        limits = [
-            s for s in (op.deadline_s, self.batcher.options.request_timeout_s) if s is not None
-        ]
+        limits = [s for s in (op.deadline_s, self.options.request_timeout_s) if s is not None]
         due = now + min(limits, default=math.inf)
         number = len(self.items)
         cost = 1 + number % 3 if self.program.costs else 1
-        item = Item(number, cost, op.script, op.run_s, now, due)
+        item = Item(number, op.script, op.run_s, now, due, cost=cost)
         self.items.append(item)
         return item
-
-    def _face(self, op: ops.Calls) -> Any:
-        call = self.batcher.call
-        return call if op.deadline_s is None else call.options(deadline_s=op.deadline_s)
 
     async def _call(self, op: ops.Calls) -> None:
         item = self._arrive(op)
         with item.scope:
             try:
                 item.called = True
-                result = await self._face(op)(item)
+                result = await self._face(op.deadline_s)(item)
             except Exception as error:
                 self._judge(item, error)
             else:
@@ -195,15 +125,10 @@ class OpenWorld:
         with item.scope:
             try:
                 item.called = True
-                async with self._face(op)(item) as stream:
-                    while op.reads is None or len(item.got) < op.reads:
-                        try:
-                            item.got.append(await anext(stream))
-                        except StopAsyncIteration:
-                            assert item.run is not None
-                            assert item.got == item.sent
-                            break
-                        await anyio.sleep(op.pause_s)
+                async with self._face(op.deadline_s)(item) as stream:
+                    if await self._read_on(stream, item, op.reads, op.pause_s):
+                        assert item.run is not None
+                        assert item.got == item.sent
             except Exception as error:
                 self._judge(item, error)
                 return
@@ -275,12 +200,6 @@ class OpenWorld:
         assert request.ended
         return True
 
-    async def _work(self, run_s: float) -> None:
-        if self.gate is not None:
-            await self.gate.wait()
-        if run_s:
-            await anyio.sleep(run_s)
-
     @contextmanager
     def _run(self, batch: Any) -> Iterator[Run]:
         run = Run(batch)
@@ -320,7 +239,7 @@ class OpenWorld:
         """A place that is free has been taken before the step."""
         if self.program.fill == "open" or self.closing or self.program.costs:
             return
-        options = self.batcher.options
+        options = self.options
         if len(self.runs) > options.max_concurrent_batches:
             return
         if len(batch.active) < options.max_batch_size:
@@ -371,9 +290,8 @@ class OpenWorld:
         return any(getattr(other, what) for other in (self.all_runs if run is None else [run]))
 
     def check_at_rest(self) -> None:
-        """What holds whenever every task waits."""
         statistics = self.batcher.statistics()
-        options = self.batcher.options
+        options = self.options
         assert statistics.batches_running == len(self.runs)
         if self.closing or self.program.costs:
             return
@@ -388,36 +306,9 @@ class OpenWorld:
             elif not self.program.steps:
                 assert active >= options.max_batch_size, "a free place was not taken"
 
-    def check_at_end(self, requests: list[Request]) -> None:
-        """What holds when the batcher is closed and all callers have ended."""
-        assert all(item.ends == 1 for item in self.items)
-        assert len(set(map(id, self.errors))) == len(self.errors), "callers share an error"
-        assert self.batcher.stacks() == []
+    def check_at_end(self) -> None:
+        super().check_at_end()
         assert self.runs == []
         statistics = self.batcher.statistics()
-        assert (statistics.state, statistics.queued, statistics.parked) == ("closed", 0, 0)
-        assert (statistics.running, statistics.batches_running) == (0, 0)
-        states = [request.state for request in requests]
-        assert {State.FINISHED, State.FAILED, State.CANCELLED}.issuperset(states)
-        assert statistics.finished == states.count(State.FINISHED)
-        assert sum(statistics.batches.values()) == len(self.all_runs)
         assert statistics.batch_size.total == len(self.all_runs)
         assert statistics.batch_size.sum == sum(run.batch.size for run in self.all_runs)
-
-
-async def run_open_program(program: OpenProgram) -> None:
-    """Runs a program, and raises AssertionError where a promise is not kept."""
-    with watched_requests() as requests, anyio.fail_after(1000):
-        async with anyio.create_task_group() as tasks:
-            world = OpenWorld(program, tasks)
-            async with world.batcher:
-                try:
-                    for op in program.ops:
-                        await world.do(op)
-                    if program.releases:
-                        world.release()
-                finally:
-                    world.closing = True
-                left_at = anyio.current_time()
-            assert anyio.current_time() <= left_at + GRACE_S + EPSILON
-    world.check_at_end(requests)

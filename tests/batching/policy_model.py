@@ -14,39 +14,29 @@ import anyio
 import shoal
 from batching import policy_programs as ops
 from batching.policy_promises import Call, Promises
-from batching.program_model import EPSILON, GRACE_S, InSlot, Raised, watched_requests
+from batching.program_model import InSlot, Raised
 from batching.programs import Close, Configure, Drain, Flush, Program
-from shoal.core.request import Request, State
+from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from anyio.abc import TaskGroup
 
+    from batching.program_world import Watched
+
 
 class PolicyWorld(Promises):
     """One program's batcher, its callers, its handler, and what is known of them."""
 
-    def __init__(
-        self, program: Program, tasks: TaskGroup, requests: list[Request], parked: set[Request]
-    ) -> None:
-        super().__init__(program, tasks, requests, parked)
+    def __init__(self, program: Program, tasks: TaskGroup, watched: Watched) -> None:
+        super().__init__(program, tasks, watched)
         self._places = 0
 
     # What the program does
 
     async def do(self, op: Any) -> None:
         match op:
-            case ops.Calls():
-                for shape in op.shapes:
-                    call = self._new(shape, op.asks)
-                    made = self._made(call) if op.asks.early else None
-                    start = self._read_one if self.program.streams else self._call_one
-                    self.tasks.start_soon(start, call, made)
-            case ops.Map():
-                calls = [self._new(shape, op.asks) for shape in op.shapes]
-                made = self._made_map(calls, op) if op.asks.early else None
-                self.tasks.start_soon(self._map_all, op, calls, made)
             case Flush():
                 self.flushed.update(self.in_line(State.QUEUED))
                 self.batcher.flush()
@@ -60,14 +50,31 @@ class PolicyWorld(Promises):
                 except ValueError:
                     assert self.batcher.options is before
                 else:
-                    self.history.append(self.batcher.options)
+                    self.history.append(self.options)
             case _:
                 await super().do(op)
 
+    def _took_in(self) -> None:
+        super()._took_in()
+        self.history.append(self.options)
+
+    def _start(self, op: Any) -> None:
+        if isinstance(op, ops.Map):
+            calls = [self._new(shape, op.asks) for shape in op.shapes]
+            made = self._made_map(calls, op) if op.asks.early else None
+            self.tasks.start_soon(self._map_all, op, calls, made)
+            return
+        for shape in op.shapes:
+            call = self._new(shape, op.asks)
+            made = self._made(call) if op.asks.early else None
+            start = self._read_one if self.program.streams else self._call_one
+            self.tasks.start_soon(start, call, made)
+
     def _new(self, shape: ops.Shape, asks: ops.Asks) -> Call:
         call = Call(
-            len(self.items), (shape.kind,), asks.run_s, 0.0, 0.0, self.batcher.options,
-            shape=shape, asks=asks, world=self, high=shape.cost or 0, made_at=len(self.history) - 1,
+            len(self.items), (shape.kind,), asks.run_s, 0.0, 0.0,
+            options=self.options, shape=shape, asks=asks, world=self,
+            high=shape.cost or 0, made_at=len(self.history) - 1,
         )  # fmt: skip
         if self.program.streams:
             call.script = asks.script
@@ -96,7 +103,7 @@ class PolicyWorld(Promises):
         if not call.asks.early:
             call.made_at = len(self.history) - 1
         call.arrived_at = anyio.current_time()
-        call.options = self.batcher.options
+        call.options = self.options
         under = (self.history[call.made_at], call.options)
         limits = [(call.asks.deadline_s, options.request_timeout_s) for options in under]
         call.dues = [
@@ -190,13 +197,9 @@ class PolicyWorld(Promises):
                 if isinstance(made, Exception):
                     raise made
                 async with made as stream:
-                    while asks.reads is None or len(call.got) < asks.reads:
-                        try:
-                            call.got.append(await anext(stream))
-                        except StopAsyncIteration:
-                            self._judge(call, None)
-                            return
-                        await anyio.sleep(asks.pause_s)
+                    if await self._read_on(stream, call, asks.reads, asks.pause_s):
+                        self._judge(call, None)
+                        return
             except Exception as error:
                 self._judge(call, error)
             else:
@@ -210,7 +213,7 @@ class PolicyWorld(Promises):
         self.given = items
         calls: list[Any] = [request.item for request in shoal.current_batch().requests]
         with self._run(calls) as run:
-            await self._work(calls)
+            await self._work(max(call.run_s for call in calls))
             kinds = [call.shape.kind for call in calls]
             if "raise" in kinds:
                 run.broke_at = 0
@@ -229,7 +232,7 @@ class PolicyWorld(Promises):
         calls: list[Any] = [request.item for request in shoal.current_batch().requests]
         with self._run(calls) as run:
             for step in range(max(len(call.script) for call in calls) + 1):
-                await self._work(calls)
+                await self._work(max(call.run_s for call in calls))
                 kinds = [c.script[step] if step < len(c.script) else "end" for c in calls]
                 if "raise" in kinds:
                     run.broke_at = step
@@ -244,22 +247,3 @@ class PolicyWorld(Promises):
                     run.broke_at = step
                     made.pop()
                 yield made
-
-
-async def run_policy_program(program: Program) -> None:
-    """Runs a program, and raises AssertionError where a promise is not kept."""
-    parked: set[Request] = set()
-    with watched_requests(parked) as requests, anyio.fail_after(1000):
-        async with anyio.create_task_group() as tasks:
-            world = PolicyWorld(program, tasks, requests, parked)
-            async with world.batcher:
-                try:
-                    for op in program.ops:
-                        await world.do(op)
-                    if program.releases:
-                        world.release()
-                finally:
-                    world.closing = True
-                left_at = anyio.current_time()
-            assert anyio.current_time() <= left_at + GRACE_S + EPSILON
-    world.check_at_end(requests)

@@ -16,7 +16,8 @@ import anyio
 
 import shoal
 from batching import policy_programs as ops
-from batching.program_model import EPSILON, InSlot, Item, Raised, Run, World
+from batching.program_model import FormingWorld, InSlot, Item, Raised, Run
+from batching.program_world import EPSILON, Watched
 from shoal.core.queue_policy import SAME
 from shoal.core.request import Request, State
 
@@ -76,7 +77,7 @@ class Call(Item):
             return []
         if self.shape.split == "large":
             room = math.inf
-        most = self.world.batcher.options.max_batch_size
+        most = self.world.options.max_batch_size
         assert 0 < room <= most or self.shape.split == "large"
         self.parts, low = [], self.low
         while low < self.high:
@@ -87,8 +88,9 @@ class Call(Item):
 
     def _part(self, low: float, high: float) -> Call:
         return Call(
-            self.number, self.script, self.run_s, self.arrived_at, self.due, self.options,
-            shape=self.shape, asks=self.asks, world=self.world, low=low, high=high, whole=self,
+            self.number, self.script, self.run_s, self.arrived_at, self.due,
+            options=self.options, shape=self.shape, asks=self.asks, world=self.world,
+            low=low, high=high, whole=self,
         )  # fmt: skip
 
     def line_ends(self) -> list[tuple[float, str]]:
@@ -104,18 +106,14 @@ class Call(Item):
         return ends
 
 
-class Promises(World):
+class Promises(FormingWorld):
     """One program's batcher, and what must hold of it."""
 
     items: list[Call]
 
-    def __init__(
-        self, program: Program, tasks: TaskGroup, requests: list[Request], parked: set[Request]
-    ) -> None:
-        super().__init__(program, tasks)
-        self.requests = requests
-        self.was_parked = parked
-        self.history = [self.batcher.options]
+    def __init__(self, program: Program, tasks: TaskGroup, watched: Watched) -> None:
+        super().__init__(program, tasks, watched)
+        self.history = [self.options]
         self.refused: list[Call] = []
         self.late: list[Call] = []
         self.runs_of: Counter[int] = Counter()
@@ -169,7 +167,8 @@ class Promises(World):
         assert size <= options.max_batch_size
         preferred = options.preferred_batch_sizes
         costly = sum(call.cost > 0 for call in calls) if by_cost else len(calls)
-        assert preferred is None or size <= preferred[-1] or costly == 1
+        if options.batch_wait_timeout_s == 0 and options.idle_timeout_s is None:
+            assert preferred is None or size <= preferred[-1] or costly == 1
         assert list(self.given[: len(calls)]) == calls
         padding = self.given[len(calls) :]
         if options.allowed_batch_sizes is None:
@@ -328,13 +327,13 @@ class Promises(World):
         mine = [r for r in self.requests if (r.item.whole or r.item) is (call.whole or call)]
         if not mine or self.was_parked.intersection(mine):
             return
-        free = len(self.running) < self.batcher.options.max_concurrent_batches
+        free = len(self.running) < self.options.max_concurrent_batches
         assert not free or max(self.free_since, self.changed_at) > call.arrived_at - EPSILON, (
             "it has not left in time"
         )
 
     def _is_overload(self, call: Call, error: Exception, now: float) -> bool:
-        options = self.batcher.options
+        options = self.options
         if call.runs:
             return False
         if "shed" in str(error):
@@ -371,7 +370,7 @@ class Promises(World):
         return False
 
     def check_at_rest(self) -> None:
-        now, options = anyio.current_time(), self.batcher.options
+        now, options = anyio.current_time(), self.options
         statistics = self.batcher.statistics()
         assert statistics.batches_running == len(self.running)
         former = self.batcher._session._intake.former
@@ -407,36 +406,26 @@ class Promises(World):
             )
             assert all(count < enough for count in buckets.values()), "a full batch waits"
 
-    def check_at_end(self, requests: list[Request]) -> None:
+    def check_at_end(self) -> None:
         if self.failure is not None:
             raise self.failure
-        assert all(item.ends == 1 for item in self.items), "a caller has no end, or two"
-        assert len(set(map(id, self.errors))) == len(self.errors), "callers share an error"
-        assert self.batcher.stacks() == [], "a task of the batcher is left"
-        assert self.running == {}
+        super().check_at_end()
         former = self.batcher._session._intake.former
         assert len(former.overdue.timers) == 0, "a timer is left"
         assert list(former._policy.waiting()) == []
-        statistics = self.batcher.statistics()
-        assert (statistics.state, statistics.queued, statistics.parked) == ("closed", 0, 0)
-        assert (statistics.running, statistics.batches_running) == (0, 0)
-        states = Counter(request.state for request in requests)
-        assert sum(states.values()) == (
-            states[State.FINISHED] + states[State.FAILED] + states[State.CANCELLED]
-        ), "an accepted request has not ended"
-        refused = set(self.refused)
-        undone = sum((r.item.whole or r.item) in refused for r in requests)
-        rejected = sum(max(1, len(call.parts)) for call in refused)
-        late = sum(max(1, len(call.parts)) for call in self.late)
-        assert statistics.finished == states[State.FINISHED]
-        assert statistics.failed + statistics.shed == states[State.FAILED] - undone
-        assert statistics.cancelled + statistics.expired == states[State.CANCELLED] + late
-        assert statistics.rejected == rejected
-        assert statistics.shed >= self.shed_seen
-        assert min(statistics.cancelled, statistics.expired - late) >= 0
-        assert sum(statistics.batches.values()) == statistics.batch_size.total == len(self.batches)
-        assert statistics.batch_size.sum == sum(len(run.items) for run in self.batches.values())
         for number, first in self.batches.items():
             breaking = sum(item.breaks for item in first.items)
             halvings = math.ceil(math.log2(len(first.items)))
             assert self.runs_of[number] - 1 <= 2 * breaking * halvings, "too many runs"
+
+    def _check_counts(self) -> None:
+        statistics = self.batcher.statistics()
+        refused = set(self.refused)
+        undone = sum((r.item.whole or r.item) in refused for r in self.requests)
+        rejected = sum(max(1, len(call.parts)) for call in refused)
+        late = sum(max(1, len(call.parts)) for call in self.late)
+        assert statistics.failed + statistics.shed == self.number_in(State.FAILED) - undone
+        assert statistics.cancelled + statistics.expired == self.number_in(State.CANCELLED) + late
+        assert statistics.rejected == rejected
+        assert statistics.shed >= self.shed_seen
+        assert min(statistics.cancelled, statistics.expired - late) >= 0

@@ -1,24 +1,19 @@
-"""Runs a random program and holds all that happens against a plain model of the promises.
-
-The model knows nothing of how the engine works. It watches from outside: what callers get and when,
-what handlers are given and when, the statistics, and each state that a request is put into. Every
-error must have its cause in the program, so a caller for whose call there is no cause to fail must
-have got its own result.
-"""
+"""Programs on a batcher that forms batches of what waits, against a plain model of the promises."""
 
 from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 import shoal
+from batching import program_world
 from batching import programs as ops
-from shoal.core.request import TRANSITIONS, Request, State
-from shoal.testing import settle
+from batching.program_world import EPSILON, Watched, World
+from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -27,8 +22,6 @@ if TYPE_CHECKING:
 
     from shoal.core.options import BatchOptions
 
-EPSILON = 1e-6  # virtual time on trio starts at some large number, so its fractions are rounded
-GRACE_S = 5.0
 BREAKS = ("raise", "short")
 
 
@@ -51,21 +44,16 @@ class Run:
 
 
 @dataclass(eq=False)
-class Item:
-    """One request, as the model knows it; it is the item that the call passes."""
+class Item(program_world.Item):
+    """One request of a batch that is formed of what waits."""
 
-    number: int
-    script: tuple[str, ...]
-    run_s: float
-    arrived_at: float
-    due: float
+    _: KW_ONLY
     options: BatchOptions
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
-    called: bool = False
-    gone: bool = False  # was told to leave before any handler had seen it
-    got: list[Any] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    ends: int = 0
+
+    @property
+    def has_run(self) -> bool:
+        return bool(self.runs)
 
     def steps_of(self, kind: str) -> list[int]:
         return [step for step, slot in enumerate(self.script) if slot == kind]
@@ -79,92 +67,53 @@ class Item:
         return any(slot in BREAKS for slot in self.script)
 
 
-class World:
-    """One program's batcher, its callers, its handler, and what is known of them."""
+class FormingWorld(World):
+    """One program's batcher, which forms batches of what waits, and what must hold of it."""
 
-    def __init__(self, program: ops.Program, tasks: TaskGroup) -> None:
-        self.program = program
-        self.tasks = tasks
+    items: list[Item]
+
+    def __init__(self, program: ops.Program, tasks: TaskGroup, watched: Watched) -> None:
         handler = self._stream_handler if program.streams else self._unary_handler
-        self.batcher: shoal.Batcher[Any] = shoal.Batcher(handler, name="it", **program.options)
-        self.items: list[Item] = []
-        self.errors: list[BaseException] = []
+        batcher: shoal.Batcher[Any] = shoal.Batcher(handler, name="it", **program.options)
+        super().__init__(program, tasks, watched, batcher)
         self.running: dict[int, Run] = {}
         self.batches: dict[int, Run] = {}
         self.last_number = -1
-        self.gate: anyio.Event | None = None
-        self.closing = False
         self.turned_away: set[Item] = set()  # for want of room; or of time, if not accepted
         self.unbound = False  # the line may hold more than the bound that was set meanwhile
         self.free_since = self.changed_at = anyio.current_time()
 
     # What the program does
 
-    async def do(self, op: Any) -> None:
-        match op:
-            case ops.Calls():
-                for _ in range(op.count):
-                    self.tasks.start_soon(self._read if self.program.streams else self._call, op)
-            case ops.Map():
-                self.tasks.start_soon(self._map, op)
-            case ops.Cancel():
-                self._cancel(op.which)
-            case ops.Advance():
-                await anyio.sleep(op.by_s)
-            case ops.Hold():
-                self.gate = self.gate or anyio.Event()
-            case ops.Release():
-                self.release()
-            case ops.Configure():
-                self._configure(op.changes)
-            case ops.Flush():
-                self.batcher.flush()
-            case ops.Drain():
-                self.batcher.drain()
-            case ops.Close():
-                self.closing = True
-                self.tasks.start_soon(self.batcher.aclose)
-            case ops.Settle():
-                await settle()
-                self.check_at_rest()
-
-    def release(self) -> None:
-        if self.gate is not None:
-            self.gate.set()
-            self.gate = None
-
-    def _cancel(self, which: int) -> None:
-        waiting = [item for item in self.items if item.called and not item.ends]
-        if waiting:
-            chosen = waiting[which % len(waiting)]
-            for item in waiting:
-                if item.scope is chosen.scope:
-                    # A reader leaves by closing its stream, at its next turn.
-                    item.gone = not item.runs and not self.program.streams
-            chosen.scope.cancel()
+    def _start(self, op: Any) -> None:
+        if isinstance(op, ops.Map):
+            self.tasks.start_soon(self._map, op)
+            return
+        for _ in range(op.count):
+            self.tasks.start_soon(self._read if self.program.streams else self._call, op)
 
     def _configure(self, changes: dict[str, Any]) -> None:
-        before = self.batcher.options.max_concurrent_batches
-        self.batcher.configure(**changes)
+        before = self.options.max_concurrent_batches
+        super()._configure(changes)
         self.unbound = True
         self.changed_at = anyio.current_time()
-        if self.batcher.options.max_concurrent_batches > before:
+        if self.options.max_concurrent_batches > before:
             self.free_since = self.changed_at
+
+    def _took_in(self) -> None:
+        self.unbound = True
+        self.changed_at = anyio.current_time()
 
     # What callers do
 
     def _arrive(self, script: tuple[str, ...], run_s: float, deadline_s: float | None) -> Item:
         now = anyio.current_time()
-        options = self.batcher.options
+        options = self.options
         limits = [s for s in (deadline_s, options.request_timeout_s) if s is not None]
         due = now + min(limits, default=math.inf)
-        item = Item(len(self.items), script, run_s, now, due, options)
+        item = Item(len(self.items), script, run_s, now, due, options=options)
         self.items.append(item)
         return item
-
-    def _face(self, deadline_s: float | None) -> Any:
-        call = self.batcher.call
-        return call if deadline_s is None else call.options(deadline_s=deadline_s)
 
     async def _call(self, op: ops.Calls) -> None:
         item = self._arrive(op.script, op.run_s, op.deadline_s)
@@ -235,13 +184,9 @@ class World:
             try:
                 item.called = True
                 async with self._face(op.deadline_s)(item) as stream:
-                    while op.reads is None or len(item.got) < op.reads:
-                        try:
-                            item.got.append(await anext(stream))
-                        except StopAsyncIteration:
-                            self._judge(item, None)
-                            return
-                        await anyio.sleep(op.pause_s)
+                    if await self._read_on(stream, item, op.reads, op.pause_s):
+                        self._judge(item, None)
+                        return
             except Exception as error:
                 self._judge(item, error)
             else:
@@ -253,7 +198,7 @@ class World:
 
     async def _unary_handler(self, items: list[Item]) -> list[Any]:
         with self._run(items) as run:
-            await self._work(items)
+            await self._work(max(item.run_s for item in items))
             kinds = [item.script[0] for item in items]
             if "raise" in kinds:
                 run.broke_at = 0
@@ -270,7 +215,7 @@ class World:
     async def _stream_handler(self, items: list[Item]) -> AsyncIterator[list[Any]]:
         with self._run(items) as run:
             for step in range(max(len(item.script) for item in items) + 1):
-                await self._work(items)
+                await self._work(max(item.run_s for item in items))
                 kinds = [i.script[step] if step < len(i.script) else "end" for i in items]
                 if "raise" in kinds:
                     run.broke_at = step
@@ -285,16 +230,9 @@ class World:
                     made.pop()
                 yield made
 
-    async def _work(self, items: list[Item]) -> None:
-        if self.gate is not None:
-            await self.gate.wait()
-        run_s = max(item.run_s for item in items)
-        if run_s:
-            await anyio.sleep(run_s)
-
     @contextmanager
     def _run(self, items: list[Item]) -> Iterator[Run]:
-        run = Run(items, self.batcher.options, anyio.current_time())
+        run = Run(items, self.cut_under(shoal.current_batch()), anyio.current_time())
         batch = shoal.current_batch()
         self._check_batch(run, batch)
         for item in items:
@@ -304,7 +242,7 @@ class World:
             yield run
         finally:
             del self.running[batch.id]
-            if len(self.running) == self.batcher.options.max_concurrent_batches - 1:
+            if len(self.running) == self.options.max_concurrent_batches - 1:
                 self.free_since = anyio.current_time()
 
     # What must hold
@@ -403,9 +341,8 @@ class World:
         assert item.got == (wanted if complete else wanted[: len(item.got)])
 
     def check_at_rest(self) -> None:
-        """What holds whenever every task waits."""
         now = anyio.current_time()
-        options = self.batcher.options
+        options = self.options
         statistics = self.batcher.statistics()
         assert statistics.batches_running == len(self.running)
         free = options.max_concurrent_batches - statistics.batches_running
@@ -424,73 +361,21 @@ class World:
             assert statistics.queued <= bound + max(free, 0) * options.max_batch_size
         assert bound is not None or statistics.parked == 0
 
-    def check_at_end(self, requests: list[Request]) -> None:
-        """What holds when the batcher is closed and all callers have ended."""
-        assert all(item.ends == 1 for item in self.items)
-        assert len(set(map(id, self.errors))) == len(self.errors), "callers share an error"
-        assert self.batcher.stacks() == [], "a task of the batcher is left"
+    def check_at_end(self) -> None:
+        super().check_at_end()
+        self._check_counts()
         assert self.running == {}
         statistics = self.batcher.statistics()
-        assert (statistics.state, statistics.queued, statistics.parked) == ("closed", 0, 0)
-        assert (statistics.running, statistics.batches_running) == (0, 0)
-        states = [request.state for request in requests]
-        assert statistics.finished == states.count(State.FINISHED)
-        assert statistics.failed == states.count(State.FAILED)
-        assert min(statistics.cancelled, statistics.expired) >= 0
-        left = statistics.cancelled + statistics.expired
-        accepted = {request.item for request in requests}
-        refused = {item for item in self.turned_away if item not in accepted or not item.is_late}
-        assert left + statistics.rejected == states.count(State.CANCELLED) + len(refused)
-        assert len(accepted) == len(requests) <= len(self.items) - len(refused)
-        assert not accepted & refused
-        ends = {State.FINISHED, State.FAILED, State.CANCELLED}
-        assert ends.issuperset(states), "an accepted request has not ended"
-        assert sum(statistics.batches.values()) == statistics.batch_size.total == len(self.batches)
+        assert statistics.batch_size.total == len(self.batches)
         assert statistics.batch_size.sum == sum(len(run.items) for run in self.batches.values())
 
-
-@contextmanager
-def watched_requests(parked: set[Request] | None = None) -> Iterator[list[Request]]:
-    """Gives the requests that are accepted, and fails on a step that is not in the table.
-
-    Args:
-        parked: Where to put those that had to wait to be let in.
-    """
-    requests: list[Request] = []
-    wrong: list[tuple[State | None, State]] = []
-
-    def watch(request: Request, name: str, value: Any) -> None:
-        if name == "state":
-            before = getattr(request, "state", None)
-            if before is None:
-                requests.append(request)
-            if value is State.PARKED and parked is not None:
-                parked.add(request)
-            if value not in TRANSITIONS[before]:
-                wrong.append((before, value))
-        object.__setattr__(request, name, value)
-
-    Request.__setattr__ = watch  # type: ignore[method-assign, assignment]
-    try:
-        yield requests
-    finally:
-        del Request.__setattr__
-    assert wrong == []
-
-
-async def run_program(program: ops.Program) -> None:
-    """Runs a program, and raises AssertionError where a promise is not kept."""
-    with watched_requests() as requests, anyio.fail_after(1000):
-        async with anyio.create_task_group() as tasks:
-            world = World(program, tasks)
-            async with world.batcher:
-                try:
-                    for op in program.ops:
-                        await world.do(op)
-                    if program.releases:
-                        world.release()
-                finally:
-                    world.closing = True
-                left_at = anyio.current_time()
-            assert anyio.current_time() <= left_at + GRACE_S + EPSILON
-    world.check_at_end(requests)
+    def _check_counts(self) -> None:
+        statistics = self.batcher.statistics()
+        assert statistics.failed == self.number_in(State.FAILED)
+        assert min(statistics.cancelled, statistics.expired) >= 0
+        left = statistics.cancelled + statistics.expired
+        accepted = {request.item for request in self.requests}
+        refused = {item for item in self.turned_away if item not in accepted or not item.is_late}
+        assert left + statistics.rejected == self.number_in(State.CANCELLED) + len(refused)
+        assert len(accepted) == len(self.requests) <= len(self.items) - len(refused)
+        assert not accepted & refused

@@ -124,17 +124,6 @@ DEADLINES = st.sampled_from([None, None, 0.0, 0.5, 1.0])
 UNARY = st.sampled_from(["ok"] * 6 + ["slot", "slot", "raise", "short"])
 STEPS = st.sampled_from(["item"] * 6 + ["skip", "skip", "slot", "raise", "short"])
 
-_control = st.one_of(
-    st.builds(Cancel, st.integers(0, 20)),
-    st.builds(Advance, QUARTERS),
-    st.builds(Advance, QUARTERS),
-    st.just(Settle()),
-    st.just(Hold()),
-    st.just(Release()),
-    st.builds(Configure, st.fixed_dictionaries({}, optional=OPTIONS)),
-    st.just(Flush()),
-)
-_rare = st.sampled_from([Settle()] * 12 + [Flush()] * 5 + [Drain(), Close()])
 _unary = st.one_of(
     st.builds(
         Calls,
@@ -156,13 +145,27 @@ _streamed = st.builds(
 )
 
 
+def operations(calls: Any, options: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Draws what is done to a batcher, from what may call it and the options that may change."""
+    control = st.one_of(
+        st.builds(Cancel, st.integers(0, 20)),
+        st.builds(Advance, QUARTERS),
+        st.builds(Advance, QUARTERS),
+        st.just(Settle()),
+        st.just(Hold()),
+        st.just(Release()),
+        st.builds(Configure, st.fixed_dictionaries({}, optional=options)),
+        st.just(Flush()),
+    )
+    rare = st.sampled_from([Settle()] * 12 + [Flush()] * 5 + [Drain(), Close()])
+    # What shrinks goes towards the first: an operation that does nothing.
+    return st.one_of(st.just(Settle()), calls, calls, calls, control, control, control, rare)
+
+
 @st.composite
 def programs(draw: st.DrawFn, *, streams: bool) -> Program:
     """Draws a program."""
-    calls = _streamed if streams else _unary
-    # What shrinks goes towards the first: an operation that does nothing.
-    op = st.one_of(st.just(Settle()), calls, calls, calls, _control, _control, _control, _rare)
-    ops = st.lists(op, min_size=12, max_size=30)
+    ops = st.lists(operations(_streamed if streams else _unary, OPTIONS), min_size=12, max_size=30)
     return Program(
         streams,
         draw(

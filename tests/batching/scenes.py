@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-import trio
-import trio.testing
+
+from shoal.testing import settle as settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,16 +17,6 @@ if TYPE_CHECKING:
 
 PENDING: Any = "pending"
 LEFT: Any = "left"
-_MORE_PASSES_THAN_ANY_HAND_OFF_TAKES = 50
-
-
-async def settle() -> None:
-    """Lets every task run until it waits; no time passes."""
-    if trio.lowlevel.in_trio_task():
-        await trio.testing.wait_all_tasks_blocked()
-        return
-    for _ in range(_MORE_PASSES_THAN_ANY_HAND_OFF_TAKES):
-        await asyncio.sleep(0)
 
 
 class Caller:

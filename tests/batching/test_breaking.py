@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,7 +12,7 @@ import shoal
 from batching.scenes import Recorder, line_up, outcome, settle
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
 FATAL = pytest.mark.parametrize("fatal", [KeyboardInterrupt, SystemExit])
@@ -28,6 +29,11 @@ def plain(items: list[Any]) -> list[Any]:
 async def async_generator(items: list[Any]) -> AsyncIterator[list[Any]]:
     yield [0] * len(items)
     raise items[0]("from the handler")
+
+
+async def opened(batch: Any) -> None:
+    (request,) = await batch.join()
+    raise request.item("from the handler")
 
 
 def contains(error: BaseException, kind: type[BaseException]) -> bool:
@@ -51,15 +57,24 @@ async def call_once(batcher: shoal.Batcher[Any], item: Any, ended: list[BaseExce
 
 @BACKENDS
 @FATAL
-@pytest.mark.parametrize("handler", [coroutine, plain, async_generator])
+@pytest.mark.parametrize(
+    ("handler", "fill"),
+    [
+        (coroutine, "closed"),
+        (plain, "closed"),
+        (async_generator, "closed"),
+        (opened, "open"),
+        (opened, "continuous"),
+    ],
+)
 def test_what_ends_the_program_is_not_swallowed_and_no_caller_hangs(
-    backend: str, fatal: type[BaseException], handler: Callable[..., Any]
+    backend: str, fatal: type[BaseException], handler: Callable[..., Any], fill: Any
 ) -> None:
     ended: list[BaseException] = []
     batchers: list[shoal.Batcher[Any]] = []
 
     async def main() -> None:
-        batcher: shoal.Batcher[Any] = shoal.Batcher(handler, max_batch_size=1)
+        batcher: shoal.Batcher[Any] = shoal.Batcher(handler, fill=fill, max_batch_size=1)
         batchers.append(batcher)
         async with batcher, anyio.create_task_group() as tasks:
             for _ in range(3):
@@ -76,10 +91,22 @@ class Broken(BaseException):
     """Like KeyboardInterrupt, but asyncio and the test runner don't know it."""
 
 
+class BreaksWhenAsked(shoal.LinePolicy):
+    """A rule that breaks once all three are in line."""
+
+    def __init__(self, _options: Any) -> None:
+        super().__init__()
+
+    def choose(self, line: Sequence[shoal.Request], now: float, hurry: shoal.Hurry | None) -> Any:
+        if len(line) == 3:
+            raise Broken
+        return shoal.Wait(None)
+
+
 @pytest.mark.real_time
 @pytest.mark.anyio
 async def test_callers_elsewhere_are_told_what_broke_the_batcher() -> None:
-    batcher = shoal.Batcher(plain, max_batch_size=1)
+    batcher = shoal.Batcher(plain, max_batch_size=1, policy=BreaksWhenAsked)
     outcomes: list[Any] = []
 
     async def caller(item: Any) -> None:
@@ -157,3 +184,25 @@ async def test_an_ordinary_failure_of_the_handler_does_not_break_the_batcher() -
         assert isinstance(await outcome(call(0)), ZeroDivisionError)
         assert batcher.is_alive
         assert batcher.failure is None
+
+
+@pytest.mark.real_time
+def test_the_end_of_asyncios_loop_breaks_no_batcher(caplog: pytest.LogCaptureFixture) -> None:
+    async def echo(items: list[int]) -> list[int]:
+        return items
+
+    batchers = [shoal.Batcher(echo) for _ in range(8)]
+
+    async def keep_open(batcher: shoal.Batcher[Any]) -> None:
+        async with batcher:
+            await anyio.sleep_forever()
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(keep_open(batcher)) for batcher in batchers]
+        await anyio.sleep(0.01)
+        assert await batchers[0].call(1) == 1
+        assert not any(task.done() for task in tasks)
+
+    asyncio.run(main())  # which cancels the tasks that are left, all of them
+    assert {batcher.statistics().state for batcher in batchers} == {"closed"}
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

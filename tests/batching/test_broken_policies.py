@@ -45,6 +45,35 @@ class BreaksWhenAsked(InOrder):
         raise KeyError("waiting")
 
 
+class Panic(BaseException):
+    """Like the class that Rust extensions raise."""
+
+
+class PanicsWhenAsked(InOrder):
+    def decide(self, now: float, hurry: shoal.Hurry | None) -> shoal.Cut | shoal.Wait:
+        if self._line:
+            raise Panic("decide")
+        return super().decide(now, hurry)
+
+
+class PanicsInTake(InOrder):
+    def take(self, cut: shoal.Cut) -> list[shoal.Request]:
+        raise Panic("take")
+
+
+class PanicsInRemove(InOrder):
+    def remove(self, request: shoal.Request) -> None:
+        super().remove(request)
+        raise Panic("remove")
+
+
+class PanicsForBad(InOrder):
+    def add(self, request: shoal.Request) -> bool:
+        if request.item == "bad":
+            raise Panic("add")
+        return super().add(request)
+
+
 class Loses(InOrder):
     def add(self, request: shoal.Request) -> bool:
         return request.item == "lost" or super().add(request)
@@ -109,7 +138,9 @@ async def ends(policy: Any, *items: str, **options: Any) -> list[Any]:
     return [caller.outcome for caller in callers]
 
 
-@pytest.mark.parametrize("policy", [BreaksWhenAsked, Loses, HandsOutTwice])
+@pytest.mark.parametrize(
+    "policy", [BreaksWhenAsked, Loses, HandsOutTwice, PanicsWhenAsked, PanicsInTake]
+)
 async def test_whoever_waits_hears_of_it(policy: Any) -> None:
     for error in await ends(policy, "lost"):
         assert isinstance(error, shoal.BatcherClosed)
@@ -149,3 +180,82 @@ async def test_who_was_parked_and_can_not_be_filed_hears_of_it() -> None:
             pass
     assert not scope.cancelled_caught
     assert isinstance(callers[2].outcome, shoal.BatcherClosed | KeyError)
+
+
+@pytest.mark.parametrize("policy", [PanicsWhenAsked, PanicsInTake])
+async def test_a_policy_that_panics_breaks_the_batcher_with_that_cause(policy: Any) -> None:
+    batcher = shoal.Batcher(Recorder(), policy=policy)
+    callers: list[Any] = []
+
+    async def use() -> None:
+        async with anyio.create_task_group() as tasks, batcher as call:
+            callers.extend(await line_up(tasks, call(1), call(2)))
+            await anyio.sleep_forever()
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        await use()
+    assert raised.value.subgroup(Panic) is not None
+    assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 2
+    assert all(type(caller.outcome.__cause__) is Panic for caller in callers)
+
+
+async def test_who_leaves_a_policy_that_panics_leaves_and_the_others_are_answered() -> None:
+    handler = Held()
+    async with (
+        shoal.Batcher(handler, max_batch_size=1, policy=PanicsInRemove) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        await line_up(tasks, call("runs"))
+        await settle()
+        (stays,) = await line_up(tasks, call("stays"))
+        with pytest.raises(Panic), anyio.move_on_after(1):
+            await call("leaves")
+        handler.gate.set()
+    assert stays.outcome == "stays"
+
+
+@pytest.mark.parametrize("how", [Panic, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("option", ["policy", "bucket_by", "batch_size_fn"])
+async def test_new_options_that_panic_over_one_request_forget_no_other(
+    option: str, how: Any
+) -> None:
+    class Refuses(InOrder):
+        def add(self, request: shoal.Request) -> bool:
+            return bool(value_of(request.item)) and super().add(request)
+
+    def value_of(item: Any) -> int:
+        if item == "bad":
+            raise how("no")
+        return 1
+
+    handler = Held()
+    batcher = shoal.Batcher(handler, max_batch_size=1)
+    changes: Any = {option: Refuses if option == "policy" else value_of}
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("runs"))
+        await settle()
+        callers = await line_up(tasks, call("a"), call("bad"), call("b"))
+        if how is Panic:
+            batcher.configure(**changes)
+        else:
+            with pytest.raises(how):
+                batcher.configure(**changes)
+        await settle()
+        assert type(callers[1].outcome) is shoal.HandlerFailed
+        assert type(callers[1].outcome.__cause__) is how
+        handler.gate.set()
+    assert [callers[0].outcome, callers[2].outcome] == ["a", "b"]
+    assert batcher.statistics().queued == 0
+
+
+async def test_a_policy_that_is_made_only_once_leaves_nobody_waiting() -> None:
+    made: list[Any] = []
+
+    def once(options: Any) -> Any:
+        if len(made) == 2:  # one to see whether it is a policy, one to go by
+            raise KeyError("made")
+        made.append(options)
+        return BreaksWhenAsked(options)
+
+    for error in await ends(once, "waits", "too"):
+        assert isinstance(error, shoal.BatcherClosed)

@@ -90,12 +90,29 @@ async def test_a_class_is_refused_as_a_handler(handler: Any) -> None:
         shoal.Batcher(handler)
 
 
-async def test_a_handler_without_a_parameter_is_refused() -> None:
-    async def handler() -> list[int]:
-        return []
+async def test_a_handler_without_parameters_batches_calls_without_arguments() -> None:
+    async def draw() -> list[int]:
+        return list(range(shoal.current_batch().size))
 
-    with pytest.raises(TypeError, match="takes the batch as a list"):
-        shoal.Batcher(handler)
+    class Dice:
+        @shoal.batch
+        async def roll(self) -> list[int]:
+            return [6] * shoal.current_batch().size
+
+    async with shoal.Batcher(draw, max_batch_size=3) as call:
+        assert sorted(await outcomes(call(), call(), call())) == [0, 1, 2]
+        with pytest.raises(TypeError):
+            await call(1)
+    dice: Any = Dice()
+    async with shoal.open_batchers(dice.roll):
+        assert await outcomes(dice.roll(), dice.roll()) == [6, 6]
+
+
+async def test_a_handler_of_open_batches_without_a_parameter_is_refused() -> None:
+    async def handler() -> None: ...
+
+    with pytest.raises(TypeError, match="takes the batch alone"):
+        shoal.Batcher(handler, fill="open")
 
 
 async def test_a_call_in_a_cancelled_scope_never_reaches_the_handler() -> None:

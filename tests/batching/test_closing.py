@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import shoal
@@ -106,7 +108,8 @@ async def test_the_counts_say_what_became_of_the_requests_since_closing_began(
         counts = await batcher.aclose()
         assert await batcher.aclose() == counts
     assert counts == shoal.ClosingCounts(finished=3, failed=0, cancelled=1)
-    assert [str(counts) in record.getMessage() for record in caplog.records].count(True) == 1
+    said = "while closing: 3 finished, 0 failed, 1 cancelled"
+    assert [said in record.getMessage() for record in caplog.records].count(True) == 1
 
 
 async def test_the_counts_of_a_forced_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +120,7 @@ async def test_the_counts_of_a_forced_end_are_logged_once(caplog: pytest.LogCapt
         await line_up(tasks, call(1))
         await settle()
         await batcher.aclose()
-    assert ["closed with" in record.getMessage() for record in caplog.records].count(True) == 1
+    assert ["closed, having" in record.getMessage() for record in caplog.records].count(True) == 1
 
 
 async def test_leaving_the_block_waits_for_callers_outside_it() -> None:
@@ -243,7 +246,10 @@ async def test_leaving_open_batchers_drains_each_function() -> None:
 
 
 @pytest.mark.real_time
-async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it() -> None:
+async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.batching.session.LAST_ANSWERS_S", 0.0)
     gate, started = threading.Event(), threading.Event()
     ended: list[int] = []
 
@@ -266,3 +272,104 @@ async def test_a_thread_can_not_be_cancelled_so_closing_waits_for_it() -> None:
         gate.set()
     assert ended == [1]
     assert isinstance(closer.outcome, shoal.ClosingCounts)
+
+
+async def stubborn(items: list[Any]) -> list[Any]:
+    with anyio.CancelScope(shield=True):
+        await anyio.sleep(7)
+    return items
+
+
+async def test_what_runs_and_can_not_be_cancelled_is_answered_even_with_a_budget_of_0() -> None:
+    batcher = shoal.Batcher(stubborn, max_batch_size=1, graceful_shutdown_timeout_s=0)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(1), call(2))
+        await settle()
+        began = anyio.current_time()
+        counts = await batcher.aclose()
+        assert anyio.current_time() - began == pytest.approx(7)
+    assert callers[0].outcome == 1
+    assert isinstance(callers[1].outcome, shoal.BatcherClosed)
+    assert callers[1].ended_at == pytest.approx(began)
+    assert counts == shoal.ClosingCounts(1, 1, 0)
+
+
+async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budget() -> None:
+    async def never(items: list[Any]) -> list[Any]:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(1000)
+        return items
+
+    batcher = shoal.Batcher(never, graceful_shutdown_timeout_s=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (caller,) = await line_up(tasks, call(1))
+        await settle()
+        began = anyio.current_time()
+        tasks.start_soon(batcher.aclose)
+    assert isinstance(caller.outcome, shoal.BatcherClosed)
+    assert caller.ended_at == pytest.approx(began + 13)
+
+
+async def test_what_is_in_line_may_be_dropped_and_what_runs_is_answered() -> None:
+    async def slow(items: list[Any]) -> list[Any]:
+        await anyio.sleep(5)
+        return items
+
+    batcher = shoal.Batcher(slow, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(1), call(2), call(3))
+        await settle()
+        began = anyio.current_time()
+        counts = await batcher.aclose(drop_queued=True)
+    assert callers[0].outcome == 1
+    for caller in callers[1:]:
+        assert isinstance(caller.outcome, shoal.BatcherClosed)
+        assert caller.ended_at == pytest.approx(began)
+    assert counts == shoal.ClosingCounts(1, 2, 0)
+
+
+async def test_what_drains_may_be_dropped_after_all() -> None:
+    async def slow(items: list[Any]) -> list[Any]:
+        await anyio.sleep(5)
+        return items
+
+    batcher = shoal.Batcher(slow, max_batch_size=1)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(1), call(2), call(3))
+        await settle()
+        tasks.start_soon(batcher.aclose)
+        await anyio.sleep(6)
+        await batcher.aclose(drop_queued=True)
+    assert [type(caller.outcome) for caller in callers] == [int, int, shoal.BatcherClosed]
+
+
+@pytest.mark.real_time
+async def test_a_thread_that_ends_answers_its_callers_even_with_a_budget_of_0() -> None:
+    started, gate = threading.Event(), threading.Event()
+
+    def handler(items: list[Any]) -> list[Any]:
+        started.set()
+        gate.wait(5)
+        return items
+
+    batcher = shoal.Batcher(handler, max_batch_size=1, graceful_shutdown_timeout_s=0)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(1), call(2))
+        await anyio.to_thread.run_sync(started.wait)
+        tasks.start_soon(batcher.aclose)
+        while isinstance(callers[1].outcome, str):
+            await anyio.lowlevel.checkpoint()
+        gate.set()
+    assert callers[0].outcome == 1
+    assert isinstance(callers[1].outcome, shoal.BatcherClosed)
+
+
+async def test_what_was_served_in_a_batchers_life_is_logged_at_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "shoal")
+    async with shoal.Batcher(Recorder(), name="embed") as call:
+        await call.map(range(25))
+    (line,) = [r.getMessage() for r in caplog.records if "closed" in r.getMessage()]
+    assert line.startswith("embed: closed, having served 25 requests in its life")
+    assert line.endswith("; of these while closing: 0 finished, 0 failed, 0 cancelled")

@@ -47,38 +47,6 @@ async def test_a_wrong_change_changes_nothing(changes: Any, error: type[Exceptio
         assert await call(1) == 1
 
 
-async def test_a_smaller_size_sends_at_once_what_is_full_by_it() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        await line_up(tasks, *map(call, range(4)))
-        batcher.set_max_batch_size(2)
-        await settle()
-        assert handler.batches == [[0, 1], [2, 3]]
-
-
-async def test_a_shorter_wait_counts_from_the_arrival() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        arrived = anyio.current_time()
-        await line_up(tasks, call(0))
-        await anyio.sleep(5)
-        batcher.set_batch_wait_timeout_s(8)
-    assert handler.started_at[0] - arrived == pytest.approx(8)
-
-
-async def test_a_longer_wait_holds_for_the_batch_that_is_forming() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=10)
-    async with batcher as call, anyio.create_task_group() as tasks:
-        arrived = anyio.current_time()
-        await line_up(tasks, call(0))
-        await anyio.sleep(5)
-        batcher.configure(batch_wait_timeout_s=20)
-    assert handler.started_at[0] - arrived == pytest.approx(20)
-
-
 async def test_more_slots_start_at_once() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1)
@@ -182,8 +150,6 @@ async def test_a_decorated_function_is_configured_while_it_is_open() -> None:
     async def sizes(items: list[int]) -> list[int]:
         return [len(items)] * len(items)
 
-    with pytest.raises(shoal.NotOpen):
-        sizes.set_max_batch_size(3)
     async with shoal.open_batchers(sizes):
         sizes.set_max_batch_size(3)
         sizes.set_batch_wait_timeout_s(1.5)
@@ -229,3 +195,182 @@ async def test_a_line_too_small_for_full_batches_is_warned_of(
         assert warnings() == 1
         batcher.configure(max_batch_size=5)
         assert warnings() == 0
+
+
+async def test_a_batch_that_gathers_keeps_its_size_and_its_wait() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=50)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        began = anyio.current_time()
+        await line_up(tasks, call(0), call(1))
+        await anyio.sleep(5)
+        batcher.configure(max_batch_size=1, batch_wait_timeout_s=0)
+        assert batcher.get_max_batch_size() == 1
+        assert batcher.get_batch_wait_timeout_s() == 0
+        await anyio.sleep(5)
+        assert handler.batches == []
+        await line_up(tasks, call(2))
+        await settle()
+        assert handler.batches == [[0, 1, 2]]
+        await line_up(tasks, call(3), call(4))
+        await settle()
+        assert handler.batches[1:] == [[3], [4]]
+        batcher.configure(max_batch_size=9, batch_wait_timeout_s=7)
+        await line_up(tasks, call(5))
+        batcher.set_batch_wait_timeout_s(0)
+        await anyio.sleep(6)
+        assert handler.batches[3:] == []
+    assert handler.batches[3:] == [[5]]
+    assert [at - began for at in handler.started_at] == pytest.approx([10, 10, 10, 17])
+
+
+async def test_when_those_that_gathered_have_left_the_new_options_hold() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, call(0), call(1))
+        await settle()
+        batcher.configure(max_batch_size=2)
+        for caller in callers:
+            caller.leave()
+        await settle()
+        assert await call.map([2, 3]) == [2, 3]
+    assert handler.batches == [[2, 3]]
+
+
+async def test_a_call_that_joins_what_gathers_does_so_by_its_options() -> None:
+    handler = Recorder()
+    batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        await settle()
+        batcher.configure(bucket_by=lambda n: n % 2, batch_size_fn=lambda n: n, max_batch_size=5)
+        callers = await line_up(tasks, call(7), call(8), call(4), call(9))
+        await settle()
+        assert handler.batches == [[0, 7, 8]]
+        assert isinstance(callers[3].outcome, shoal.ItemTooLarge)
+        batcher.flush()
+        await settle()
+        assert handler.batches[1:] == [[4]]
+
+
+async def test_bounds_on_who_is_let_in_hold_at_once() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=9)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        await settle()
+        batcher.configure(max_queued_requests=0, max_batch_size=2, max_concurrent_batches=2)
+        await settle()
+        assert batcher.scheduling_capacity() == 5  # two slots of three, less the one that waits
+        await line_up(tasks, call(1), call(2))
+        await settle()
+        assert held.batches == [[0, 1, 2]]
+        await line_up(tasks, call(3), call(4))
+        await settle()
+        assert isinstance(await outcome(call(5)), shoal.Overloaded)
+        held.gate.set()
+    assert held.batches == [[0, 1, 2], [3, 4]]
+
+
+async def test_what_runs_keeps_the_options_under_which_it_gathered() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=5, handler_timeout_s=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (caller,) = await line_up(tasks, call(0))
+        await settle()
+        batcher.configure(handler_timeout_s=100)
+        await anyio.sleep(9)
+        assert isinstance(caller.outcome, shoal.HandlerTimeout)
+        held.gate.set()
+
+
+async def test_an_open_batch_keeps_the_options_with_which_it_began() -> None:
+    sizes: list[int] = []
+
+    async def handler(batch: shoal.OpenBatch[int, int]) -> None:
+        joined = [request async for request in batch]
+        sizes.append(len(joined))
+        for request in joined:
+            request.finish(request.item)
+
+    batcher: Any = shoal.Batcher(handler, fill="open", max_batch_size=3, batch_wait_timeout_s=50)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0), call(1))
+        await settle()
+        batcher.configure(max_batch_size=1, batch_wait_timeout_s=0)
+        await anyio.sleep(5)
+        assert sizes == []
+        await line_up(tasks, call(2))
+        await settle()
+        assert sizes == [3]
+        await line_up(tasks, call(3), call(4))
+        await settle()
+        assert sizes == [3, 1, 1]
+
+
+class Model:
+    def __init__(self, size: int | None = None) -> None:
+        self.batches: list[int] = []
+        if size is not None:
+            self.predict.set_max_batch_size(size)
+
+    def reconfigure(self, config: dict[str, Any]) -> None:
+        self.predict.configure(**config)
+
+    @shoal.batch(max_batch_size=4, batch_wait_timeout_s=1)
+    async def predict(self, items: list[int]) -> list[int]:
+        self.batches.append(len(items))
+        return items
+
+
+async def test_setters_work_before_a_method_is_open_for_each_instance_apart() -> None:
+    small, usual = Model(2), Model()
+    assert (small.predict.get_max_batch_size(), usual.predict.get_max_batch_size()) == (2, 4)
+    small.reconfigure({"batch_wait_timeout_s": 0.5})
+    assert small.predict.get_batch_wait_timeout_s() == 0.5
+    assert usual.predict.get_batch_wait_timeout_s() == 1
+    for _ in range(2):  # what was set outlives the batcher
+        async with shoal.open_batchers(small.predict, usual.predict):
+            await small.predict.map(range(4))
+            await usual.predict.map(range(4))
+    assert (small.batches, usual.batches) == ([2, 2, 2, 2], [4, 4])
+    async with shoal.open_batchers():
+        await small.predict.map(range(4))
+    assert small.batches == [2, 2, 2, 2, 2, 2]
+
+
+async def test_a_setter_before_opening_is_checked() -> None:
+    model = Model()
+    with pytest.raises(ValueError, match="max_batch_size must be at least 1"):
+        model.predict.set_max_batch_size(0)
+    with pytest.raises(TypeError, match="not an option"):
+        model.predict.configure(size=3)
+    assert model.predict.get_max_batch_size() == 4
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_what_was_set_in_one_event_loop_holds_in_the_next(backend: str) -> None:
+    @shoal.batch(max_batch_size=4)
+    async def sizes(items: list[int]) -> list[int]:
+        return [len(items)] * len(items)
+
+    async def first() -> None:
+        async with shoal.open_batchers(sizes):
+            sizes.set_max_batch_size(2)
+
+    async def second() -> list[int]:
+        async with shoal.open_batchers(sizes):
+            assert sizes.get_max_batch_size() == 2
+            return await sizes.map(range(4))
+
+    anyio.run(first, backend="trio")
+    assert anyio.run(second, backend=backend) == [2, 2, 2, 2]
+
+
+async def test_what_was_set_of_an_instance_goes_with_it() -> None:
+    model = Model(2)
+    settings = Model.predict._opening.settings
+    before = len(settings._of_instances)
+    del model
+    assert len(settings._of_instances) == before - 1

@@ -59,14 +59,18 @@ async def test_who_waits_is_served_by_the_new_options_in_order_of_arrival(
 
 
 async def test_a_new_window_counts_from_the_arrival() -> None:
-    handler = Recorder()
-    batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
+    held = Held()
+    batcher = shoal.Batcher(held, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call("plug"))
+        batcher.flush()
+        await settle()
         started = anyio.current_time()
         await line_up(tasks, call(1))
         await anyio.sleep(4)
         batcher.configure(idle_timeout_s=6, batch_wait_timeout_s=0)
-    assert handler.started_at == [pytest.approx(started + 6)]
+        held.gate.set()
+    assert held.started_at[1:] == [pytest.approx(started + 6)]
 
 
 async def test_what_is_too_large_under_the_new_options_fails_alone() -> None:

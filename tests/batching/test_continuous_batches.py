@@ -794,6 +794,7 @@ async def test_a_batch_has_the_requests_that_are_active(kind: Kind) -> None:
 # What is left behind
 
 
+@pytest.mark.slow
 async def test_ten_thousand_requests_leave_nothing_behind() -> None:
     async def handler(batch: Any) -> None:
         async for request in batch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -165,6 +166,29 @@ async def test_statistics_say_where_every_request_is() -> None:
     assert (then.finished, then.failed, then.cancelled) == (3, 1, 1)
     assert then.batch_size.total == 2
     assert then.batch_size.sum == 5
+
+
+async def test_the_scheduling_capacity_is_what_would_start_at_once() -> None:
+    held = Held()
+    batcher = shoal.Batcher(
+        held, max_batch_size=4, max_concurrent_batches=2, batch_wait_timeout_s=None
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        assert batcher.scheduling_capacity() == 8
+        await line_up(tasks, *map(call, range(3)))
+        assert batcher.scheduling_capacity() == 5
+        await line_up(tasks, call(3))
+        await settle()
+        assert batcher.scheduling_capacity() == 4
+        await line_up(tasks, *map(call, range(6)))
+        await settle()
+        assert batcher.scheduling_capacity() == batcher.statistics().scheduling_capacity == 0
+        held.gate.set()
+        batcher.flush()
+    assert batcher.scheduling_capacity() == 0
+    unbounded = shoal.Batcher(held, max_concurrent_batches=None)
+    async with unbounded:
+        assert unbounded.scheduling_capacity() == math.inf
 
 
 async def test_wait_and_run_times_are_measured_in_seconds() -> None:

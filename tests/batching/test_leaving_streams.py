@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Steps, read_all, settle
+from shoal.core.request import State
 
 pytestmark = pytest.mark.anyio
 
@@ -238,3 +240,121 @@ async def test_leaving_while_the_handler_is_held_by_this_reader_lets_it_go_on() 
             await settle()
             assert fast.items == [0, 1, 2]
             steps.end()
+
+
+async def read_one(stream: Any) -> Any:
+    async for item in stream:
+        return item
+    raise AssertionError("there was none")
+
+
+@pytest.mark.filterwarnings("ignore:a stream of")
+async def test_a_stream_that_is_broken_off_and_dropped_frees_its_place_at_once() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, max_batch_size=1, slow_reader_timeout_s=None)
+        async with batcher as call:
+            steps.step("first")
+            assert await read_one(call("a")) == "first"
+            await settle()
+            assert steps.closed
+            assert batcher.statistics().running == 0
+            assert batcher.statistics().cancelled == 1
+            steps.step("second")
+            async with call("b") as stream:
+                assert await anext(stream) == "second"
+
+
+@pytest.mark.filterwarnings("ignore:a stream of")
+async def test_a_dropped_stream_that_waits_in_line_leaves_it() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler, max_batch_size=1) as call, call("a"):
+            stream = await call("b").__aenter__()
+            assert stream.request.state is State.QUEUED
+            request = stream.request
+            del stream
+            await settle()
+            assert request.state is State.CANCELLED
+
+
+@pytest.mark.filterwarnings("ignore:a stream of")
+async def test_a_dropped_stream_no_longer_holds_back_the_others_of_its_batch() -> None:
+    with Steps() as steps:
+        batcher = pair_of(steps, stream_buffer=1, slow_reader_timeout_s=None)
+        async with batcher as call, anyio.create_task_group() as tasks:
+            dropped = await call("a").__aenter__()
+            (reader,) = await read_all(tasks, call("b"))
+            for number in range(3):
+                steps.step(number, number)
+            await settle()
+            assert reader.items == [0]
+            del dropped
+            await settle()
+            assert reader.items == [0, 1, 2]
+            steps.end()
+
+
+async def test_a_dropped_stream_warns() -> None:
+    with Steps() as steps:
+        async with shoal.Batcher(steps.handler) as call:
+            stream = call("a")
+            await stream.__aenter__()
+            with pytest.warns(ResourceWarning, match="a stream of .* was not closed"):
+                del stream
+            await settle()
+
+
+async def test_a_stream_that_was_never_entered_is_dropped_without_a_trace() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler)
+        async with batcher as call:
+            call("a")
+            await settle()
+            assert batcher.statistics().cancelled == 0
+            assert not batcher._session._intake.watches
+
+
+async def test_a_stream_that_was_read_or_left_is_watched_no_more() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, max_batch_size=1)
+        async with batcher as call:
+            steps.step(1)
+            steps.end()
+            first = call("a")
+            assert [item async for item in first] == [1]
+            async with call("b") as second:
+                pass
+            await settle()
+            assert not batcher._session._intake.watches
+            del first, second
+
+
+@pytest.mark.real_time
+@pytest.mark.filterwarnings("ignore:a stream of")
+async def test_a_stream_that_is_dropped_in_another_thread_frees_its_place() -> None:
+    with Steps() as steps:
+        batcher = shoal.Batcher(steps.handler, max_batch_size=1, slow_reader_timeout_s=None)
+        async with batcher as call:
+            held = [call("a")]
+            await held[0].__aenter__()
+            steps.step(1)
+            await anyio.to_thread.run_sync(held.clear)
+            with anyio.fail_after(5):
+                while not steps.closed:
+                    await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.filterwarnings("ignore:a stream of")
+def test_a_stream_may_be_dropped_after_its_event_loop_has_ended(backend: str) -> None:
+    kept: list[Any] = []
+
+    async def main() -> None:
+        with Steps() as steps:
+            batcher = shoal.Batcher(steps.handler, graceful_shutdown_timeout_s=0)
+            async with batcher as call:
+                stream = call("a")
+                await stream.__aenter__()
+                kept.append(stream)
+
+    anyio.run(main, backend=backend)
+    kept.clear()

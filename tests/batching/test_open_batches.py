@@ -599,22 +599,22 @@ async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_to_be_let
         tasks.cancel_scope.cancel()
 
 
-async def test_options_change_the_batch_that_is_open(kind: Kind) -> None:
+async def test_options_change_the_batch_after_the_one_that_is_open(kind: Kind) -> None:
     handler = Taker(kind)
-    batcher = of(handler, kind, max_batch_size=9, batch_wait_timeout_s=None)
+    batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        await kind.line_up(tasks, call, 0, 1)
-        await anyio.sleep(1)
-        batcher.configure(max_batch_size=2)
-        await settle()
-        assert handler.reasons == [CutReason.FULL]
-        await kind.line_up(tasks, call, 2)
+        await kind.line_up(tasks, call, 0)
         await anyio.sleep(1)
         batcher.configure(batch_wait_timeout_s=5, max_batch_size=9)
-        await kind.line_up(tasks, call, 3)
+        await anyio.sleep(6)
+        assert handler.closed == []
+        await kind.line_up(tasks, call, 1)
+        await settle()
+        assert handler.reasons == [CutReason.FULL]
+        await kind.line_up(tasks, call, 2, 3, 4)
         await anyio.sleep(10)
-        assert handler.batches == [[0, 1], [2, 3]]
-        assert handler.closed == [1, 6]
+        assert handler.batches == [[0, 1], [2, 3, 4]]
+        assert handler.closed == [7, 12]
 
 
 async def test_more_slots_help_at_once(kind: Kind) -> None:
@@ -705,25 +705,6 @@ async def test_after_the_grace_all_who_are_left_fail(kind: Kind) -> None:
     assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 3
     assert handler.cancelled == 1
     assert batcher.stacks() == []
-
-
-@pytest.mark.parametrize("fill", ["open", "continuous"])
-async def test_what_ends_the_program_breaks_the_batcher(fill: Any) -> None:
-    class Fatal(BaseException):
-        pass
-
-    async def handler(batch: Any) -> None:
-        await batch.join()
-        raise Fatal
-
-    batcher = shoal.Batcher(handler, fill=fill)
-    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012
-        async with batcher as call:
-            error = await outcome(call(1))
-            assert isinstance(error, shoal.BatcherClosed)
-            assert isinstance(error.__cause__, Fatal)
-    assert caught.group_contains(Fatal)
-    assert isinstance(batcher.failure, Fatal)
 
 
 # What a handler can know and do

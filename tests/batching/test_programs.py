@@ -1,15 +1,21 @@
-"""Random programs against a plain model of the promises; `program_model` says what is checked."""
+"""Random programs in three vocabularies, each against its model; `program_world` says how."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import trio
 from hypothesis import HealthCheck, given, settings
 
-from batching.program_model import run_program
+from batching.open_program_model import OpenWorld
+from batching.open_programs import open_programs
+from batching.policy_model import PolicyWorld
+from batching.policy_programs import policy_programs
+from batching.program_model import FormingWorld
+from batching.program_world import World, run_program
 from batching.programs import (
     Advance,
     Calls,
@@ -25,24 +31,26 @@ from batching.programs import (
 )
 from shoal.testing import run_virtually
 
-PROGRAMS = 500
 SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_PROGRAMS", "20000"))
 
-quick = settings(
-    max_examples=PROGRAMS // 4,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
+
+class Vocabulary(NamedTuple):
+    """What programs may say, and what must hold then; the world is told by the harness."""
+
+    programs: Any
+    world: type[World]
+    examples: int
+
+
+VOCABULARIES = {
+    "forming": Vocabulary(programs, FormingWorld, 125),
+    "policies": Vocabulary(policy_programs, PolicyWorld, 375),
+    "open": Vocabulary(open_programs, OpenWorld, 150),
+}
+common = settings(
+    deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck)
 )
-long = settings(
-    max_examples=SOAK_PROGRAMS // 4,
-    deadline=None,
-    print_blob=True,
-    report_multiple_bugs=False,
-    suppress_health_check=list(HealthCheck),
-)
+long = settings(common, max_examples=SOAK_PROGRAMS // 4, print_blob=True)
 
 
 FIVE = Calls(5, ("ok",))
@@ -100,47 +108,46 @@ FOUND: dict[str, Program] = {
 }
 
 
-def run(backend: str, program: Program) -> None:
+def run(backend: str, world: type[World], program: Program) -> None:
     trio._core._run._r.seed(program.seed)  # type: ignore[attr-defined] # its scheduler is random
-    run_virtually(run_program, program, backend=backend)
+    run_virtually(run_program, world, program, backend=backend)
+
+
+def search(name: str, backend: str, *, streams: bool, how: settings) -> None:
+    """Looks for a program after which a promise is not kept."""
+    vocabulary = VOCABULARIES[name]
+
+    @how
+    @given(program=vocabulary.programs(streams=streams))
+    def keeps_the_promises(program: Program) -> None:
+        run(backend, vocabulary.world, program)
+
+    keeps_the_promises()
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("promise", FOUND)
 def test_what_was_found_once(backend: str, promise: str) -> None:
     for seed in range(4):
-        run(backend, replace(FOUND[promise], seed=seed))
+        run(backend, FormingWorld, replace(FOUND[promise], seed=seed))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)  # takes seconds; but when it fails Hypothesis looks for a short program
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-@quick
-@given(program=programs(streams=False))
-def test_calls_keep_the_promises(backend: str, program: Program) -> None:
-    run(backend, program)
-
-
-@pytest.mark.timeout(200)  # takes seconds; but when it fails Hypothesis looks for a short program
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-@quick
-@given(program=programs(streams=True))
-def test_streams_keep_the_promises(backend: str, program: Program) -> None:
-    run(backend, program)
+@pytest.mark.parametrize("streams", [False, True], ids=["calls", "streams"])
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_the_promises_are_kept(name: str, streams: bool, backend: str) -> None:
+    quick = settings(
+        common, max_examples=VOCABULARIES[name].examples, derandomize=True, database=None
+    )
+    search(name, backend, streams=streams, how=quick)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-@long
-@given(program=programs(streams=False))
-def test_many_calls_keep_the_promises(backend: str, program: Program) -> None:
-    run(backend, program)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-@long
-@given(program=programs(streams=True))
-def test_many_streams_keep_the_promises(backend: str, program: Program) -> None:
-    run(backend, program)
+@pytest.mark.parametrize("streams", [False, True], ids=["calls", "streams"])
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_the_promises_are_kept_by_many(name: str, streams: bool, backend: str) -> None:
+    search(name, backend, streams=streams, how=long)

@@ -17,21 +17,23 @@ pytestmark = pytest.mark.anyio
 
 async def found_after(use: Any, handler: Any, **options: Any) -> list[str]:
     """Uses a batcher and returns the types of what only a garbage collector can free."""
-    async with shoal.Batcher(handler, **options) as call:
-        await use(call)  # what is made once is made now
-        await settle()
-        gc.collect()
-        gc.disable()
-        try:
+    gc.freeze()  # what there was before, a whole test run's modules, need not be looked at
+    try:
+        async with shoal.Batcher(handler, **options) as call:
+            await use(call)  # what is made once is made now
+            await settle()
+            gc.collect()
+            gc.disable()
             await use(call)
             await settle()
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
             return [type(found).__name__ for found in gc.garbage]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+        gc.unfreeze()
 
 
 async def results(items: list[int]) -> list[int]:

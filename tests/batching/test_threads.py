@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -111,10 +112,10 @@ async def test_a_plain_handler_may_call_another_batched_function() -> None:
 
 async def test_a_thread_has_no_batcher_of_the_loop_that_started_it() -> None:
     def call_as_in_a_loop() -> None:
-        double(1)
+        double(1).send(None)
 
     async with shoal.open_batchers(double):
-        with pytest.raises(shoal.NotOpen):
+        with pytest.raises(shoal.NotOpen, match=r"(?s)runs no event loop; .*shoal\.blocking"):
             await anyio.to_thread.run_sync(call_as_in_a_loop)
 
 
@@ -149,6 +150,7 @@ async def test_two_event_loops_in_two_threads_are_independent(other: str) -> Non
         assert await double(2) == 4
         assert await model.predict(2) == -2
         assert double.batcher.options.max_batch_size == 4
+        double.set_max_batch_size(4)  # of later tests, too
         assert double.batcher.statistics().finished == 2
     assert len(model.threads) == 2
 
@@ -240,3 +242,166 @@ async def test_a_cancelled_host_drops_the_request_of_its_thread() -> None:
                 scope.cancel()
         await settle()
     assert held.cancelled == [[1]]
+
+
+@BACKENDS
+def test_a_blocking_call_has_the_face_of_the_async_one(backend: str) -> None:
+    seen: list[Any] = []
+
+    @shoal.batch(max_batch_size=4)
+    async def handler(items: list[int], factor: list[int] = 2) -> list[float]:  # type: ignore[assignment]
+        seen.append([request.metadata for request in shoal.current_batch().requests])
+        return [f / item for item, f in zip(items, factor, strict=True)]
+
+    with shoal.blocking(handler, backend=backend) as call:
+        assert call.options(metadata={"user": 1})(2) == 1
+        assert seen == [[{"user": 1}]]
+        assert call.map([1, 2], [2, 4]) == [2, 2]
+        with pytest.raises(ZeroDivisionError):
+            call.map([0], [1])
+        (error,) = call.map([0], [1], return_exceptions=True)
+        assert isinstance(error, ZeroDivisionError)
+        call.set_max_batch_size(1)
+        call.set_batch_wait_timeout_s(0)
+        call.configure(max_queued_requests=9)
+        call.flush()
+        assert call.map(iter([1, 2]), iter([1, 2])) == [1, 1]
+        assert call.statistics().finished == 5
+        with pytest.raises(TypeError, match="not an option"):
+            call.configure(batch_size=1)  # type: ignore[call-arg]
+    with pytest.raises(shoal.BatcherClosed):
+        call.statistics()
+
+
+@BACKENDS
+def test_blocking_streams_take_options(backend: str) -> None:
+    with shoal.blocking(count, backend=backend) as call:
+        with call.options(metadata={})(2) as stream:
+            assert list(stream) == [0, 1]
+        assert call.statistics().finished == 1
+
+
+@BACKENDS
+def test_a_handler_of_a_blocking_call_may_call_other_batched_functions(backend: str) -> None:
+    @shoal.batch
+    async def outer(items: list[int]) -> list[int]:
+        return await double.map(items)
+
+    with shoal.blocking(outer, backend=backend) as call:
+        assert call(3) == 6
+
+
+@BACKENDS
+def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_that(
+    backend: str,
+) -> None:
+    """The garbage collector runs where it likes; closing a generator by hand does the same."""
+    begun, gate = threading.Event(), threading.Event()
+    waited: list[bool] = []
+
+    @shoal.batch
+    def slow(items: list[int]) -> list[int]:
+        begun.set()
+        waited.append(gate.wait(3))
+        return items
+
+    def use() -> Any:
+        with shoal.blocking(slow) as call:
+            yield call
+
+    @shoal.batch
+    async def healthy(items: list[int]) -> list[int]:
+        dropped.pop().close()
+        gate.set()
+        return items
+
+    dropped = [use()]
+    with ThreadPoolExecutor(1) as threads:
+        future = threads.submit(next(dropped[0]), 7)
+        assert begun.wait(10)
+        with shoal.blocking(healthy, backend=backend) as call:
+            assert call(1) == 1
+        assert future.result(10) == 7
+    assert waited == [True]
+
+
+@BACKENDS
+def test_a_blocking_block_that_is_dropped_without_being_left_is_closed(backend: str) -> None:
+    batcher = shoal.Batcher(Recorder())
+    call = shoal.blocking(batcher, backend=backend).__enter__()
+    gc.collect()
+    assert call(1) == 1  # who holds the call holds the block
+    before = threading.active_count()
+    del call
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "shoal closes a block":
+            thread.join(10)
+    assert not batcher.is_alive
+    assert threading.active_count() < before
+
+
+async def _in_thread_of_asyncio(function: Any, *args: Any) -> Any:
+    import asyncio
+
+    return await asyncio.to_thread(function, *args)
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_thread_of_asyncio_to_thread_calls() -> None:
+    async with shoal.open_batchers():
+        assert await _in_thread_of_asyncio(double.from_thread, 4) == 8
+        assert await _in_thread_of_asyncio(Model().predict.from_thread, 4) == -4
+
+
+async def in_own_thread(function: Any) -> Any:
+    """Calls a function in a thread of the test's own making."""
+    with ThreadPoolExecutor(1) as threads:
+        return await anyio.to_thread.run_sync(threads.submit(function).result)
+
+
+async def test_a_thread_of_the_programs_own_calls_what_is_open_in_one_event_loop() -> None:
+    model = Model()
+
+    def read() -> list[int]:
+        with count.from_thread(3) as stream:
+            return list(stream)
+
+    async with shoal.open_batchers(double, count, model.predict), shoal.Batcher(Held()) as held:
+        assert await in_own_thread(lambda: double.from_thread(4)) == 8
+        assert await in_own_thread(lambda: double.options(metadata={}).from_thread(4)) == 8
+        assert await in_own_thread(lambda: model.predict.from_thread(4)) == -4
+        assert await in_own_thread(read) == [0, 1, 2]
+        with pytest.raises(TypeError):
+            await in_own_thread(lambda: double.from_thread())
+        assert held is not None
+    with pytest.raises(shoal.NotOpen, match=r"open in no event loop"):
+        await in_own_thread(lambda: double.from_thread(4))
+
+
+async def test_of_two_event_loops_the_thread_says_which() -> None:
+    opened, done = threading.Event(), threading.Event()
+
+    async def elsewhere() -> None:
+        async with shoal.open_batchers(double):
+            opened.set()
+            await anyio.to_thread.run_sync(done.wait)
+
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(anyio.run, elsewhere)
+        try:
+            async with shoal.open_batchers(double):
+                assert await anyio.to_thread.run_sync(opened.wait, 10)
+                with pytest.raises(shoal.NotOpen, match=r"in 2 event loops(.|\n)*batcher\.call"):
+                    await in_own_thread(lambda: double.from_thread(4))
+                call = double.batcher.call
+                assert await in_own_thread(lambda: call.from_thread(4)) == 8
+        finally:
+            done.set()
+        other.result(10)
+
+
+def test_a_call_from_plain_code_names_blocking() -> None:
+    for call in (lambda: double(1), lambda: count(1), lambda: Model().predict(1)):
+        with pytest.raises(shoal.NotOpen, match=r"with shoal\.blocking\((double|count|instance)"):
+            call()

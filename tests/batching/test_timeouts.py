@@ -247,3 +247,40 @@ async def test_leaving_and_the_time_out_of_the_handler_may_come_in_one_tick() ->
         assert isinstance(callers[1].outcome, shoal.HandlerTimeout)
     statistics = batcher.statistics()
     assert statistics.failed + statistics.cancelled == 2
+
+
+@pytest.mark.parametrize("fill", ["closed", "open"])
+async def test_callers_are_told_in_time_though_clean_up_is_shielded(fill: Any) -> None:
+    running = 0
+
+    async def cleans_up() -> None:
+        nonlocal running
+        running += 1
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(7)
+            running -= 1
+
+    async def handler(items: list[Any]) -> list[Any]:
+        if items[0] == "slow":
+            await cleans_up()
+        return items
+
+    async def opened(batch: Any) -> None:
+        async for request in batch:
+            if request.item == "slow":
+                await cleans_up()
+            request.finish(request.item)
+
+    options: Any = {"handler_timeout_s": 2, "max_batch_size": 1}
+    batcher: Any = shoal.Batcher(opened if fill == "open" else handler, fill=fill, **options)
+    async with batcher as call:
+        started = anyio.current_time()
+        assert isinstance(await outcome(call("slow")), shoal.HandlerTimeout)
+        assert anyio.current_time() - started == pytest.approx(2)
+        assert (running, batcher.statistics().batches_running) == (1, 1)
+        assert await call("next") == "next"  # as soon as the slot is free
+        assert anyio.current_time() - started == pytest.approx(9)
+        assert running == 0

@@ -49,10 +49,11 @@ class Terminal:
         (site / "sitecustomize.py").write_text(LIFELINE)
         os.mkfifo(site / "lifeline")
         self._lifeline = os.open(site / "lifeline", os.O_RDWR)
+        given = os.environ.get("PYTHONPATH")
         self.environment = {
             **os.environ,
             "XDG_RUNTIME_DIR": str(directory / "run"),
-            "PYTHONPATH": os.pathsep.join([str(site), HERE]),
+            "PYTHONPATH": os.pathsep.join([str(site), HERE, *filter(None, [given])]),
             "TEST_LIFELINE": str(site / "lifeline"),
         }
 

@@ -66,15 +66,23 @@ def test_what_would_run_is_shown(check):
     assert (code, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
         ["BACKEND", "CODE", "TAKES", "PLACEMENT", "REPLICAS", "OPTIONS"],
-        ["twice", "driven_models:Scaler", "lists", "task", "2", "max_batch_size=4"],
-        ["one", "driven_models:add_one", "one", "item", "thread", "1", "to", "3", "-"],
-        ["open", "driven_models:of_open_batches", "an", "open", "batch", "task", "1",
-         "fill='open'"],
+        [
+            *("twice", "driven_models:Scaler", "lists", "of", "up", "to", "4", "int", "task"),
+            *("2", "max_batch_size=4"),
+        ],
+        [
+            *("one", "driven_models:add_one", "one", "int", "at", "a", "time"),
+            *("thread", "1", "to", "3", "-"),
+        ],
+        [
+            *("open", "driven_models:of_open_batches"),
+            *("open", "batches", "of", "up", "to", "10", "items", "task", "1", "fill='open'"),
+        ],
         ["elsewhere", "not.here:Model", "?", "process", "1", "python='/opt/other/bin/python'"],
         [],
         ["ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS"],
-        ["count", "/count", "POST", "twice", "75%,", "one", "25%", "one", "50%"],
-        ["later", "-", "POST", "held", "-"],
+        ["count", "/count", "GET,POST", "twice", "75%,", "one", "25%", "one", "50%"],
+        ["later", "-", "GET,POST", "held", "-"],
     ]  # fmt: skip
 
 
@@ -83,11 +91,11 @@ def test_what_would_run_is_json_for_machines(check):
     told = json.loads(out)
     assert code == 0
     assert told["server"] == {"port": 9000}
-    assert told["backends"]["twice"]["takes"] == "lists"
+    assert told["backends"]["twice"]["takes"] == "lists of up to 4 int"
     assert told["backends"]["one"]["config"]["autoscaling"]["max_replicas"] == 3
     assert told["endpoints"]["count"] == {
         "route": "/count",
-        "methods": ["POST"],
+        "methods": ["GET", "POST"],
         "traffic": {"twice": 0.75, "one": 0.25},
         "shadows": {"one": {"proportion": 0.5, "compare": "driven_models:alike"}},
     }
@@ -190,8 +198,13 @@ async def other(scope, receive, send):
 def test_an_application_of_a_module_is_checked(capsys):
     assert main(["check", f"{__name__}:app"]) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[1].split() == ["double", "double", "lists", "task", "1", "max_batch_size=8"]
-    assert out[4].split() == ["double", "/double", "POST", "double", "100%", "-"]
+    assert out[1].split() == [
+        "double",
+        "double",
+        *["lists", "of", "up", "to", "8", "int", "task", "1"],
+        "max_batch_size=8",
+    ]
+    assert out[4].split() == ["double", "/double", "GET,POST", "double", "100%", "-"]
 
 
 def test_a_wrong_application_of_a_module_is_told(capsys):

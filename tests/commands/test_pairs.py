@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.commands.pairs import config_of, json_of, value_of, weights_of
+from shoal.commands.pairs import config_of, json_of, weights_of
 from shoal.planning.mistake import Mistake
+from shoal.planning.option_values import value_of
 
 
 @pytest.mark.parametrize(

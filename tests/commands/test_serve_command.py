@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -72,7 +73,7 @@ def test_a_signal_drains_it(serving):
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=15)
     assert process.returncode == 0
-    assert "Shoal drained in " in said
+    assert " requests, drained in " in said
 
 
 def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
@@ -142,3 +143,101 @@ def test_an_admin_socket_that_another_server_has_is_told(serving, terminal, dire
         )
     assert code == 1
     assert err == (f"shoal: can't listen at {directory}/door.sock: another server listens there\n")
+
+
+ASYNCIO_CODE = """\
+import asyncio
+import shoal
+
+app = shoal.App()
+
+
+@app.endpoint("/e")
+async def e(items: list[int]) -> list[int]:
+    await asyncio.sleep(0)
+    return items
+
+
+async def one(item: int) -> int:
+    await asyncio.sleep(0)
+    return item
+"""
+ASYNCIO_FILE = """\
+[server]
+event_loop = "asyncio"
+
+[backends.e]
+code = "code:one"
+
+[endpoints.e]
+route = "/e"
+backend = "e"
+"""
+
+
+def test_code_for_asyncio_is_served_on_asyncio(terminal):
+    (terminal.directory / "code.py").write_text(ASYNCIO_CODE)
+    with terminal.serving("serve", "code:app", "--port", "0", "--event-loop", "asyncio") as (
+        _,
+        port,
+    ):
+        assert ask(port, "/e", 2) == (200, 2)
+
+
+def test_a_file_may_say_which_event_loop(terminal):
+    (terminal.directory / "code.py").write_text(ASYNCIO_CODE)
+    (terminal.directory / "asyncio.toml").write_text(ASYNCIO_FILE)
+    with terminal.serving("start", "asyncio.toml", "--port", "0") as (_, port):
+        assert ask(port, "/e", 2) == (200, 2)
+
+
+def test_code_for_another_event_loop_is_told_the_option(terminal):
+    (terminal.directory / "code.py").write_text(ASYNCIO_CODE)
+    with terminal.serving("serve", "code:app", "--port", "0") as (process, port):
+        assert ask(port, "/e", 2)[0] == 500
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=15)
+    assert "start it with --event-loop asyncio" in said
+
+
+WRAPPED = """\
+import shoal
+from starlette.middleware.cors import CORSMiddleware
+
+app = shoal.App()
+
+
+@app.endpoint("/double")
+async def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+app = CORSMiddleware(app, allow_origins=["https://page.example"])
+"""
+
+
+def origin_allowed(port):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    headers = {"content-type": "application/json", "origin": "https://page.example"}
+    connection.request("POST", "/double", "2", headers)
+    response = connection.getresponse()
+    assert response.read() == b"4"
+    connection.close()
+    return response.getheader("access-control-allow-origin")
+
+
+def test_an_application_with_middleware_around_it_is_checked_served_and_operated(terminal):
+    (terminal.directory / "wrapped.py").write_text(WRAPPED)
+    assert "/double" in terminal.told("check", "wrapped:app")
+    options = ("--port", "0", "--admin-socket", "door.sock", "--access-log")
+    with terminal.serving("serve", "wrapped:app", *options) as (process, port):
+        url = f"unix:{terminal.directory}/door.sock"
+        assert terminal.told("call", "double", "2", "--url", url).strip() == "4"
+        assert origin_allowed(port) == "https://page.example"
+        *of_the_operator, last = [json.loads(process.stderr.readline()) for _ in range(3)]
+        assert all(line["path"].startswith("/-/api/") for line in of_the_operator)
+        assert (last["path"], last["status"]) == ("/double", 200)
+    with terminal.serving("start", "wrapped:app", "--port", "0") as (_, port):
+        assert "double" in terminal.told("status")
+        assert origin_allowed(port) == "https://page.example"
+        terminal.told("stop")

@@ -124,6 +124,7 @@ def test_a_second_one_of_the_same_name_is_refused(start, terminal):
     start("--name", "another")
 
 
+@pytest.mark.slow
 def test_backends_are_created_from_modules_that_were_allowed(start, terminal):
     start("--allow-module", "driven_models")
     terminal.told("backends", "create", "b", "driven_models:add_one", "placement=thread")
@@ -235,7 +236,7 @@ def test_a_signal_ends_one_in_the_foreground_with_0(signum, terminal, directory)
         process.send_signal(signum)
         _, said = process.communicate(timeout=15)
         assert process.returncode == 0
-        assert "Shoal drained in " in said
+        assert " requests, drained in " in said
     assert terminal.place().holder() is None
 
 

@@ -92,6 +92,40 @@ def test_init_args_are_given(told):
     assert told("call", "e", "5") == "25"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        [
+            "b",
+            "driven_models:Scaler",
+            "--arg",
+            "3",
+            "retries=1",
+            "--kwarg",
+            "plus=10",
+            "user_config.a=x",
+        ],
+        ["--arg=3", "b", "--kwarg=plus=10", "driven_models:Scaler", "retries=1", "user_config.a=x"],
+        [
+            "b",
+            "--kwarg",
+            "plus=10",
+            "driven_models:Scaler",
+            "retries=1",
+            "--arg",
+            "3",
+            "user_config.a=x",
+        ],
+    ],
+)
+def test_options_and_arguments_come_in_any_order(words, told):
+    told("backends", "create", *words)
+    config = json.loads(told("backends", "config", "b", "--json"))
+    assert config == {"retries": 1, "user_config": {"a": "x"}}
+    told("endpoints", "create", "e", "--backend", "b")
+    assert told("call", "--timeout", "5", "e", "--json", "5") == "25"
+
+
 def test_options_are_changed_while_it_runs(told):
     told("backends", "create", "b", "driven_models:Scaler", "user_config.a=1", "retries=1")
     told("backends", "update", "b", "max_batch_size=7", "user_config.a=2", "idle_timeout_s=none")
@@ -130,7 +164,7 @@ def test_an_endpoint_is_created_shown_and_deleted(told):
 def test_an_endpoint_without_a_backend_holds_its_requests_until_traffic_is_set(told):
     told("backends", "create", "b", "driven_models:add_one")
     told("endpoints", "create", "e")
-    assert cells(told("endpoints", "list"))[1][:4] == ["e", "-", "POST", "held"]
+    assert cells(told("endpoints", "list"))[1][:4] == ["e", "-", "GET,POST", "held"]
     assert told("traffic", "set", "e", "b=1") == "traffic of e: b 100%"
     assert told("call", "e", "1") == "2"
 
@@ -148,6 +182,37 @@ def test_traffic_and_shadows_are_shown(told):
     assert shown["compare"] == "driven_models:alike"
     assert told(*shadow, "0") == "no shadow traffic of e to b"
     assert cells(told("endpoints", "list"))[1][4] == "-"
+
+
+def test_where_requests_go_is_shown(told, refused):
+    assert told("traffic", "show") == "no endpoints"
+    told("backends", "create", "a", "driven_models:add_one")
+    told("backends", "create", "b", "driven_models:Scaler")
+    told("endpoints", "create", "e", "--route", "/e", "--backend", "a")
+    told("endpoints", "create", "f")
+    told("traffic", "set", "e", "a=0.875", "b=0.125")
+    assert cells(told("traffic", "show")) == [
+        ["ENDPOINT", "ROUTE", "BACKEND", "SHARE"],
+        ["e", "/e", "a", "87.5%"],
+        ["e", "/e", "b", "12.5%"],
+        ["f", "-", "held until traffic is set", "-"],
+    ]
+    assert len(cells(told("traffic", "show", "e"))) == 3
+    assert json.loads(told("traffic", "show", "--json")) == {"e": {"a": 0.875, "b": 0.125}, "f": {}}
+    assert refused("traffic", "show", "g") == (1, "there is no endpoint 'g'; there are: e, f")
+
+
+def test_what_is_copied_is_shown(told):
+    told("backends", "create", "a", "driven_models:add_one")
+    told("backends", "create", "b", "driven_models:Scaler")
+    told("endpoints", "create", "e", "--backend", "a")
+    assert told("shadow", "show") == "no shadow traffic"
+    told("shadow", "set", "e", "b", "0.25", "--compare", "driven_models:alike")
+    heads, row = cells(told("shadow", "show", "e"))
+    shown = dict(zip(heads, row, strict=True))
+    assert (shown["BACKEND"], shown["SHARE"], shown["SENT"]) == ("b", "25%", "0")
+    assert shown["COMPARE"] == "driven_models:alike"
+    assert json.loads(told("shadow", "show", "--json"))["e"][0]["dropped"] == 0
 
 
 def test_status_shows_replicas_and_figures(told):

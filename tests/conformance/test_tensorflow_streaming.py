@@ -184,6 +184,30 @@ async def test_ts9_a_wait_of_none_has_no_time_out() -> None:
     assert handler.batches == [[1, 9]]
 
 
+async def test_the_scheduling_capacity_is_what_idle_workers_and_open_batches_take() -> None:
+    handler = Streaming()
+    handler.gate = anyio.Event()
+    batcher = scheduler(
+        handler, max_queued_requests=0, max_concurrent_batches=2, batch_wait_timeout_s=None
+    )
+    assert batcher.scheduling_capacity() == 0
+    async with batcher as call, anyio.create_task_group() as tasks:
+        assert batcher.scheduling_capacity() == 20
+        await line_up(tasks, call(3))
+        await settle()
+        assert batcher.scheduling_capacity() == 17
+        await line_up(tasks, call(9))
+        await settle()
+        assert batcher.scheduling_capacity() == batcher.statistics().scheduling_capacity == 1
+        assert isinstance(await outcome(call(2)), shoal.Overloaded)
+        assert await outcome(call(1)) == 1
+        await settle()
+        assert batcher.scheduling_capacity() == 0
+        handler.gate.set()
+        await settle()
+        assert batcher.scheduling_capacity() == 20
+
+
 async def test_ts10_a_task_is_taken_or_refused_never_both() -> None:
     handler = Streaming("when the batch is closed")
     handler.gate = anyio.Event()

@@ -69,8 +69,8 @@ async def send(*sent: Rows | float, **options: Any) -> list[tuple[int, float]]:
     return executions(handler, started)
 
 
-async def send_held(*asked: Rows, **options: Any) -> list[tuple[int, float]]:
-    """Makes calls while the only slot is busy, frees it when all are in line."""
+async def send_held(*asked: Rows, behind_s: float = 0, **options: Any) -> list[tuple[int, float]]:
+    """Makes calls while the only slot is busy, frees it when all are in line, or so much later."""
     handler = Held(lambda rows: rows.size)
     batcher = shoal.Batcher(handler, **{**PREFERRED, **options})
     async with batcher as call:
@@ -80,6 +80,7 @@ async def send_held(*asked: Rows, **options: Any) -> list[tuple[int, float]]:
             await settle()
             callers += await line_up(tasks, *map(call, asked))
             assert handler.batches == [[PLUG]]
+            await anyio.sleep(behind_s)
             handler.gate.set()
     check_success(batcher, [PLUG, *asked], [caller.outcome for caller in callers], handler)
     return executions(handler, started)[1:]
@@ -191,6 +192,12 @@ async def test_tr19_the_largest_preferred_size_is_taken() -> None:
 
 async def test_tr20_the_preferred_size_is_taken_and_what_is_left_waits() -> None:
     assert await send_held(*[ROW] * 3) == [(2, 0), (1, LATE)]
+
+
+async def test_what_is_overdue_leaves_as_one_batch_beyond_the_preferred_sizes() -> None:
+    asked = (Rows(3), Rows(4), Rows(1))
+    assert await send_held(*asked, behind_s=LATE + 1) == [(8, LATE + 1)]
+    assert await send_held(*[ROW] * 9, behind_s=LATE + 1) == [(8, LATE + 1), (1, LATE + 1)]
 
 
 async def test_tr22_a_preferred_size_goes_without_a_delay() -> None:

@@ -302,7 +302,10 @@ class LineModel:
         has_window = o.batch_wait_timeout_s != 0 or o.idle_timeout_s is not None
         fits = fitting(bucket, sizes[-1])
         hits = [n for n in range(1, len(fits) + 1) if cost_of(fits[:n]) in sizes]
-        if hits and (waits or not has_window):
+        if has_window and not waits:
+            fits = fitting(bucket, o.max_batch_size)
+            return fits, CutReason.FULL if cost_of(bucket) >= sizes[0] else reason
+        if hits:
             return fitting(bucket, cost_of(bucket[: hits[-1]])), CutReason.FULL
         if waits and len(fits) == len(bucket) and cost_of(fits) < sizes[-1]:
             return None

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from core.former_scenes import change, come, let_time_be_up, line, new, take, waiting
-from shoal import QueuePolicy
+from shoal import LinePolicy, QueuePolicy
 from shoal.core.batch import CutReason
 from shoal.core.policies.base import Cut, Wait
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal import Hurry, Request
 
 # When a batch goes
 
@@ -93,6 +98,29 @@ def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
     former.put_back([one for one in taken if one is stays])
     assert former.decide(0) == Cut(1, CutReason.FLUSH)
     assert take(former) == [stays]
+
+
+class Emptying(LinePolicy):
+    """A rule that empties the list of those that it takes back."""
+
+    def __init__(self, _options: Any) -> None:
+        super().__init__()
+
+    def choose(self, line: Sequence[Request], now: float, hurry: Hurry | None) -> Any:
+        return line, CutReason.FULL
+
+    def put_back(self, requests: Any) -> None:
+        super().put_back(requests)
+        requests.clear()
+
+
+def test_a_rule_may_change_the_list_of_those_that_it_takes_back() -> None:
+    requests = [new(), new()]
+    former = line(*requests, policy=Emptying)
+    decision = former.decide(0)
+    assert isinstance(decision, Cut)
+    former.put_back(former.take(decision))
+    assert former.live == len(requests)
 
 
 # Deadlines

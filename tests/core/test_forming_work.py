@@ -95,6 +95,7 @@ def by_deadline(size: int, keys: int) -> int:
     return Due.compared // STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "most"), [(1, VERY_MANY), (100_003, VERY_MANY // 5)], ids=["one bucket", "many"]
 )

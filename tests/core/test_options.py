@@ -89,7 +89,7 @@ def test_what_is_no_whole_number_is_a_type_error(name: str, given: Any) -> None:
         BatchOptions.of({name: given})
 
 
-@pytest.mark.parametrize("name", WHOLE[:-1])
+@pytest.mark.parametrize("name", ["max_batch_size", "stream_buffer", "priority_levels"])
 def test_none_is_no_whole_number_either(name: str) -> None:
     with pytest.raises(TypeError, match=name):
         BatchOptions.of({name: None})
@@ -358,3 +358,24 @@ def test_a_change_makes_another_set_and_keeps_the_rest() -> None:
 def test_a_change_is_checked_as_a_whole(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         BatchOptions().changed(changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("batch_size", "max_batch_size"),
+        ("batch_wait_timeout", "batch_wait_timeout_s"),
+        ("concurrent_batches", "max_concurrent_batches"),
+        ("batch_size_func", "batch_size_fn"),
+        ("max_bach_size", "max_batch_size"),
+        ("Max_Batch_Size", "max_batch_size"),
+    ],
+)
+def test_an_unknown_option_suggests_the_nearest_name(name: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=f"{name!r} is not an option .* did you mean {meant!r}"):
+        BatchOptions.of({name: 1})
+
+
+def test_an_unknown_option_like_no_other_is_told_which_there_are() -> None:
+    with pytest.raises(TypeError, match=r"'xyzzy' is not an option .* there are max_batch_size, "):
+        BatchOptions.of({"xyzzy": 1})

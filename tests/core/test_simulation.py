@@ -180,6 +180,10 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
         {"max_batch_size": 4, "batch_wait_timeout_s": 0.0103, "max_concurrent_batches": 3},
         {},
     ),
+    "any number of slots": (
+        {"max_batch_size": 4, "batch_wait_timeout_s": 0.0103, "max_concurrent_batches": None},
+        {},
+    ),
     "a bounded line": ({"max_batch_size": 4, "max_queued_requests": 5}, {}),
     "no line": ({"max_batch_size": 4, "max_queued_requests": 0}, {}),
     "a line outside": (
@@ -353,6 +357,7 @@ def mixes(draw: st.DrawFn) -> dict[str, Any]:
     return options
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
 @given(options=mixes(), seed=st.integers(0, 1000), rate=st.sampled_from([100.0, 250.0, 600.0]))
 def test_a_simulation_does_what_the_engine_does_with_any_mix_of_options(options, seed, rate):

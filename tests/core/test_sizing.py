@@ -123,7 +123,7 @@ def test_the_largest_preferred_size_that_is_there_goes_at_once(
         assert len(take(former)) == goes
 
 
-@pytest.mark.parametrize(("count", "goes"), [(1, 1), (3, 3), (5, 5), (9, 8)])
+@pytest.mark.parametrize(("count", "goes"), [(1, 1), (3, 3), (5, 5), (9, 9), (12, 10)])
 def test_when_the_window_is_over_all_goes_that_is_there(count: int, goes: int) -> None:
     assert len(take(preferring(count, batch_wait_timeout_s=5), 5.0)) == goes
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
 
-REQUESTS = 100_000
+REQUESTS = 40_000
 KEYS = [f"customer-{number}" for number in range(REQUESTS)]
 SPLITS = [
     {"a": 1.0},
@@ -166,7 +166,6 @@ def test_a_change_of_weights_moves_only_the_share_that_must_move(
     before: dict[str, float], after: dict[str, float]
 ) -> None:
     assert moved(before, after) == pytest.approx(gained(before, after), abs=0.01)
-    assert moved(after, before) == pytest.approx(gained(before, after), abs=0.01)
 
 
 def test_weights_that_move_among_many_move_at_most_what_no_rule_can_always_avoid() -> None:

@@ -1,10 +1,13 @@
 """The demo's page in a real browser, against the real server in a process of its own."""
 
+import http.server
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -18,7 +21,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 ROOT = Path(__file__).parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
 CHROMEDRIVER = Path("/usr/bin/chromedriver")
-LIMIT_S = 20
+LIMIT_S = 40  # a worker that starts anew on a busy machine
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,7 +34,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def url():
+def announced():
+    """What the demo prints when it is up; it runs until the tests are through."""
     server = subprocess.Popen(
         [sys.executable, "-m", "examples.demo", "--port", "0"],
         cwd=ROOT,
@@ -39,10 +43,12 @@ def url():
         text=True,
     )
     with server:
+        lines = []
         try:
             for line in server.stdout:
-                if found := re.search(r"http://127\.0\.0\.1:\d+/", line):
-                    yield found[0]
+                lines.append(line.strip())
+                if line.startswith("Ctrl-C"):
+                    yield lines
                     break
             else:
                 pytest.fail("the demo ended before it served")
@@ -50,6 +56,15 @@ def url():
             server.send_signal(signal.SIGINT)
             rest = server.stdout.read()
     assert server.returncode == 0, rest
+    last = rest.splitlines()[-1]
+    served = re.match(r"Ended: ([\d,]+) HTTP requests were served, and .* had ([\d,]+) calls", last)
+    assert all(int(number.replace(",", "")) > 10 for number in served.groups()), last
+
+
+@pytest.fixture(scope="module")
+def url(announced):
+    (found,) = (word for line in announced for word in re.findall(r"is at (http://\S+/)", line))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +104,17 @@ class Page:
     def all(self, selector):
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
 
+    def now(self, selector, property_):
+        """A property of all elements at one moment; those that are redrawn can't be held on to."""
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e[arguments[1]])"
+        return self.browser.execute_script(script, selector, property_)
+
     def text(self, name):
         return self.one(name).get_attribute("textContent")
+
+    def figure(self, side, name):
+        (figure,) = self.all(f"#{side} [data-figure={name}]")
+        return figure.get_attribute("textContent")
 
     def enter(self, name, value):
         self.browser.execute_script(
@@ -123,12 +147,11 @@ def test_a_digit_drawn_with_the_pointer_is_read_and_its_batch_shown(page):
     up_and_down.release().perform()
     page.until(lambda: page.text("digit") == "1")
     assert re.fullmatch(r"#\d+", page.text("batch-id"))
-    assert page.text("batch-size") == "1"
+    assert int(page.text("batch-size")) >= 1
     assert page.text("batch-reason") in {"full", "timer"}
     assert page.one("seen").get_attribute("aria-label").endswith("taken for a 1")
     best = page.all("#bars .best")
     assert [bar.text.split()[0] for bar in best] == ["1"]
-    assert len(page.all("#recent i")) >= 1
     assert page.complaints() == []
 
 
@@ -147,11 +170,112 @@ def test_clearing_leaves_nothing_of_the_answer(page):
     assert page.one("seen").get_attribute("aria-label") == "Nothing drawn yet"
 
 
-def test_images_sent_at_once_travel_together(page):
-    page.one("many").click()
-    page.until(lambda: page.one("many").is_enabled() and page.all("#recent i"))
-    assert max(int(bar.text) for bar in page.all("#recent i")) > 1
-    assert page.text("digits-error") == ""
+def account(page):
+    """The equation under the timelines, as numbers by their words."""
+    return {
+        word: int(number.replace(",", ""))
+        for number, word in re.findall(r"([\d,]+) (\w+)", page.text("account"))
+    }
+
+
+def test_the_crowd_runs_when_the_page_is_opened_and_no_call_goes_missing(page):
+    page.until(lambda: account(page).get("answered", 0) > 0)
+    counted = account(page)
+    assert counted["asked"] == sum(
+        counted[end] for end in ("answered", "failed", "left", "waiting")
+    )
+    assert page.text("live") == "Live"
+    page.until(lambda: float(page.figure("batched", "mean_batch")) > 1)
+    page.until(lambda: page.figure("single", "mean_batch") == "1.0")
+    page.until(lambda: page.text("ratio").endswith("times the answers"))
+    assert page.complaints() == []
+
+
+def test_batches_reach_the_size_that_is_set_and_say_why_they_were_sent(page):
+    page.enter("clients", 40)
+    page.enter("max-batch-size", 4)
+    assert page.text("max-batch-size-value") == "4"
+    timeline = page.all("#batched canvas")[0]
+    page.until(lambda: "the last run for 4, sent because it was full" in timeline.accessible_name)
+    page.enter("clients", 3)
+    page.until(lambda: account(page)["waiting"] <= 3)
+    why = "sent because its oldest request had waited long enough"
+    page.until(lambda: why in timeline.accessible_name)
+    page.until(lambda: page.text("crowd-size") == "3")
+    assert page.text("show-error") == ""
+    page.enter("clients", 48)
+    page.enter("max-batch-size", 24)
+
+
+def readers(page):
+    """Who is in each place: the number of a reader, or None."""
+    found = [re.match(r"#\d+", name) for name in page.now("#lanes .who", "textContent")]
+    return [match and match[0] for match in found]
+
+
+def test_texts_join_a_running_batch_while_others_go_on(page):
+    page.until(lambda: all(readers(page)))
+    assert len(readers(page)) == 8
+    before = readers(page)
+
+    def another_joined_the_rest():
+        pairs = list(zip(before, readers(page), strict=True))
+        return any(was != now and now for was, now in pairs) and any(
+            was == now for was, now in pairs
+        )
+
+    page.until(another_joined_the_rest)
+    page.until(lambda: "In line for a place: #" in page.text("line"))
+
+
+def test_a_reader_that_leaves_frees_its_place_for_the_next(page):
+    page.until(lambda: all(readers(page)))
+    leaving = readers(page)[4]
+    page.browser.execute_script("arguments[0].click()", page.all("#lanes button")[4])
+    page.until(lambda: readers(page)[4] not in (leaving, None))
+    parts = "#lanes li:nth-child(5) .left"
+    page.until(lambda: any(title.startswith(f"{leaving}: ") for title in page.now(parts, "title")))
+    assert page.text("lanes-error") == ""
+
+
+def test_a_text_of_a_visitor_joins_and_stays_text(page):
+    hostile = "<img src=x onerror=alert(1)>"
+    page.enter("beginning", hostile)
+    page.browser.execute_script("arguments[0].requestSubmit()", page.one("join"))
+    page.until(lambda: any(hostile in who for who in page.now("#lanes .mine .who", "textContent")))
+    page.until(lambda: page.all("#lanes .part.mine"))
+    assert page.all("main img") == []
+    assert page.complaints() == []
+
+
+def test_a_drawing_travels_with_the_crowd(page):
+    page.until(lambda: account(page).get("answered", 0) > 0)
+    page.all("#samples button")[7].click()
+    page.until(lambda: page.text("digit") == "7")
+    assert int(page.text("batch-size")) > 1
+
+
+def test_a_killed_worker_comes_back_and_no_call_fails(page):
+    page.until(lambda: page.one("kill").is_enabled())
+    failed = account(page).get("failed", 0)
+    killed = page.text("worker")
+    page.one("kill").click()
+    page.until(lambda: page.one("worker").get_attribute("data-state") == "down")
+    answered = account(page)["answered"]
+    page.until(lambda: page.one("worker").get_attribute("data-state") == "ready")
+    page.until(lambda: re.search(r"process \d+, back after", page.text("worker")))
+    assert page.text("worker").split(",")[0] != killed.split(",")[0]
+    page.until(lambda: account(page)["answered"] > answered)
+    assert account(page)["failed"] == failed
+
+
+def test_pause_stops_the_drawing_and_the_feed_goes_on(page):
+    page.until(lambda: page.text("step").startswith("Step "))
+    page.one("pause").click()
+    assert page.one("pause").get_attribute("aria-pressed") == "true"
+    stood_at = page.text("step")
+    page.one("pause").click()
+    page.until(lambda: page.text("step") != stood_at)
 
 
 @pytest.fixture
@@ -257,3 +381,76 @@ def test_an_image_of_the_wrong_shape_or_ink_is_refused(url, image):
     with refused.value as answer:
         assert answer.code == 422
         assert json.load(answer)["detail"]
+
+
+def test_the_commands_that_are_printed_work_from_any_folder(announced, tmp_path):
+    def answer_of(line):
+        ran = subprocess.run(
+            ["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return ran.stdout
+
+    image, text = (line for line in announced if line.startswith("curl "))
+    if shutil.which("curl") is None:
+        pytest.skip("needs curl")
+    assert json.loads(answer_of(image))["digit"] == 0
+    assert answer_of(text).endswith("event: end\ndata: {}\n\n")
+    (load,) = (line for line in announced if line.endswith("load.py"))
+    assert "--clients" in answer_of(f"{load} --help")
+
+
+class StandIn:
+    """Serves the page with one frame of the show, and can go away and come back."""
+
+    def __init__(self, frame):
+        self._frame = json.dumps({"item": frame}).encode() + b"\n"
+        self._port = 0
+
+    def __enter__(self):
+        self._over = threading.Event()
+        frame, over = self._frame, self._over
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            def __init__(self, *args):
+                super().__init__(*args, directory=ROOT / "examples" / "demo" / "page")
+
+            def do_POST(self):
+                self.send_response(200)
+                self.send_header("content-type", "application/x-ndjson")
+                self.end_headers()
+                self.wfile.write(frame)
+                self.wfile.flush()
+                over.wait(LIMIT_S)
+
+            def log_message(self, *args):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        return f"http://127.0.0.1:{self._port}/"
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def test_the_page_says_that_the_server_is_away_and_comes_back_to_it(browser, url):
+    watching = urllib.request.Request(
+        f"{url}show",
+        b"{}",
+        {"content-type": "application/json", "accept": "application/x-ndjson"},
+    )
+    with urllib.request.urlopen(watching) as answer:
+        stand_in = StandIn(json.loads(answer.readline())["item"])
+    with stand_in as there:
+        page = Page(browser, there)
+        page.until(lambda: page.text("live") == "Live")
+    page.until(lambda: page.text("live") == "The server is away; trying again")
+    assert not page.one("kill").is_enabled()
+    with stand_in:
+        page.until(lambda: page.text("live") == "Live")
+    browser.get("about:blank")

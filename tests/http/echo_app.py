@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import trio
+import anyio
+import anyio.lowlevel
 
 PATHS = [
     "early",
@@ -26,9 +27,9 @@ class EchoApp:
 
     def __init__(self):
         self.running = 0
-        self.entered = trio.Event()
-        self.release = trio.Event()
-        self.left = trio.Event()
+        self.entered = anyio.Event()
+        self.release = anyio.Event()
+        self.left = anyio.Event()
         self.lifespan_events = []
 
     async def __call__(self, scope, receive, send):
@@ -78,13 +79,13 @@ class EchoApp:
         await send({"type": "http.response.body", "body": b"ended"})
 
     async def forever(self, scope, receive, send):
-        await trio.sleep_forever()
+        await anyio.sleep_forever()
 
     async def flood(self, scope, receive, send):
         """More than any socket buffer takes, until the server says that the client is gone."""
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.cancel_on_disconnect, receive, nursery.cancel_scope)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.cancel_on_disconnect, receive, tasks.cancel_scope)
             while True:
                 await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
 
@@ -99,7 +100,7 @@ class EchoApp:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         while not self.release.is_set():
             await send({"type": "http.response.body", "body": b"x", "more_body": True})
-            await trio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
 
     async def disconnect(self, scope, receive, send):
         """Reads on after the goodbye, as often as it likes."""

@@ -6,14 +6,46 @@ import socket
 from contextlib import asynccontextmanager
 from functools import partial
 
+import anyio
+import anyio.lowlevel
 import h2.config
 import h2.connection
 import h2.events
-import trio
+from anyio.abc import SocketAttribute
 
 from shoal.http.server import ServerConfig, serve
 
 HANG_S = 20
+
+
+class Client:
+    """A connection as its client has it."""
+
+    def __init__(self, stream):
+        self._stream = stream
+        self.socket = stream.extra(SocketAttribute.raw_socket)
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *exc_info):
+        await self.aclose()
+
+    async def send_all(self, data):
+        await self._stream.send(data)
+
+    async def send_eof(self):
+        await self._stream.send_eof()
+
+    async def receive_some(self):
+        """What comes next; nothing when no more will."""
+        try:
+            return await self._stream.receive()
+        except anyio.EndOfStream:
+            return b""
+
+    async def aclose(self):
+        await self._stream.aclose()
 
 
 class LiveServer:
@@ -22,9 +54,9 @@ class LiveServer:
     def __init__(self):
         self.port = 0
         self.drained = None
-        self.stop = trio.Event()
+        self.stop = anyio.Event()
 
-    async def run(self, app, config, task_status):
+    async def run(self, app, config, *, task_status):
         def started(url):
             self.port = int(url.rpartition(":")[2])
             task_status.started()
@@ -32,7 +64,7 @@ class LiveServer:
         self.drained = await serve(app, config, shutdown=self.stop.wait, started=started)
 
     async def connect(self):
-        return await trio.open_tcp_stream("127.0.0.1", self.port)
+        return Client(await anyio.connect_tcp("127.0.0.1", self.port))
 
     def connect_now(self, sent=b""):
         """Connect and send without giving the server's tasks a turn."""
@@ -55,9 +87,9 @@ class LiveServer:
 async def live(app, **config):
     server = LiveServer()
     config = ServerConfig(port=0, **config)
-    with trio.fail_after(HANG_S):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(partial(server.run, app, config))
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(partial(server.run, app, config))
             yield server
             server.stop.set()
 
@@ -84,12 +116,18 @@ def upgrade(*headers):
     )
 
 
+async def until_quiet():
+    """Until what is on its way through the kernel has come, and been dealt with."""
+    await anyio.sleep(0.05)
+    await anyio.wait_all_tasks_blocked()
+
+
 async def read_all(client):
     received = b""
     try:
         while data := await client.receive_some():
             received += data
-    except trio.BrokenResourceError:
+    except anyio.BrokenResourceError:
         return received + b"<reset>"
     return received
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import trio
+import anyio
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
@@ -17,17 +17,17 @@ import shoal
 
 received: list[str] = []
 happened: set[str] = set()
-changed = trio.lowlevel.ParkingLot()
+changed: dict[str, anyio.Event] = {}
 
 
 def happen(what: str) -> None:
     happened.add(what)
-    changed.unpark_all()
+    changed.pop(what, anyio.Event()).set()
 
 
 async def until(what: str) -> None:
     while what not in happened:
-        await changed.park()
+        await changed.setdefault(what, anyio.Event()).wait()
 
 
 class LoadApp(shoal.App):
@@ -52,7 +52,7 @@ class LoadApp(shoal.App):
             body.extend(message.get("body", b""))
 
         scope = {"type": "http", "method": "GET", "path": "/-/metrics", "headers": []}
-        await self(scope, trio.sleep_forever, send)
+        await self(scope, anyio.sleep_forever, send)
         counts = {"shoal_requests_total": Counter(), "shoal_http_responses_total": Counter()}
         for family in text_string_to_metric_families(body.decode()):
             for sample in family.samples:
@@ -100,7 +100,7 @@ async def held(names: list[str]) -> list[str]:
     happen(f"{names[0]} runs")
     try:
         await until(names[0])
-    except trio.Cancelled:
+    except anyio.get_cancelled_exc_class():
         happen(f"{names[0]} cancelled")
         raise
     return names

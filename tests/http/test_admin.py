@@ -257,7 +257,7 @@ async def test_only_what_says_that_it_is_json_is_read(client, media_type):
 
 
 async def test_a_body_of_more_than_a_mebibyte_is_refused(client):
-    answer = await talk(door(client), "POST", "endpoints/e/call", {"args": ["x" * 2**20]})
+    answer = await talk(door(client), "POST", "backends", {"tag": "x" * 2**20})
     assert (answer.status, kind_of(answer)) == (413, "body-too-large")
 
 

@@ -262,7 +262,7 @@ async def test_an_endpoint_that_can_not_be_kept_leaves_nothing_of_it(tmp_path):
         assert app.controller is not None
         assert (await app.controller.list_endpoints())["e"] == {
             "route": "/e",
-            "methods": ["POST"],
+            "methods": ["GET", "POST"],
             "traffic": {"old": 1.0},
             "shadows": {"new": 0.5},
         }

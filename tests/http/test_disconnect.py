@@ -173,6 +173,7 @@ async def test_no_call_with_one_result_waits_without_an_end(held, given, ends):
     assert call.status == 504
 
 
+@pytest.mark.slow
 async def test_without_a_limit_a_call_may_wait_for_a_day(held):
     app = shoal.App(answer_timeout_s=None)
     app.endpoint("/held", name="held")(held)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
@@ -22,6 +23,7 @@ from shoal.http.embedded import HttpOptions
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 FREE = {"port": 0}
+OPERATED = {**FREE, "token": "correct-horse"}
 PROCESS = {"placement": "process"}
 
 
@@ -37,12 +39,16 @@ async def is_served(url):
         return False
 
 
+def operating(url):
+    return shoal.connect(url, token="correct-horse")
+
+
 async def test_what_is_changed_by_either_client_is_answered_from_then_on():
-    async with shoal.start(http=FREE) as client:
+    async with shoal.start(http=OPERATED) as client:
         await client.create_backend("b", double)
         await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
         assert (await talk(client.url, "/e", "POST", json=4)).json() == 8
-        async with shoal.connect(client.url) as remote:
+        async with operating(client.url) as remote:
             assert set(await remote.list_backends()) == {"b"}
             assert await (await remote.get_handle("e")).call(3) == 6
             await remote.create_endpoint("f", backend="b", route="/f", methods=["POST"])
@@ -58,6 +64,16 @@ async def test_what_is_changed_by_either_client_is_answered_from_then_on():
 async def test_it_is_not_served_unless_asked_for(http):
     async with shoal.start(http=http) as client:
         assert client.url is None
+
+
+def test_it_is_served_in_a_program_that_asyncio_runs():
+    async def main():
+        async with shoal.start(http=FREE) as client:
+            await client.create_backend("b", double)
+            await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+            return (await talk(client.url, "/e", "POST", json=4)).json()
+
+    assert asyncio.run(main()) == 8
 
 
 async def test_an_address_in_use_is_an_os_error_and_frees_the_state_file(tmp_path):
@@ -85,6 +101,7 @@ async def test_an_address_in_use_is_an_os_error_and_frees_the_state_file(tmp_pat
         {"port": 0, "middlewares": 5},
         {"port": 0, "middlewares": [5]},
         {"port": 0, "token": 5},
+        {"port": 0, "admin_socket": 5},
         {"port": 0, "allowed_modules": "my_models"},
         {"port": 0, "max_connections": "x"},
         {"port": 0, "max_body_bytes": "x"},
@@ -100,9 +117,9 @@ async def test_an_option_that_is_wrong_is_refused(http):
 
 
 async def test_shutting_down_ends_the_server_too():
-    async with shoal.start(http=FREE) as client:
+    async with shoal.start(http=OPERATED) as client:
         await client.create_backend("b", double)
-        async with shoal.connect(client.url) as remote:
+        async with operating(client.url) as remote:
             await remote.shutdown()
         with pytest.raises(errors.ShutDown):
             await client.list_backends()
@@ -189,19 +206,43 @@ async def test_who_does_not_know_the_token_may_not_operate():
 
 
 async def test_import_paths_lead_only_where_the_operator_allowed():
-    async with shoal.start(http=FREE) as client, shoal.connect(client.url) as remote:
+    async with shoal.start(http=OPERATED) as client, operating(client.url) as remote:
         with pytest.raises(errors.NotAllowed):
             await remote.create_backend("b", "serving.plain_code:double")
-    http = {**FREE, "allowed_modules": ["serving.plain_code"]}
-    async with shoal.start(http=http) as client, shoal.connect(client.url) as remote:
+    http = {**OPERATED, "allowed_modules": ["serving.plain_code"]}
+    async with shoal.start(http=http) as client, operating(client.url) as remote:
         await remote.create_backend("b", "serving.plain_code:double")
 
 
-async def test_without_a_token_nobody_operates_from_elsewhere():
-    async with shoal.start(http={**FREE, "host": "0.0.0.0"}) as client:
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
+async def test_without_a_token_nobody_operates_at_a_port(host):
+    async with shoal.start(http={**FREE, "host": host}) as client:
         url = f"http://127.0.0.1:{client.url.rpartition(':')[2]}"
         assert (await talk(url, "/-/healthz")).status_code == 200
         assert (await talk(url, "/-/api/backends")).status_code == 404
+
+
+async def test_what_a_relay_passes_on_to_the_port_operates_nothing():
+    # A relay that adds no header looks like a program of this machine, whoever is behind it.
+    async with shoal.start(http=FREE) as client:
+        headers = {"host": "localhost"}
+        answer = await talk(client.url, "/-/api/shutdown", "POST", headers=headers)
+        assert answer.status_code == 404
+        assert await client.list_backends() == {}
+        with pytest.raises(ConnectionError, match="off without a token"):
+            async with shoal.connect(client.url):
+                pass
+
+
+async def test_the_admin_socket_is_the_owners_and_needs_no_token(tmp_path):
+    path = tmp_path / "admin.sock"
+    async with shoal.start(http={**FREE, "admin_socket": str(path)}) as client:
+        assert client.url.startswith("http://127.0.0.1:")
+        assert stat.S_IMODE(os.stat(path).st_mode) & 0o077 == 0
+        await client.create_backend("b", double)
+        async with shoal.connect(f"unix:{path}") as remote:
+            assert set(await remote.list_backends()) == {"b"}
+    assert not path.exists()
 
 
 async def test_middlewares_stand_before_everything_the_first_outermost():
@@ -226,24 +267,26 @@ async def test_middlewares_stand_before_everything_the_first_outermost():
 
 
 async def test_what_an_allowed_module_has_imported_is_no_backend():
-    http = {**FREE, "allowed_modules": ["serving.plain_code"]}
-    async with shoal.start(http=http) as client, shoal.connect(client.url) as remote:
+    http = {**OPERATED, "allowed_modules": ["serving.plain_code"]}
+    async with shoal.start(http=http) as client, operating(client.url) as remote:
         with pytest.raises(errors.ReplicaNotStarted, match="not of serving"):
             await remote.create_backend("b", "serving.plain_code:accept_batch")
 
 
 async def test_the_values_of_environment_variables_are_not_shown():
     env = {"MODEL_TOKEN": "s3cret"}
-    async with shoal.start(http={**FREE, "allowed_modules": ["*"]}) as client:
+    async with shoal.start(http={**OPERATED, "allowed_modules": ["*"]}) as client:
         await client.create_backend(
             "b", "serving.plain_code:double", config={"env": env, **PROCESS}
         )
-        shown = await talk(client.url, "/-/api/backends")
+        bearer = {"authorization": "Bearer correct-horse"}
+        shown = await talk(client.url, "/-/api/backends", headers=bearer)
         assert "MODEL_TOKEN" in shown.text
         assert "s3cret" not in shown.text
         [sent_back] = [one["env"] for one in shown.json().values()]
         change = {"env": sent_back, "retries": 1}
-        changed = await talk(client.url, "/-/api/backends/b", "PATCH", json=change)
+        path = "/-/api/backends/b"
+        changed = await talk(client.url, path, "PATCH", json=change, headers=bearer)
         assert changed.status_code == 200
         config = await client.get_backend_config("b")
         assert (config.replica.env, config.retries) == (env, 1)

@@ -14,11 +14,12 @@ import httpx
 import pytest
 import trio
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.real_time]
 
 HERE = Path(__file__).parent
 HANG_S = 15
 CLIENTS = 32
+LOOPS = ["trio", "asyncio"]
 SSE = {"accept": "text/event-stream"}
 NDJSON = {"accept": "application/x-ndjson"}
 
@@ -65,15 +66,15 @@ def serving(*options):
             process.kill()
 
 
-@pytest.fixture(scope="module")
-def shared():
-    with serving() as served:
+@pytest.fixture(scope="module", params=LOOPS)
+def shared(request):
+    with serving("--event-loop", request.param) as served:
         yield served
 
 
-@pytest.fixture
-def served():
-    with serving() as served:
+@pytest.fixture(params=LOOPS)
+def served(request):
+    with serving("--event-loop", request.param) as served:
         yield served
 
 
@@ -281,7 +282,7 @@ JSON = "application/json"
         ("POST", "/points", JSON, b" " * 1001, 413, "body-too-large"),
         ("POST", "/nowhere", JSON, b'{"x": 1}', 404, "not-found"),
         ("PUT", "/points", JSON, b'{"x": 1}', 405, "method-not-allowed"),
-        ("GET", "/points", JSON, b"", 405, "method-not-allowed"),
+        ("GET", "/points", JSON, b"", 422, "invalid-item"),
         ("POST", "/-/readyz", JSON, b"", 405, "method-not-allowed"),
     ],
 )
@@ -298,9 +299,8 @@ async def test_rubbish_is_told_what_is_wrong(
     assert problem["type"] == f"urn:shoal:problem:{kind}"
     assert (problem["status"], problem["instance"]) == (status, name)
     assert problem["title"]
-    assert answer.headers.get("allow") == {"/points": "POST", "/-/readyz": "GET, HEAD"}.get(
-        path if status == 405 else ""
-    )
+    allowed = {"/points": "GET, HEAD, OPTIONS, POST", "/-/readyz": "GET, HEAD, OPTIONS"}
+    assert answer.headers.get("allow") == allowed.get(path if status == 405 else "")
 
 
 async def test_a_body_that_does_not_say_its_length_is_bounded_too(shared):
@@ -366,6 +366,7 @@ class Load:
             self.is_on.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_under_load_has_every_accepted_request_answered(served, signum):
     load = Load(served)
@@ -378,7 +379,11 @@ async def test_a_signal_under_load_has_every_accepted_request_answered(served, s
             await served.wait_draining()
         code, out, err = await served.end()
     assert code == 0
-    assert re.search(r"^Shoal drained in \S+ s: \d+ finished, 0 cut off\n", err, re.MULTILINE)
+    assert re.search(
+        r"^Shoal served \S+ requests, drained in \S+ s: \d+ finished, 0 cut off\n",
+        err,
+        re.MULTILINE,
+    )
     report = json.loads(out[-1])
     answers = len(load.answered)
     assert sorted(report["received"]) == sorted(load.answered)
@@ -404,6 +409,8 @@ async def test_a_signal_lets_all_that_is_in_line_and_in_the_handler_finish(serve
     assert [call.answer.json() for call in calls] == [f"{number}" for number in range(CLIENTS)]
     assert {call.answer.headers.get("connection") for call in calls} == {"close"}
     assert f": {CLIENTS} finished, 0 cut off\n" in err
+    served_in_all = re.search(r"^Shoal served ([\d,]+) requests, ", err, re.MULTILINE)
+    assert int(served_in_all[1].replace(",", "")) >= CLIENTS
     assert json.loads(out[-1])["shoal_http_responses_total"] == {"2xx": CLIENTS}
 
 

@@ -8,16 +8,16 @@ import stat
 import sys
 from contextlib import asynccontextmanager
 
+import anyio
+import anyio.lowlevel
 import pytest
-import trio
 from echo_app import EchoApp
-from live_server import HANG_S, read_all, read_until, request
-from trio.testing import wait_all_tasks_blocked
+from live_server import HANG_S, Client, read_all, read_until, request
 
 from shoal.http.listeners import Inherited, Listening, Tcp, Unix, bind
 from shoal.http.server import ServerConfig, serve
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 
 class Live:
@@ -25,10 +25,10 @@ class Live:
 
     def __init__(self):
         self.urls = []
-        self.stop = trio.Event()
+        self.stop = anyio.Event()
         self.drained = None
 
-    async def run(self, app, config, doors, more, task_status):
+    async def run(self, app, config, doors, more, *, task_status):
         def started(url):
             self.urls.append(url)
             if len(self.urls) == 1 + len(doors):
@@ -45,9 +45,9 @@ class Live:
 @asynccontextmanager
 async def running(app, config=None, doors=(), **more):
     live = Live()
-    with trio.fail_after(HANG_S):
-        async with trio.open_nursery() as nursery:
-            await nursery.start(live.run, app, config or ServerConfig(port=0), doors, more)
+    with anyio.fail_after(HANG_S):
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(live.run, app, config or ServerConfig(port=0), doors, more)
             yield live
             live.stop.set()
 
@@ -58,8 +58,8 @@ def exists(path):
 
 async def connect(url):
     if url.startswith("unix:"):
-        return await trio.open_unix_socket(url.removeprefix("unix:"))
-    return await trio.open_tcp_stream("127.0.0.1", int(url.rpartition(":")[2]))
+        return Client(await anyio.connect_unix(url.removeprefix("unix:")))
+    return Client(await anyio.connect_tcp("127.0.0.1", int(url.rpartition(":")[2])))
 
 
 async def talk(url, sent=None):
@@ -147,7 +147,7 @@ async def test_a_unix_socket_is_free_again_while_the_server_drains(path):
         await client.send_all(request("/hold"))
         await app.entered.wait()
         old.stop.set()
-        await wait_all_tasks_blocked()
+        await anyio.wait_all_tasks_blocked()
         async with running(EchoApp(), ServerConfig(uds=path)) as new:
             assert (await talk(new.urls[0])).endswith(b"hello")
             app.release.set()
@@ -162,7 +162,7 @@ from shoal.http.listeners import Unix, bind
 bind(Unix({path!r})).socket.listen()
 os.kill(os.getpid(), 9)
 """
-    ended = await trio.run_process([sys.executable, "-c", died], check=False)
+    ended = await anyio.run_process([sys.executable, "-c", died], check=False)
     assert ended.returncode == -9
     assert exists(path)
     async with running(EchoApp(), ServerConfig(uds=path)) as live:
@@ -252,7 +252,7 @@ async def test_an_address_that_is_taken_frees_the_others(path):
         doors = [Listening(address=Tcp(*taken.getsockname()), app=EchoApp())]
         app = EchoApp()
         with pytest.raises(OSError, match="in use"):
-            await serve(app, ServerConfig(uds=path), shutdown=trio.sleep_forever, doors=doors)
+            await serve(app, ServerConfig(uds=path), shutdown=anyio.sleep_forever, doors=doors)
     assert app.lifespan_events == []
     assert not exists(path)
 
@@ -269,7 +269,7 @@ async def test_a_drain_is_that_of_all_addresses(path):
             await client.send_all(request("/hold"))
             await app.entered.wait()
         live.stop.set()
-        await wait_all_tasks_blocked()
+        await anyio.wait_all_tasks_blocked()
         assert not exists(path)
         for client, app in ((one, public), (other, admin)):
             app.release.set()

@@ -16,6 +16,7 @@ import shoal
 from shoal.http.asgi import Exchange
 from shoal.http.payload import encoded, reader_for
 from shoal.http.problem import Refused
+from shoal.http.settings import HttpSettings
 from shoal.testing.asgi import Call
 
 
@@ -26,7 +27,7 @@ class Comment(BaseModel):
 
 def exchange(*headers):
     call = Call(None, "/", headers=headers)
-    return Exchange(call.scope, call._receive, call._send, send_timeout_s=1, fallback_id="made-up")
+    return Exchange(call.scope, call._receive, call._send, HttpSettings(), fallback_id="made-up")
 
 
 def read(handler, body, *headers):

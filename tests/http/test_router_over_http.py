@@ -83,6 +83,7 @@ class Code:
 
     def reconfigure(self, user_config): ...
     def health(self): ...
+    def check_health(self): ...
     def warm_up(self): ...
     def close(self): ...
 
@@ -130,12 +131,16 @@ async def test_a_method_of_its_own_may_answer_by_a_stream():
             "__reduce__",
         ),
         *("reconfigure", "health", "warm_up", "close", "seen.append", "négative"),
+        *("check_health", "__del__", "__getattribute__", "__dict__"),
     ],
 )
 async def test_what_is_no_method_for_callers_is_not_found(method):
     async with up(Code) as (app, client, stage):
         answer = await ask(app, "/e", 3, **asked(method))
         assert kind_of(answer) == (404, "no-such-method")
+        assert b"negative" not in answer.body
+        with pytest.raises(shoal.NoSuchName, match="negative"):  # code of ours may be told
+            await (await client.get_handle("e")).options(method_name=method).call(3)
         assert set(client.backends["b"].lines) == {"__call__"}
         assert stage.calls == []
 
@@ -291,6 +296,7 @@ async def test_the_time_that_a_request_was_held_counts(config, limit):
         assert anyio.current_time() == pytest.approx(limit)
 
 
+@pytest.mark.slow
 async def test_only_so_many_are_held():
     async with up(backend=None) as (app, client, _stage):
         calls = [Call(app, "/e", item=number) for number in range(MOST_HELD)]

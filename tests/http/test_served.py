@@ -14,11 +14,14 @@ from uuid import uuid4
 import httpx
 import pytest
 
+pytestmark = pytest.mark.real_time
+
 HERE = Path(__file__).parent
 HANG_S = 20
 
 COMMANDS = {
     "shoal": ["shoal", "serve", "served_app:{app}", "--port", "0"],
+    "asyncio": ["shoal", "serve", "served_app:{app}", "--port", "0", "--event-loop", "asyncio"],
     "hypercorn": ["hypercorn", "-k", "trio", "-b", "fd://{fd}", "served_app:{app}"],
     "uvicorn": ["uvicorn", "--lifespan", "on", "--fd", "{fd}", "served_app:{app}"],
 }
@@ -41,7 +44,7 @@ def serving(server, app):
         )
         with process:
             try:
-                if server == "shoal":
+                if server in ("shoal", "asyncio"):
                     for line in process.stderr:
                         if found := re.search(r" on http://127\.0\.0\.1:(\d+)", line):
                             port = int(found[1])
@@ -53,7 +56,14 @@ def serving(server, app):
 
 @pytest.fixture(
     scope="module",
-    params=["shoal app", "hypercorn app", "uvicorn app", "shoal site", "uvicorn site"],
+    params=[
+        "shoal app",
+        "asyncio app",
+        "hypercorn app",
+        "uvicorn app",
+        "shoal site",
+        "uvicorn site",
+    ],
 )
 def base(request):
     server, app = request.param.split()

@@ -10,6 +10,7 @@ import trio.testing
 
 import shoal
 from shoal.http.asgi import Exchange
+from shoal.http.settings import HttpSettings
 from shoal.http.streaming import JSON_LINES, SERVER_SENT_EVENTS, _relay, form_for
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
@@ -296,7 +297,9 @@ async def test_a_heartbeat_that_is_not_read_is_the_last(steps):
 def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
-    exchange = Exchange(call.scope, call._receive, call._send, send_timeout_s=3, fallback_id="x")
+    exchange = Exchange(
+        call.scope, call._receive, call._send, HttpSettings(send_timeout_s=3), fallback_id="x"
+    )
 
     class Stream:
         def __init__(self):

@@ -38,7 +38,7 @@ def test_what_is_written_is_read(text, name, value):
     ("text", "complaint"),
     [
         ("priority_levels", "an option is written NAME=VALUE"),
-        ("levels=3", "'levels' is not an option of a batcher; there are max_batch_size, "),
+        ("levels=3", "'levels' is not an option of a batcher; did you mean 'priority_levels'"),
         ("bucket_by=x", "bucket_by is a function"),
         ('adaptive={"p98_s": 1}', "adaptive: "),
         ('queue_policies={"x": {}}', "queue_policies: "),

@@ -38,6 +38,21 @@ async def fails(texts: list[str]) -> list[str]:
     raise LookupError("no weights")
 
 
+class Echo:
+    def __init__(self, suffix: str, *, times: int = 1) -> None:
+        if times == 13:
+            raise OSError("no weights in the file")
+        self.suffix = suffix * times
+
+    async def __call__(self, texts: list[str]) -> list[str]:
+        await anyio.sleep(0.001)
+        return [text + self.suffix for text in texts]
+
+
+class Nothing:
+    pass
+
+
 def a_text() -> str:
     return "herring"
 
@@ -100,6 +115,12 @@ def test_a_decorated_handler_keeps_its_options(told):
     assert list(data["run_time"]["runs_s"]) == ["1", "2", "4"]
 
 
+def test_a_class_is_measured_by_an_instance(told):
+    arguments = ["--arg", "s", "--kwarg", "times=2", "--item", '"eel"', *QUICK, "--json"]
+    data = told("tuned:Echo", *arguments)
+    assert list(data["run_time"]["runs_s"]) == ["1", "2"]
+
+
 def test_options_can_be_named(told):
     told("tuned:echo", "--item", "1", *QUICK, "--option", "allowed_batch_sizes=3", code=2)
     assert "shoal: allowed_batch_sizes" in told.err
@@ -130,6 +151,12 @@ def test_a_plot_is_saved(told, directory):
         (["tuned:echo", "--item-from", "tuned:weights"], "tuned:weights is no function, but None"),
         (["tuned:echo", "--item", "1", "--option", "x"], "an option is written NAME=VALUE"),
         (["tuned:costly", "--item", '"eel"'], "is decorated with a batch_size_fn"),
+        (["tuned:Nothing", "--item", "1"], "the class Nothing has no __call__"),
+        (
+            ["tuned:echo", "--item", "1", "--arg", "1"],
+            "arguments are for a class, and this is none",
+        ),
+        (["tuned:Echo", "--item", "1", "--kwarg", "x"], "--kwarg is written KEY=VALUE"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, line, told):
@@ -145,6 +172,11 @@ def test_a_mistake_is_told_in_one_line(arguments, line, told):
         (["broken:echo", "--item", "1"], "bad day", "importing broken:echo failed, see above"),
         (["tuned:fails", "--item", "1"], "no weights", "a batch of 1 failed, see above"),
         (
+            ["tuned:Echo", "--item", "1", "--arg=s", "--kwarg=times=13"],
+            "no weights in the file",
+            "Echo could not be instantiated, see above",
+        ),
+        (
             ["tuned:echo", "--item-from", "tuned:no_text"],
             "no texts",
             "tuned:no_text() failed, see above",
@@ -153,7 +185,7 @@ def test_a_mistake_is_told_in_one_line(arguments, line, told):
 )
 def test_code_that_fails_shows_its_traceback(arguments, error, last_line, told):
     told(*arguments, *QUICK, code=1)
-    assert f"LookupError: {error}" in told.err
+    assert f"Error: {error}" in told.err
     assert told.err.splitlines()[-1] == f"shoal: {last_line}"
 
 

@@ -35,6 +35,11 @@ def test_every_size_is_tried_with_every_wait_that_makes_sense():
     assert pairs == {(1, 0.0)} | {(size, wait) for size in (4, 16) for wait in waits}
 
 
+def test_a_handler_without_a_bound_on_its_batches_is_not_tuned():
+    with pytest.raises(Mistake, match="give a number to tune for"):
+        found(100, 0.08, max_concurrent_batches=None)
+
+
 def test_those_that_meet_the_target_come_first():
     candidates = found(300, 0.08)
     meets = [one.meets_target for one in candidates]
@@ -52,6 +57,7 @@ def test_the_best_meets_the_target_up_to_the_highest_rate():
     assert best.up_to == pytest.approx(16 / RUNS.usual_s(16), rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_found_is_one_at_which_the_target_is_met():
     best = found(100, 0.08)[0]
     at_that_rate = {
@@ -73,6 +79,7 @@ def test_requests_that_are_refused_miss_the_target():
     assert not any(one.meets_target for one in found(3000, 0.08, max_queued_requests=10))
 
 
+@pytest.mark.slow
 def test_slots_make_for_more():
     one, two = (found(100, 0.08, max_concurrent_batches=slots)[0] for slots in (1, 2))
     assert two.up_to > 1.5 * one.up_to
@@ -83,6 +90,7 @@ def test_options_that_do_not_go_with_it_are_told():
         found(100, 0.08, allowed_batch_sizes=(5, 10))
 
 
+@pytest.mark.slow
 def test_what_was_found_is_told_in_a_table_and_as_data():
     text = text_of(100, 0.08)
     assert "fitted: 10 ms a batch + 1 ms an item" in text

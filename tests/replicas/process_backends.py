@@ -1,4 +1,8 @@
-"""Code that the tests of process replicas run; it is imported in the workers."""
+"""Code that the tests of process replicas run; it is imported in the workers.
+
+Hundreds of workers are started, so numpy, which takes longer to import than all else here, is
+imported by the methods that need it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import numpy as np
 
 from shoal.batching.current import current_batch
 from shoal.replicas.calling_out import CallOut, way_out
@@ -48,6 +51,16 @@ class Unreadable:
 
 def _unreadable() -> None:
     raise RuntimeError("made again")
+
+
+def _outcome_of_truncating(fd: int) -> str:
+    before = os.fstat(fd).st_size
+    try:
+        os.ftruncate(fd, 0)
+    except OSError as error:
+        return type(error).__name__
+    os.ftruncate(fd, before)  # or the next to read it would be killed, which may be the tests
+    return "it is gone"
 
 
 class Plain:
@@ -124,9 +137,6 @@ class Plain:
     def has_default(self, item: int, other: Any = MISSING) -> bool:
         return other is MISSING
 
-    def typed(self, item: np.ndarray, other: Plain) -> bytes:
-        return b""
-
     def batch(self, items: list[Any]) -> list[Any]:
         now = time.monotonic()
         return [
@@ -143,14 +153,18 @@ class Plain:
     def echo(self, items: list[Any]) -> list[Any]:
         return items
 
-    def sums(self, items: list[np.ndarray]) -> list[Any]:
+    def sums(self, items: list[Any]) -> list[Any]:
         return [float(item.sum()) for item in items]
 
-    def one_array(self, items: list[np.ndarray]) -> list[Any]:
+    def one_array(self, items: list[Any]) -> list[Any]:
+        import numpy as np
+
         whole = np.asarray(items)
         return [whole.shape, bool(np.shares_memory(whole, items[0])), float(whole.sum())]
 
-    def replaced(self, items: list[np.ndarray]) -> list[Any]:
+    def replaced(self, items: list[Any]) -> list[Any]:
+        import numpy as np
+
         items[0] = items[0] + 1
         return [float(np.asarray(items).sum())]
 
@@ -160,6 +174,17 @@ class Plain:
 
     def kept(self, items: list[int]) -> list[Any]:
         return [float(kept.sum()) for kept in self._kept]
+
+    def truncate(self, items: list[int]) -> list[str]:
+        """Tries to take away the memory that it shares with its parent."""
+        shared = [
+            int(fd)
+            for fd in os.listdir("/proc/self/fd")
+            if os.path.lexists(f"/proc/self/fd/{fd}")
+            and "memfd:shoal" in os.readlink(f"/proc/self/fd/{fd}")
+        ]
+        tried = {_outcome_of_truncating(fd) for fd in shared}
+        return [*tried] * len(items)
 
     def forget(self, items: list[int]) -> list[int]:
         self._kept.clear()
@@ -174,6 +199,8 @@ class Plain:
             self._note("closed the generator")
 
     def arrays(self, items: list[int]) -> Generator[list[Any]]:
+        import numpy as np
+
         for step in range(items[0]):
             yield [np.full(100_000, step)]
 

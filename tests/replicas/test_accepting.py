@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal.replicas.accepting import accept_batch, takes_lists
+from shoal.batching.items_or_lists import takes_lists
+from shoal.replicas.accepting import accept_batch
 
 
 def of_list(items: list[int]) -> list[int]:
@@ -97,7 +98,6 @@ def test_code_whose_annotations_are_all_of_lists_takes_lists(function):
         of_pair,
         of_dict,
         of_anything,
-        of_list_and_one,
         of_nothing,
         Model().one,
         functools.partial(of_one),
@@ -105,6 +105,30 @@ def test_code_whose_annotations_are_all_of_lists_takes_lists(function):
 )
 def test_other_code_takes_one_item_at_a_time(function):
     assert not takes_lists(function)
+
+
+def of_list_and_anything(items: list[int], factor) -> list[int]:
+    return items
+
+
+@pytest.mark.parametrize("function", [of_list_and_one, of_list_and_anything])
+def test_a_mixture_of_lists_and_others_is_refused(function):
+    with pytest.raises(TypeError, match=r"unclear whether .*accept_batch\(False\)"):
+        takes_lists(function)
+
+
+def test_what_the_mark_says_comes_first():
+    @accept_batch(False)
+    def of_one_list(item: list[int]) -> int:
+        return sum(item)
+
+    @accept_batch
+    def mixed(items: list[int], factor):
+        return items
+
+    assert not takes_lists(of_one_list)
+    assert not takes_lists(functools.partial(of_one_list))
+    assert takes_lists(mixed)
 
 
 def test_a_function_that_is_marked_takes_lists():

@@ -107,3 +107,13 @@ def test_a_list_of_other_things_is_no_stack():
     for contents in ([], [1, 2], [np.zeros((0, 2))], items, [np.zeros((2, 2)).T]):
         np.testing.assert_array_equal(np.asarray(Stacked(contents)), np.asarray(contents))
     assert pickle.loads(pickle.dumps(Stacked([1]))) == [1]
+
+
+@pytest.mark.parametrize("size", [0, 2**12, 2**20])
+def test_nobody_can_take_the_memory_from_under_the_other_end(size):
+    fd = new_memory(2**16)
+    try:
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, size)
+    finally:
+        os.close(fd)

@@ -8,7 +8,8 @@ from os import popen, system  # noqa: F401 - to be found here
 
 import pytest
 
-from shoal.replicas.definition import Definition, imported
+from shoal.errors import NotAllowed
+from shoal.replicas.definition import Definition, OwnPath, imported
 
 
 def double(items: list[int]) -> list[int]:
@@ -129,13 +130,12 @@ def test_an_object_has_no_import_path():
 
 @pytest.mark.parametrize("name", ["double", "Model", "Model.Inner"])
 def test_what_a_module_defines_is_its_own(name):
-    assert Definition(f"{__name__}:{name}", must_be_own=True).load() is imported(
-        f"{__name__}:{name}"
-    )
+    path = f"{__name__}:{name}"
+    assert Definition(OwnPath(path)).load() is imported(path)
 
 
 @pytest.mark.parametrize("name", ["popen", "system", "imported", "functools.partial"])
 def test_what_a_module_has_imported_is_not_its_own(name):
     assert Definition(f"{__name__}:{name}").load() is imported(f"{__name__}:{name}")
-    with pytest.raises(TypeError, match=r"is of .*, not of "):
-        Definition(f"{__name__}:{name}", must_be_own=True).load()
+    with pytest.raises(NotAllowed, match=r"is of .*, and not of "):
+        Definition(OwnPath(f"{__name__}:{name}")).load()

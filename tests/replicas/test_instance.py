@@ -156,28 +156,71 @@ def test_hooks_are_not_methods():
     assert instance.hook("close") is None
 
 
+def test_a_health_check_may_have_the_name_that_ray_serve_gives_it():
+    class Checked:
+        def __call__(self, items: list[int]) -> list[int]:
+            return items
+
+        def check_health(self) -> str:
+            return "asked"
+
+    instance = instance_of(Checked)
+    assert list(instance.description.methods) == ["__call__"]
+    assert instance.description.checks_health
+    hook = instance.hook("health")
+    assert hook is not None
+    assert hook() == "asked"
+
+
 def test_a_method_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(NoSuchName, match=r"no method 'embed'; it has __call__, marked, nothing"):
         instance_of(Model).description.method("embed")
 
 
-def test_code_that_shoal_batches_already_is_refused():
+async def test_code_that_is_batched_by_itself_is_async_code_of_one_item():
     @shoal.batch
     def decorated(items: list[int]) -> list[int]:
-        return items
+        return [2 * item for item in items]
 
-    with pytest.raises(TypeError, match=r"is decorated with @shoal\.batch"):
-        instance_of(decorated)
-
-
-def test_a_class_whose_call_is_batched_already_is_refused():
-    class Decorated:
+    class Called:
         @shoal.batch
+        def __call__(self, items: list[int]) -> list[int]:
+            return [2 * item for item in items]
+
+        @shoal.batch
+        async def steps(self, items: list[int]) -> AsyncIterator[list[int]]:
+            yield items
+
+    for target in (decorated, Called, Called()):
+        instance = instance_of(target)
+        method = instance.description.method("__call__")
+        assert (method.batched, method.streams, method.gathers) == (False, False, True)
+        assert str(method.signature) == "(items: int) -> int"
+        async with shoal.open_batchers():
+            assert await instance.handlers["__call__"].results([3]) == [6]
+    async with shoal.open_batchers():
+        steps = instance.handlers["steps"].steps([3])
+        assert [step async for step in steps] == [[3]]
+
+
+def test_only_async_code_of_one_item_that_batches_by_itself_gathers():
+    class Mixed:
         def __call__(self, items: list[int]) -> list[int]:
             return items
 
-    with pytest.raises(TypeError, match=r"is decorated with @shoal\.batch"):
-        instance_of(Decorated)
+        async def one(self, item: int) -> int:
+            return await self.batched(item)
+
+        def plain(self, item: int) -> int:
+            return item
+
+        @shoal.batch
+        def batched(self, items: list[int]) -> list[int]:
+            return items
+
+    methods = instance_of(Mixed).description.methods
+    assert {name for name, method in methods.items() if method.gathers} == {"one", "batched"}
+    assert not any(method.gathers for method in instance_of(Model).description.methods.values())
 
 
 def test_a_call_without_a_form_is_refused():

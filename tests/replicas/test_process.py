@@ -1,10 +1,9 @@
-"""Process replicas: the contract of all replicas, and work."""
+"""Process replicas at work; `testing/test_check_replica.py` holds them to the contract of all."""
 
 from __future__ import annotations
 
 import os
 from contextlib import aclosing
-from functools import partial
 from typing import Any
 
 import anyio
@@ -15,8 +14,6 @@ from replicas.process_backends import Async, OnlyHere, Plain, Unreadable, Unsend
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, CutReason
 from shoal.errors import HandlerFailed, ReplicaDied
-from shoal.replicas.process import ProcessReplica
-from shoal.testing.replica_check import check_replica
 from shoal.testing.replica_folder import Folder
 from shoal.testing.requests import make_request
 
@@ -26,13 +23,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 @pytest.fixture
 def folder(tmp_path) -> Folder:
     return Folder(str(tmp_path))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_process_replicas_keep_the_promises_of_all_replicas(kind):
-    await check_replica(ProcessReplica, kinds=[kind], crash=partial(os._exit, 3), patience_s=30.0)
 
 
 async def test_code_is_run_in_another_process_that_ends_with_the_replica():

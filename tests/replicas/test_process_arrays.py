@@ -158,3 +158,10 @@ async def test_many_batches_of_arrays_at_once_are_not_mixed_up():
         async with anyio.create_task_group() as tasks:
             for number in range(12):
                 tasks.start_soon(call, number)
+
+
+async def test_code_that_truncates_the_shared_memory_does_not_kill_its_parent():
+    async with playing(made(arena_bytes=FOUR)) as played:
+        assert set(await played.run("truncate", [0])) == {"PermissionError"}
+        [echo] = await played.run("echo", [np.ones(LARGE)])
+    assert echo.sum() == LARGE

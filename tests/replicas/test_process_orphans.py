@@ -12,7 +12,10 @@ import pytest
 
 from replicas.playing import MODULE, is_alive
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's")
+pytestmark = [
+    pytest.mark.real_time,
+    pytest.mark.skipif(sys.platform != "linux", reason="the kernel's part is Linux's"),
+]
 
 PARENT = f"""
 import os, sys

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import shoal
+from shoal.errors import NoSuchName
 
 
 async def double(number: int):
@@ -63,9 +64,12 @@ class Connecting:
         async with shoal.connect() as client:
             return await (await client.get_handle("inner")).call(item)
 
-    async def missing(self, item):
+    async def early(self, item):
         async with shoal.connect() as client:
-            return await client.get_handle("absent", missing_ok=True)
+            return await client.get_handle("later", missing_ok=True)
+
+    async def late(self, handle):
+        return await handle.call(3)
 
 
 class PlainConnecting:
@@ -74,6 +78,17 @@ class PlainConnecting:
     def __call__(self, item):
         handle = shoal.connect().sync.get_handle("inner")
         return handle.options(timeout_s=10).call(item)
+
+    def entered(self, item):
+        with shoal.connect() as client:
+            handle = client.get_handle("later", missing_ok=True)
+            try:
+                return handle.call(item)
+            except NoSuchName:
+                return client.get_handle("inner").call(item)
+
+    def by_name(self, item):
+        return shoal.connect().sync.get_handle("inner").classify(item)
 
 
 class ConnectingAtStart:

@@ -9,6 +9,7 @@ import anyio.lowlevel
 
 from shoal.errors import InUse, NameTaken, NoSuchName, ShutDown
 from shoal.serving.config import BackendConfig
+from shoal.serving.naming import DEFAULT_METHODS
 from shoal.serving.status import BackendStatus, EndpointStatus, ReplicaStatus, ShadowStatus, Status
 
 
@@ -126,7 +127,7 @@ class FakeClient:
                 raise InUse(f"the endpoint {name!r} sends requests to {tag!r}")
         del self.backends[tag]
 
-    async def create_endpoint(self, name, *, backend, route=None, methods=("GET",)):
+    async def create_endpoint(self, name, *, backend, route=None, methods=DEFAULT_METHODS):
         self._asked("create_endpoint", name)
         self.endpoints[name] = {
             "route": route,
@@ -154,10 +155,8 @@ class FakeClient:
 
     async def get_handle(self, endpoint, missing_ok=False):
         self._asked("get_handle", endpoint)
-        if endpoint in self.endpoints:
+        if missing_ok or endpoint in self.endpoints:
             return FakeHandle(self, endpoint)
-        if missing_ok:
-            return None
         raise NoSuchName(f"there is no endpoint {endpoint!r}")
 
     async def status(self):

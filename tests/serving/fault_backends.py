@@ -21,6 +21,7 @@ Item: TypeAlias = tuple[int, str]
 Answer: TypeAlias = tuple[int, str]
 
 STEPS = 3
+ILL_AFTER_S = 0.5
 
 
 class Boom(Exception):
@@ -39,14 +40,19 @@ class _Served:
         self._ledger = ledger
         self._work_s = work_s
         self._config: dict[str, Any] = {}
+        self._told_at = 0.0
 
     def _start_s(self) -> float:
         if self._config.get("start") == "fail":
             raise Boom(f"{current_backend_tag()} does not start")
         return self._config.get("start_s", 0.0)
 
-    def _check(self) -> None:
-        if self._config.get("health") == "fail":
+    def _take_config(self, config: dict[str, Any], now: float) -> None:
+        self._config, self._told_at = config, now
+
+    def _check(self, now: float) -> None:
+        # Not at once, since the change that tells it so must be through by then.
+        if self._config.get("health") == "fail" and now > self._told_at + ILL_AFTER_S:
             raise Boom(f"{current_backend_tag()} is ill")
 
     def _obey(self, items: list[Item]) -> bool:
@@ -70,13 +76,13 @@ class Served(_Served):
     """Async code."""
 
     async def reconfigure(self, config: dict[str, Any]) -> None:
-        self._config = config
+        self._take_config(config, anyio.current_time())
 
     async def warm_up(self) -> None:
         await anyio.sleep(self._start_s())
 
     async def health(self) -> None:
-        self._check()
+        self._check(anyio.current_time())
 
     async def __call__(self, items: list[Item]) -> list[Answer]:
         await anyio.sleep(self._work_s)
@@ -99,13 +105,13 @@ class PlainServed(_Served):
     """Plain code."""
 
     def reconfigure(self, config: dict[str, Any]) -> None:
-        self._config = config
+        self._take_config(config, time.monotonic())
 
     def warm_up(self) -> None:
         time.sleep(self._start_s())
 
     def health(self) -> None:
-        self._check()
+        self._check(time.monotonic())
 
     def __call__(self, items: list[Item]) -> list[Answer]:
         time.sleep(self._work_s)

@@ -1,5 +1,10 @@
 """Code of backends, to be named by import paths."""
 
+import os
+from typing import Any
+
+from starlette.requests import Request
+
 import shoal
 from shoal.replicas.accepting import accept_batch
 
@@ -12,6 +17,19 @@ async def double(number):
 async def steps(counts):
     for step in range(max(counts)):
         yield [step if step < count else shoal.END for count in counts]
+
+
+def greet(request):
+    return "hello " + request.query_params.get("name", "nobody")
+
+
+async def asked(request: Request):
+    body = (await request.body()).decode()
+    return [request.method, dict(request.query_params), request.headers.get("x-mine"), body]
+
+
+async def told(item):
+    return dict(shoal.current_batch().requests[0].metadata)
 
 
 class Scaled:
@@ -35,3 +53,22 @@ class Broken:
 
     def __call__(self, item):
         return item
+
+
+class Tellable:
+    """Code that dies of some user configs: when it is told, or at its next health check."""
+
+    def __init__(self) -> None:
+        self._config: Any = None
+
+    def reconfigure(self, config: Any) -> None:
+        self._config = config
+        if config == "deadly":
+            os._exit(3)
+
+    def health(self) -> None:
+        if self._config == "deadly later":
+            os._exit(4)
+
+    def __call__(self, items: list[int]) -> list[Any]:
+        return [(item, self._config) for item in items]

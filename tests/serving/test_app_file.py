@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shoal.serving.app_file import read_app_file
 from shoal.serving.app_file_flaws import AppFileRefused, written
 from shoal.serving.app_file_lines import lines_of_keys
+from shoal.serving.naming import DEFAULT_METHODS
 from shoal.serving.state_records import DeclaredBackend, DeclaredEndpoint, DeclaredShadow
 
 WHOLE = """\
@@ -97,8 +98,10 @@ def test_a_file_is_read(read):
             traffic={"small": 0.9, "large": 0.1},
             shadows={"large": DeclaredShadow(proportion=0.5, compare="models:alike")},
         ),
-        "by-hand": DeclaredEndpoint(name="by-hand", methods=("POST",), traffic={"large": 1.0}),
-        "later": DeclaredEndpoint(name="later", route="/later", methods=("POST",)),
+        "by-hand": DeclaredEndpoint(
+            name="by-hand", methods=DEFAULT_METHODS, traffic={"large": 1.0}
+        ),
+        "later": DeclaredEndpoint(name="later", route="/later", methods=DEFAULT_METHODS),
     }
 
 
@@ -226,7 +229,7 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         (f"{ENDPOINT}method = ['GET']", "5: endpoints.e.method: there is no such key; did you "),
         (
             f"{ENDPOINT}route = '/x'\n[endpoints.f]\nbackend = 'b'\nroute = '/x'",
-            "8: endpoints.f.route: POST /x is answered by the endpoint 'e' already, in line 3",
+            "8: endpoints.f.route: GET /x is answered by the endpoint 'e' already, in line 3",
         ),
         # [[endpoints.NAME.shadows]]
         (f"{ENDPOINT}shadows = 1", "5: endpoints.e.shadows: must be an array of tables, as "),

@@ -13,6 +13,7 @@ import pytest
 from shoal import errors
 from shoal.http.admin import AdminApi
 from shoal.http.door import Door
+from shoal.http.settings import HttpSettings
 from shoal.serving.config import BackendConfig
 from shoal.serving.controller import Controller
 from shoal.serving.remote_client import RemoteClient
@@ -131,6 +132,21 @@ async def test_traffic_is_divided_and_shadowed(opened):
         ("shadow_traffic", ("e", "a", "x"), {}, TypeError),
         ("shadow_traffic", ("e", "no", 0.5), {}, errors.NoSuchName),
         ("get_handle", ("no",), {}, errors.NoSuchName),
+        ("get_handle", (5,), {"missing_ok": True}, TypeError),
+        ("get_handle", ("a b",), {"missing_ok": True}, ValueError),
+        ("create_backend", (object, f"{CODE}:double"), {}, TypeError),
+        ("create_backend", ("x", f"{CODE}:double"), {"config": {5: 1}}, TypeError),
+        ("create_backend", ("x", f"{CODE}:double"), {"init_kwargs": 5}, TypeError),
+        ("create_backend", ("x", f"{CODE}:double"), {"init_kwargs": {5: 1}}, TypeError),
+        ("update_backend_config", ("a", None), {}, TypeError),
+        ("delete_backend", ("a",), {"force": "yes"}, TypeError),
+        ("create_endpoint", ("x",), {"backend": "a", "methods": object}, TypeError),
+        ("set_traffic", ("e", None), {}, TypeError),
+        ("set_traffic", ("e", [("a", 1.0)]), {}, TypeError),
+        ("set_traffic", ("e", {5: 1.0}), {}, TypeError),
+        ("set_traffic", ("e", {"a": float("nan")}), {}, ValueError),
+        ("set_traffic", ("e", {"a": object}), {}, TypeError),
+        ("shadow_traffic", ("e", "a", float("inf")), {}, ValueError),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -171,9 +187,131 @@ async def test_a_call_that_fails_does_so_with_the_same_words(method, args, error
     assert said[0] == said[1]
 
 
-async def test_a_missing_endpoint_may_be_asked_for(opened):
+async def test_a_handle_of_an_endpoint_that_is_yet_to_come_works_once_it_is_there(opened):
     async with opened() as client:
-        assert await client.get_handle("no", missing_ok=True) is None
+        handle = await client.get_handle("later", missing_ok=True)
+        with pytest.raises(errors.NoSuchName, match="there is no endpoint 'later'"):
+            await handle.call(1)
+        await client.create_backend("a", f"{CODE}:double")
+        await client.create_endpoint("later", backend="a")
+        assert await handle.call(1) == 2
+
+
+async def test_rays_spelling_is_answered_with_what_to_write(opened):
+    async with opened() as client:
+        await client.create_backend("s", f"{CODE}:Scaled", 3)
+        await client.create_endpoint("e", backend="s")
+        handle = await client.get_handle("e")
+        with pytest.raises(AttributeError, match=r"options\(method_name='fail'\)\.call"):
+            handle.fail.remote("x")
+        with pytest.raises(AttributeError, match=r"    handle\.options\(method_name='fail'\)"):
+            handle.sync.fail("x")
+        with pytest.raises(TypeError, match=r"result = await handle\.remote"):
+            handle.remote(2).result()
+        assert await handle.remote(2) == 6
+        assert not hasattr(handle, "tolist")
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "kwargs", "error"),
+    [
+        ("create_backend", ("x", 5), {}, TypeError),
+        ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": object}}, TypeError),
+        ("create_backend", ("x", f"{CODE}:double"), {"config": {"retries": 1.5}}, TypeError),
+        (
+            "create_backend",
+            ("x", f"{CODE}:double"),
+            {"config": {"request_timeout_s": float("nan")}},
+            ValueError,
+        ),
+        ("shadow_traffic", ("e", "a", 0.5), {"compare": 5}, TypeError),
+        *[
+            (verb, (name, *args), {}, errors.NoSuchName)
+            for name in (5, None, ["e"], "a/b")
+            for verb, args in (
+                ("get_backend_config", ()),
+                ("update_backend_config", ({},)),
+                ("scale_backend", (2,)),
+                ("delete_backend", ()),
+                ("delete_endpoint", ()),
+                ("get_handle", ()),
+                ("set_traffic", ({"a": 1.0},)),
+            )
+        ],
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_a_wrong_command_is_refused_by_the_same_error(opened, verb, args, kwargs, error):
+    async with opened() as client:
+        await client.create_backend("a", f"{CODE}:double")
+        await client.create_endpoint("e", backend="a")
+        with pytest.raises(error) as caught:
+            await getattr(client, verb)(*args, **kwargs)
+        assert type(caught.value) is error
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"method_name": 5}, TypeError),
+        ({"shard_key": 5}, TypeError),
+        ({"http_method": b"GET"}, TypeError),
+        ({"http_headers": 5}, TypeError),
+        ({"timeout_s": "1"}, TypeError),
+        ({"timeout_s": float("nan")}, ValueError),
+        ({"priority": 0}, ValueError),
+        ({"priority": 1.5}, TypeError),
+    ],
+)
+async def test_a_wrong_option_of_a_handle_is_refused_at_once(opened, options, error):
+    async with opened() as client:
+        await client.create_endpoint("e", backend=None)
+        handle = await client.get_handle("e")
+        with pytest.raises(error, match=f"^{next(iter(options))} must be "):
+            handle.options(**options)
+
+
+async def test_an_endpoint_for_which_no_methods_are_named_takes_get_and_post(opened):
+    async with opened() as client:
+        await client.create_backend("a", f"{CODE}:double")
+        await client.create_endpoint("e", backend="a", route="/e")
+        assert (await client.list_endpoints())["e"]["methods"] == ["GET", "POST"]
+
+
+async def test_a_call_without_arguments_is_a_request_without_data(opened):
+    async with opened() as client:
+        await client.create_backend("a", f"{CODE}:greet")
+        await client.create_endpoint("e", backend="a")
+        handle = await client.get_handle("e")
+        assert await handle.remote() == "hello nobody"
+        assert await handle.call() == "hello nobody"
+
+
+async def test_code_is_told_that_a_call_came_from_python_and_by_which_endpoint(opened):
+    async with opened() as client:
+        await client.create_backend("a", f"{CODE}:told")
+        await client.create_endpoint("e", backend="a")
+        handle = await client.get_handle("e")
+        assert await handle.call(1) == {"context": "python", "endpoint": "e"}
+        get = handle.options(http_method="GET")
+        assert (await get.call(1))["method"] == "GET"
+
+
+async def test_a_call_without_a_limit_may_say_so(opened):
+    async with opened() as client:
+        await client.create_backend("a", f"{CODE}:double")
+        await client.create_endpoint("e", backend="a")
+        handle = await client.get_handle("e")
+        assert await handle.options(timeout_s=float("inf")).call(1) == 2
+
+
+async def test_an_item_may_be_as_large_as_over_http(opened):
+    async with opened() as client:
+        await client.create_backend("a", f"{CODE}:double")
+        await client.create_endpoint("e", backend="a")
+        handle = await client.get_handle("e")
+        text = "x" * (HttpSettings().max_body_bytes - 2)
+        assert len(await handle.call(text)) == 2 * len(text)
 
 
 async def test_a_held_call_ends_at_its_deadline(opened):

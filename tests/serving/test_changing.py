@@ -11,7 +11,7 @@ import pytest
 import shoal
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, ScriptedReplica, Stage, echo, failing, serving, slowly
-from shoal.errors import NoSuchName, ReplicaNotStarted
+from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
@@ -64,18 +64,22 @@ async def test_batch_options_hold_from_the_next_batch_on() -> None:
         assert len(stage.replicas) == 1
 
 
-async def test_a_window_changes_at_once_for_those_that_wait() -> None:
+async def test_a_window_changes_for_the_batch_after_the_one_that_gathers() -> None:
     async with (
-        serving(echo, batch_wait_timeout_s=1000) as (controller, handle, _),
+        serving(echo, batch_wait_timeout_s=20, max_batch_size=4) as (controller, handle, _),
         anyio.create_task_group() as tasks,
     ):
-        await line_up(tasks, handle.call(1))
+        first = await line_up(tasks, handle.call(1))
         await anyio.sleep(5)
         await change(controller, batch_wait_timeout_s=6)
-        await anyio.sleep(2)
-        assert anyio.current_time() == 7
-        assert (await controller.status()).backends["b"].requests == 1
-        tasks.cancel_scope.cancel()
+        await anyio.sleep(9)
+        assert first[0].outcome is PENDING
+        await anyio.sleep(7)
+        assert first[0].outcome == 1
+        assert first[0].ended_at == pytest.approx(20)
+        second = await line_up(tasks, handle.call(2))
+        await anyio.sleep(7)
+        assert second[0].ended_at == pytest.approx(27)
 
 
 async def test_more_batches_at_once_need_no_new_replica() -> None:
@@ -208,21 +212,138 @@ async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced
         assert await handle.call(0) == 1
 
 
-async def test_a_replica_that_dies_while_it_is_told_is_replaced_by_one_that_knows() -> None:
+@pytest.mark.parametrize("dying", [0, 1])
+async def test_a_replica_that_dies_while_it_is_told_fails_the_change(dying: int) -> None:
     stage = Stage()
 
     async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
-        if config == 2 and replica.number == 0:
+        if config == 2 and replica.number == dying:
             replica.die()
             await anyio.sleep_forever()
 
-    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, _, _):
+    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, handle, _):
         await settle()
+        before = await controller.get_backend_config("b")
         stage.reconfigure = reconfigure
-        await change(controller, user_config=2)
+        with pytest.raises(ReplicaDied, match="exploded"):
+            await change(controller, user_config=2, max_batch_size=3)
+        assert await controller.get_backend_config("b") == before
+        assert [replica.told[-1] for replica in stage.alive] == [1, 1]
+        status = (await controller.status()).backends["b"]
+        assert (status.state, status.failure, len(status.replicas)) == ("ready", None, 2)
+        assert await handle.call(0) == 1
+        assert [replica.number for replica in stage.alive] == [1 - dying, 2]
+
+
+async def test_a_user_config_that_kills_is_set_right_without_a_wait() -> None:
+    stage = Stage()
+
+    async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
+        if config == "deadly":
+            replica.die()
+            await anyio.sleep_forever()
+
+    stage.reconfigure = reconfigure
+    async with serving(Configured, stage, user_config=1) as (controller, handle, _):
+        for config in range(2, 12):
+            with pytest.raises(ReplicaDied):
+                await change(controller, user_config="deadly")
+            assert await handle.call(0) == config - 1
+            await change(controller, user_config=config)
+            assert await handle.call(0) == config
+        assert anyio.current_time() < 1.5
+
+
+class Healthy(Configured):
+    """The same with a health check."""
+
+    def health(self) -> None: ...
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_new_user_config_that_makes_a_replica_ill_is_taken_back(dies: bool) -> None:
+    stage = Stage()
+
+    async def health(replica: ScriptedReplica) -> None:
+        if replica.told[-1] == 2:
+            if dies:
+                replica.die()
+            raise ZeroDivisionError("ill")
+
+    stage.health = health
+    async with serving(Healthy, stage, num_replicas=2, user_config=1) as (controller, handle, _):
+        await settle()
+        with pytest.raises(ReplicaDied, match="ill"):
+            await change(controller, user_config=2)
+        assert [replica.told[-1] for replica in stage.alive] == [1, 1]
+        assert (await controller.get_backend_config("b")).user_config == 1
+        assert await handle.call(0) == 1
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(dies: bool) -> None:
+    stage = Stage()
+
+    async def health(replica: ScriptedReplica) -> None:
+        if replica.blueprint.options.arena_bytes == 7:
+            if dies:
+                replica.die()
+            raise ZeroDivisionError("ill")
+
+    stage.health = health
+    async with serving(Healthy, stage, num_replicas=2) as (controller, handle, _):
+        await settle()
+        with pytest.raises(ReplicaNotStarted):
+            await change(controller, arena_bytes=7)
+        assert [replica.number for replica in stage.alive] == [0, 1]
+        assert await handle.call(0) is None
+        config = {"placement": stage, "arena_bytes": 7}
+        with pytest.raises(ReplicaNotStarted):
+            await controller.create_backend("other", Healthy, config=config)
+
+
+async def test_old_replicas_serve_while_a_new_one_is_checked_for_the_first_time() -> None:
+    stage = Stage()
+    checked = anyio.Event()
+
+    async def health(replica: ScriptedReplica) -> None:
+        if replica.number == 1:
+            await checked.wait()
+
+    stage.health = health
+    async with (
+        serving(Healthy, stage) as (controller, handle, _),
+        anyio.create_task_group() as tasks,
+    ):
+        [changing] = await line_up(tasks, change(controller, arena_bytes=7))
         await anyio.sleep(5)
-        assert [replica.number for replica in stage.alive] == [1, 2]
-        assert {replica.told[-1] for replica in stage.alive} == {2}
+        await outcomes(*[handle.call(0) for _ in range(20)])
+        assert {number for number, _ in stage.calls} == {0}
+        assert changing.outcome is PENDING
+        checked.set()
+        await settle()
+        assert changing.outcome is None
+        assert [replica.number for replica in stage.alive] == [1]
+
+
+async def test_a_bad_user_config_of_a_backend_that_never_started_is_set_right() -> None:
+    async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
+        if config == "deadly":
+            replica.die()
+
+    stage = Stage()
+    async with serving(Configured, stage, user_config=1) as (controller, handle, _):
+        stage.reconfigure = reconfigure
+        backend = controller.backends["b"]
+        backend.config = backend.supervisor.config = backend.config.changed(
+            {"user_config": "deadly"}
+        )
+        stage.replicas[0].die()
+        await anyio.sleep(100)
+        assert (await controller.status()).backends["b"].state == "unavailable"
+        await change(controller, user_config=3)
+        assert await handle.call(0) == 3
+        assert anyio.current_time() < 101
 
 
 async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> None:
@@ -339,16 +460,18 @@ async def test_an_update_that_fails_at_its_last_step_undoes_the_first() -> None:
         assert await handle.call(0) == 1
 
 
-@pytest.mark.parametrize("change_of", [{"arena_bytes": 7}, {"num_replicas": 2}])
+@pytest.mark.parametrize(
+    ("change_of", "told"), [({"arena_bytes": 7}, [1]), ({"num_replicas": 2}, [1, 2, 1])]
+)
 async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(
-    change_of: dict[str, Any],
+    change_of: dict[str, Any], told: list[Any]
 ) -> None:
     stage = Stage()
     stage.start = failing("no room", lambda number: number > 0)
     async with serving(Configured, stage, user_config=1) as (controller, handle, _):
         with pytest.raises(ReplicaNotStarted):
             await change(controller, user_config=2, **change_of)
-        assert stage.replicas[0].told == [1, 2, 1]
+        assert stage.replicas[0].told == told
         assert [replica.number for replica in stage.alive] == [0]
         assert await handle.call(0) == 1
 
@@ -571,3 +694,43 @@ async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other
                 outcome, controller.update_backend_config("b", {"user_config": -number})
             )
     assert most == 1
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("deadly", "more"),
+    [("deadly", {}), ("deadly later", {}), ("deadly later", {"arena_bytes": 4096})],
+)
+async def test_a_user_config_that_kills_processes_loses_no_call_and_changes_nothing(
+    deadly: str, more: dict[str, Any]
+) -> None:
+    answers: list[Any] = []
+    async with Controller() as controller, anyio.create_task_group() as tasks:
+        config = {"placement": "process", "num_replicas": 2, "user_config": 1, "retries": 2}
+        await controller.create_backend("b", "serving.plain_code:Tellable", config=config)
+        await controller.create_endpoint("e", backend="b")
+        handle = await controller.get_handle("e")
+
+        async def call_on() -> None:
+            while True:
+                item = len(answers)
+                answered, config = await handle.call(item)
+                assert answered == item
+                answers.append(config)
+
+        while (await controller.status()).backends["b"].state != "ready":  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        for _ in range(4):
+            tasks.start_soon(call_on)
+        before = await controller.get_backend_config("b")
+        with pytest.raises((ReplicaDied, ReplicaNotStarted)):
+            await change(controller, user_config=deadly, **more)
+        assert await controller.get_backend_config("b") == before
+        status = (await controller.status()).backends["b"]
+        assert (status.state, status.failure, len(status.replicas)) == ("ready", None, 2)
+        seen = len(answers)
+        while len(answers) < seen + 20:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        assert set(answers[seen + 4 :]) == {1}
+        tasks.cancel_scope.cancel()
+    assert set(answers) <= {1, deadly}

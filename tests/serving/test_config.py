@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 from dataclasses import FrozenInstanceError, fields
 from pathlib import Path
@@ -150,6 +151,7 @@ def test_a_config_is_taken_as_it_is() -> None:
     ("given", "error", "says"),
     [
         ({"num_replica": 1}, TypeError, "'num_replica' is not an .* did you mean 'num_replicas'"),
+        ({"batch_size": 1}, TypeError, "'batch_size' is not an .* did you mean 'max_batch_size'"),
         ({"zebra": 1}, TypeError, "'zebra' is not an option.*shoal.BackendConfig says which"),
         ({3: 1}, TypeError, "3 is not an option of a backend: an option has a name"),
         (["a"], TypeError, "config must be a mapping, not \\['a'\\]; write config="),
@@ -379,6 +381,18 @@ def test_batches_fit_into_what_a_replica_may_have(
     assert (config.oddity(batched=True) is not None) == is_odd
 
 
+@pytest.mark.parametrize(("most", "slots"), [(None, math.inf), (30, 3), (4, 1)])
+def test_a_replica_may_have_any_number_of_batches_at_once(most: int | None, slots: float) -> None:
+    config = BackendConfig(
+        max_batch_size=10, max_concurrent_batches=None, max_ongoing_requests=most
+    )
+    assert config.slots(batched=True) == slots
+    assert config.given()["max_concurrent_batches"] is None
+    assert config.oddity(batched=True) is None or most == 4
+    one_at_a_time = BackendConfig(max_concurrent_batches=None, max_ongoing_requests=most)
+    assert one_at_a_time.slots(batched=False) == (math.inf if most is None else most)
+
+
 def test_the_oddity_says_what_it_comes_to() -> None:
     config = BackendConfig(max_batch_size=10, max_concurrent_batches=3, max_ongoing_requests=4)
     assert config.oddity(batched=True) == (
@@ -423,12 +437,15 @@ def test_code_that_takes_one_item_has_as_many_at_once_as_a_replica_may_have(
         {"batch_size_fn": cost},
         {"max_batch_size": 8, "allowed_batch_sizes": (8,)},
         {"preferred_batch_sizes": (2,)},
+        {"batch_wait_timeout_s": 0.1},
+        {"batch_wait_timeout_s": None},
+        {"idle_timeout_s": 0.1},
     ],
 )
 def test_code_that_takes_one_item_has_no_options_of_lists(given: dict[str, Any]) -> None:
     config = BackendConfig.of(given)
     for ask in (config.batch_options, config.slots, config.oddity):
-        with pytest.raises(ValueError, match=r"@shoal.accept_batch, or annotate .* list"):
+        with pytest.raises(ValueError, match=r"@shoal.accept_batch, annotate .* list"):
             ask(False)
         ask(True)
 

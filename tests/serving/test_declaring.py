@@ -130,7 +130,7 @@ async def test_what_was_deleted_is_gone(path: Path) -> None:
     backends, endpoints = await declared(path)
     assert [*backends] == ["b"]
     assert endpoints == {
-        "b": {"route": None, "methods": ["GET"], "traffic": {"b": 1}, "shadows": {}}
+        "b": {"route": None, "methods": ["GET", "POST"], "traffic": {"b": 1}, "shadows": {}}
     }
 
 

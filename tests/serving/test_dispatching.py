@@ -203,6 +203,21 @@ async def test_a_batch_runs_again_where_retries_allow_it() -> None:
         assert [caller.outcome for caller in callers] == [0, 1]
 
 
+async def test_a_batch_runs_again_with_all_of_its_items() -> None:
+    stage = Stage()
+
+    async def code(items: list[int]) -> list[int]:
+        taken = [items.pop() for _ in range(len(items))][::-1]
+        if len(stage.calls) == 1:
+            stage.replicas[0].die()
+            await anyio.sleep_forever()
+        return taken
+
+    async with serving(code, stage, num_replicas=2, retries=1, **PAIRS) as (_, handle, _):
+        assert await outcomes(handle.call(1), handle.call(2)) == [1, 2]
+    assert [sorted(items) for _, items in stage.calls] == [[1, 2], [1, 2]]
+
+
 async def test_a_batch_that_runs_again_waits_for_a_replica() -> None:
     held = Held()
     async with (

@@ -12,6 +12,7 @@ import shoal
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, slowly
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
+from shoal.replicas.accepting import accept_batch
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
@@ -141,6 +142,112 @@ async def test_options_that_make_no_sense_are_refused(
     async with serving(echo) as (_, handle, _):
         with pytest.raises(error, match=next(iter(option))):
             handle.options(**option)
+
+
+async def test_code_is_told_that_a_call_came_from_python_and_by_which_endpoint() -> None:
+    async def told(items: list[int]) -> list[dict[str, Any]]:
+        return [dict(request.metadata) for request in shoal.current_batch().requests]
+
+    python = {"context": "python", "endpoint": "e"}
+    more = {"method": "PUT", "headers": {"a": "b"}}
+    async with serving(told, bucket_by=lambda item: item) as (controller, handle, _):
+        await controller.create_endpoint("f", backend="b")
+        other = await controller.get_handle("f")
+        assert await outcomes(
+            handle.call(0), other.call(0), handle.options(priority=1).call(0)
+        ) == [
+            python,
+            {**python, "endpoint": "f"},
+            python,
+        ]
+        asking = handle.options(http_method="PUT", http_headers={"a": "b"})
+        assert await asking.call(0) == {**python, **more}
+        assert await asking.options(timeout_s=5).call(0) == {**python, **more}
+
+
+async def test_what_waits_keeps_what_it_is_told_with_when_the_backend_changes() -> None:
+    held = Held(lambda item: dict(shoal.current_batch().requests[0].metadata))
+    async with serving(held, max_batch_size=1) as (controller, handle, _):
+        results: list[Any] = []
+
+        async def call() -> None:
+            results.append(await handle.call(0))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(call)
+            await settle()
+            changes: Any = {"priority_levels": 2, "request_timeout_s": 5}
+            await controller.update_backend_config("b", changes)
+            tasks.start_soon(call)
+            await settle()
+            held.gate.set()
+        assert results == [{"context": "python", "endpoint": "e"}] * 4
+
+
+async def test_streams_and_shadows_are_told_as_much() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def note() -> None:
+        seen.extend(dict(request.metadata) for request in shoal.current_batch().requests)
+
+    async def steps(items: list[int]) -> AsyncGenerator[list[int], None]:
+        note()
+        yield items
+
+    async def noting(items: list[int]) -> list[int]:
+        note()
+        return items
+
+    async with serving(steps) as (controller, handle, _):
+        await endpoint_of(controller, "copy", noting)
+        await controller.shadow_traffic("e", "copy", 1.0)
+        async with handle.stream(1) as stream:
+            assert [item async for item in stream] == [1]
+        await settle()
+    python = {"context": "python", "endpoint": "e"}
+    assert [python, {**python, "shadow": True}] == sorted(seen, key=len)
+
+
+async def test_a_handlers_own_calls_are_not_taken_for_its_callers() -> None:
+    batched = shoal.Batcher(told_of)
+
+    async def outer(items: list[int]) -> list[Any]:
+        return [await batched.call(item) for item in items]
+
+    async with batched, serving(outer) as (_, handle, _):
+        assert await handle.call(1) == {}
+
+
+async def told_of(items: list[int]) -> list[dict[str, Any]]:
+    return [dict(request.metadata) for request in shoal.current_batch().requests]
+
+
+async def test_a_call_without_arguments_is_a_request_without_data() -> None:
+    async def greet(request):  # type: ignore[no-untyped-def]
+        return "hello " + request.query_params.get("name", "nobody")
+
+    async def pong() -> str:
+        return "pong"
+
+    async def listed(items):  # type: ignore[no-untyped-def]
+        return [dict(item) for item in items]
+
+    async def stepped(items):  # type: ignore[no-untyped-def]
+        yield [dict(item) for item in items]
+
+    for code, answer in ((greet, "hello nobody"), (pong, "pong"), (accept_batch(listed), {})):
+        async with serving(code) as (_, handle, _):
+            assert await handle.remote() == answer
+    async with serving(accept_batch(stepped)) as (_, handle, _), handle.stream() as stream:
+        assert [step async for step in stream] == [{}]
+
+
+@pytest.mark.parametrize("code", [lambda a, b: 0, lambda a=3: a, echo])
+async def test_a_call_without_arguments_is_what_the_code_says_where_it_says_so(code: Any) -> None:
+    async with serving(code) as (_, handle, _):
+        result = await outcome(handle.remote())
+        assert result == 3 or isinstance(result, TypeError)
 
 
 async def test_a_priority_goes_first() -> None:
@@ -298,14 +405,35 @@ async def test_a_handle_finds_the_endpoint_that_has_its_name_now() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_a_handle_of_no_endpoint_is_refused_or_nothing() -> None:
+async def test_a_handle_of_an_endpoint_that_is_yet_to_come_works_once_it_is_there() -> None:
     async with serving(echo) as (controller, _, _):
         with pytest.raises(NoSuchName, match="there are: e"):
             await controller.get_handle("x")
-        assert await controller.get_handle("x", missing_ok=True) is None
-        found = await controller.get_handle("e", missing_ok=True)
-        assert found is not None
-        assert found.endpoint == "e"
+        handle = await controller.get_handle("x", missing_ok=True)
+        assert handle.endpoint == "x"
+        assert isinstance(await outcome(handle.call(1)), NoSuchName)
+        await controller.create_endpoint("x", backend="b")
+        assert await handle.options(timeout_s=5).call(1) == 1
+
+
+async def test_what_ray_has_on_a_call_is_answered_with_what_to_write() -> None:
+    async with serving(echo) as (_, handle, _):
+        call = handle.remote(1)
+        assert "result = await handle.remote(...)" in repr(call)
+        with pytest.raises(TypeError, match=r"(?s)'e'.*await handle\.remote.*handle\.sync\.call"):
+            call.result(timeout_s=1)
+
+
+async def test_a_call_in_rays_spelling_can_be_a_task() -> None:
+    held = Held()
+    async with serving(held) as (_, handle, _):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(handle.remote, 1)
+            await settle()
+            assert held.batches == [[1]]
+            tasks.cancel_scope.cancel()
+        held.gate.set()
+        assert await handle.remote(2) == 2
 
 
 async def test_a_handle_that_was_sent_somewhere_else_is_refused() -> None:

@@ -42,9 +42,22 @@ async def test_code_connects_to_the_controller_that_it_runs_in(code, placement):
 
 
 @pytest.mark.parametrize("placement", ["task", "process"])
-async def test_a_missing_endpoint_is_none_where_that_will_do(placement):
-    async with up(composed_code.Connecting, placement=placement) as (_client, handle):
-        assert await handle.options(method_name="missing").call(3) is None
+async def test_code_has_a_handle_of_an_endpoint_that_is_yet_to_come(placement):
+    async with up(composed_code.Connecting, placement=placement) as (client, handle):
+        later = await handle.options(method_name="early").call(3)
+        calling = handle.options(method_name="late")
+        with pytest.raises(errors.NoSuchName, match="'later'"):
+            await calling.call(later)
+        await client.create_endpoint("later", backend="inner")
+        assert await calling.call(later) == 6
+
+
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_plain_code_enters_the_client_that_it_runs_in(placement):
+    async with up(composed_code.PlainConnecting, placement=placement) as (_client, handle):
+        assert await handle.options(method_name="entered").call(3) == 6
+        with pytest.raises(AttributeError, match=r"options\(method_name='classify'\)"):
+            await handle.options(method_name="by_name").call(3)
 
 
 async def test_each_controllers_code_finds_its_own():

@@ -30,7 +30,9 @@ def test_a_name_is_text(tag: Any) -> None:
         checked_tag("an endpoint's name", tag)
 
 
-@pytest.mark.parametrize("route", [None, "/", "/a", "/a/b/", "/-a", "/a/-/b", "/v2/models", "/ä b"])
+@pytest.mark.parametrize(
+    "route", [None, "/", "/a", "/a/b/", "/-a", "/a/-/b", "/v2/models", "/ä b", "/100%", "/.a"]
+)
 def test_a_route_is_a_path_or_none(route: str | None) -> None:
     assert checked_route(route) == route
 
@@ -45,6 +47,13 @@ def test_a_route_is_a_path_or_none(route: str | None) -> None:
         ("/{id}", ValueError, "plain text"),
         ("/-", ValueError, "application's own"),
         ("/-/x", ValueError, "application's own"),
+        ("//a", ValueError, "no request can reach '//a'.*name of a host; write \"/a\""),
+        ("/./a", ValueError, "no request can reach"),
+        ("/a/../b", ValueError, 'the steps "." and ".."'),
+        ("/a/..", ValueError, "no request can reach"),
+        ("/a%20b", ValueError, "'%20' is decoded.*write the character itself, '/a b'"),
+        ("/a%2Fb", ValueError, "decoded before a path is looked up"),
+        ("/\ud800", ValueError, "half a character"),
         (3, TypeError, 'must be text, not 3; write route="/3"'),
     ],
 )
@@ -62,7 +71,7 @@ def test_methods_are_written_in_capitals_and_once() -> None:
 @pytest.mark.parametrize(
     ("methods", "error", "says"),
     [
-        ("GET", TypeError, "must be a tuple"),
+        ("GET", TypeError, r"must be a tuple, not 'GET'; write methods=\('GET',\)"),
         (None, TypeError, "must be a tuple"),
         ((3,), TypeError, "a method is a name"),
         (("FETCH",), ValueError, "there are GET, HEAD"),

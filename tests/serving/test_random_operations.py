@@ -34,6 +34,9 @@ SOAK_PROGRAMS = int(os.environ.get("SHOAL_SOAK_OPERATIONS", "3000"))
 
 BACKENDS = ("a", "b", "c")
 
+DEADLY = "deadly"
+SICKENING = "sickening"
+
 Operation: TypeAlias = tuple[str, int, int]
 
 KINDS = (
@@ -48,6 +51,8 @@ KINDS = (
     "batch",
     "bound",
     "tell",
+    "tell death",
+    "tell illness",
     "replace",
     "restart",
     "traffic",
@@ -79,6 +84,12 @@ long = settings(
 )
 
 
+class Checked(Versioned):
+    """The same with a health check, by which also a replica's start and its changes go."""
+
+    def health(self) -> None: ...
+
+
 class Program:
     """One run of a program.
 
@@ -92,6 +103,7 @@ class Program:
         self._stage = Stage()
         self._stage.start = self._start
         self._stage.health = self._health
+        self._stage.reconfigure = self._reconfigure
         self._failing_starts = 0
         self._ill: set[str] = set()
         self._calls: list[tuple[int, bool, Caller]] = []
@@ -139,6 +151,11 @@ class Program:
             await self._update(update(tag, {**changes, "retries": second % 3}))
         elif kind == "tell":
             await self._update(update(tag, {"user_config": second}))
+        elif kind == "tell death":
+            await self._update(update(tag, {"user_config": DEADLY, "max_batch_size": second + 1}))
+        elif kind == "tell illness":
+            changes = {"user_config": SICKENING, "arena_bytes": second, "num_replicas": first + 1}
+            await self._update(update(tag, changes))
         elif kind == "replace":
             await self._update(update(tag, {"arena_bytes": second, "num_replicas": second % 3 + 1}))
         elif kind == "restart":
@@ -173,6 +190,7 @@ class Program:
         assert status.endpoints["e"].held == 0
         for tag, backend in status.backends.items():
             config = await self._controller.get_backend_config(tag)
+            assert config.user_config not in (DEADLY, SICKENING)
             assert (backend.state, backend.wanted) == ("ready", config.num_replicas)
             assert (backend.queued, backend.ongoing) == (0, 0)
             mine = [r for r in self._stage.alive if r.blueprint.identity.backend == tag]
@@ -210,9 +228,18 @@ class Program:
     async def _health(self, replica: ScriptedReplica) -> None:
         if replica.tag in self._ill:
             raise RuntimeError("ill")
+        if replica.told and replica.told[-1] == SICKENING:
+            if self._random.random() < 0.5:
+                replica.die()
+            raise RuntimeError("sickened")
+
+    async def _reconfigure(self, replica: ScriptedReplica, config: Any) -> None:
+        await anyio.sleep(self._random.uniform(0, 0.1))
+        if config == DEADLY:
+            replica.die()
 
     def _code(self) -> Versioned:
-        return Versioned(self._random)
+        return Checked(self._random)
 
     def _config(self) -> dict[str, Any]:
         return {"placement": self._stage, "num_replicas": 2, "health_check_period_s": 5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import socket
 import sys
@@ -21,6 +22,7 @@ from shoal import errors
 from shoal.http.admin import AdminApi
 from shoal.http.door import Door
 from shoal.http.server import ServerConfig, serve
+from shoal.http.settings import HttpSettings
 from shoal.serving.config import BackendConfig
 from shoal.serving.remote_client import RemoteClient, connect
 from shoal.serving.wire_errors import KINDS, WireError, received, sent
@@ -36,8 +38,8 @@ def fake():
     return client
 
 
-def door(fake, token=None, allowed=("*",)):
-    return Door(AdminApi(fake, token=token, allowed_modules=allowed))
+def door(fake, token=None, allowed=("*",), settings=None):
+    return Door(AdminApi(fake, token=token, allowed_modules=allowed, settings=settings))
 
 
 @asynccontextmanager
@@ -164,7 +166,10 @@ async def test_a_name_that_is_not_there_is_said_to_be_none(fake, name):
         ):
             with pytest.raises(errors.NoSuchName, match="there is no"):
                 await verb()
-        assert await client.get_handle(name, missing_ok=True) is None
+
+        if name != "no":  # nothing can ever have such a name
+            with pytest.raises((TypeError, ValueError), match="endpoint's name"):
+                await client.get_handle(name, missing_ok=True)
 
 
 # Errors
@@ -369,6 +374,34 @@ async def test_a_call_passes_arguments_and_options_on(fake):
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("item", "error", "words"),
+    [
+        ({1: 2}, TypeError, "the key 1 of a dict"),
+        ([({"a": {2: 3}},)], TypeError, "the key 2 of a dict"),
+        (float("nan"), ValueError, "can't be sent as JSON"),
+        ("\ud800", ValueError, "surrogates not allowed"),
+        (json.loads("[" * 300 + "]" * 300), ValueError, "recursion limit"),
+    ],
+    ids=["a key", "a key within", "NaN", "half a character", "too deep"],
+)
+async def test_an_item_that_json_has_no_form_for_is_refused(fake, item, error, words):
+    async with connected(fake) as client:
+        handle = await client.get_handle("e")
+        with pytest.raises(error, match=words):
+            await handle.call(item)
+
+
+@pytest.mark.anyio
+async def test_an_item_that_is_too_large_for_the_server_is_told_so(fake):
+    async with connected(fake, settings=HttpSettings(max_body_bytes=1000)) as client:
+        handle = await client.get_handle("e")
+        assert await handle.call("x" * 2**20)
+        with pytest.raises(errors.ItemTooLarge, match="at most 1049576 bytes"):
+            await handle.call("x" * (2**20 + 1000))
+
+
+@pytest.mark.anyio
 async def test_an_array_is_sent_as_lists(fake):
     numpy = pytest.importorskip("numpy")
     async with connected(fake) as client:
@@ -548,12 +581,30 @@ def test_a_thread_has_the_same_verbs(fake):
         assert handle.endpoint == "e"
         assert handle.options(priority=2).call(1) == {"args": [1], "kwargs": {}}
         assert fake.asked[-1][-1] == {"priority": 2}
-        assert client.get_handle("no", missing_ok=True) is None
+        assert client.get_handle("no", missing_ok=True).endpoint == "no"
         with pytest.raises(errors.NoSuchName):
             client.get_handle("no")
         assert "set_traffic" in dir(client)
         with pytest.raises(AttributeError, match="no verb 'explode'"):
             client.explode()
+
+
+@pytest.mark.real_time
+def test_a_program_without_an_event_loop_connects_as_it_starts(fake):
+    with served_in_a_thread(door(fake)) as url:
+        with connect(url) as client:
+            assert client.get_handle("e").call(1) == {"args": [1], "kwargs": {}}
+        with pytest.raises(errors.ShutDown):
+            client.status()
+    with pytest.raises(ConnectionError, match="no server answers"), connect(url):
+        pass
+
+
+@pytest.mark.anyio
+async def test_an_event_loop_must_not_connect_by_blocking(fake):
+    async with connected(fake) as client:
+        with pytest.raises(RuntimeError, match=r"async with shoal\.connect"), client:
+            pass
 
 
 @pytest.mark.real_time

@@ -18,7 +18,7 @@ import trio
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
 
-pytestmark = [pytest.mark.trio, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.trio, pytest.mark.real_time, pytest.mark.timeout(60)]
 
 HERE = Path(__file__).parent
 HANG_S = 30

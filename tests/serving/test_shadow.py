@@ -315,6 +315,21 @@ async def test_several_shadows_each_get_a_copy() -> None:
         assert len(first.calls) == len(second.calls) == 1
 
 
+async def test_a_backend_gets_no_copy_of_what_it_answers_itself() -> None:
+    async with serving(echo) as (controller, handle, stage):
+        await controller.shadow_traffic("e", "b", 1)
+        assert await outcomes(*[handle.call(item) for item in range(10)]) == [*range(10)]
+        await anyio.sleep(1)
+        assert sum(len(items) for _, items in stage.calls) == 10
+        other = Stage()
+        await controller.create_backend("c", echo, config={"placement": other})
+        await controller.set_traffic("e", {"c": 1})
+        await outcomes(*[handle.call(item) for item in range(5)])
+        await anyio.sleep(1)
+        assert sum(len(items) for _, items in stage.calls) == 15
+        assert sum(len(items) for _, items in other.calls) == 5
+
+
 async def test_a_backend_that_is_shadowed_is_in_use() -> None:
     async with serving(echo) as (controller, _, _):
         await shadowed(controller, echo)

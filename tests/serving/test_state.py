@@ -172,12 +172,21 @@ def test_only_the_owner_can_read_a_new_file(path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_an_empty_file_becomes_a_state_file_and_keeps_its_mode(path: Path) -> None:
-    path.touch()
-    path.chmod(0o640)
-    assert load(path) == DeclaredState()
-    assert path.stat().st_mode & 0o777 == 0o640
-    assert path.stat().st_size > 0
+def test_an_empty_file_is_not_taken_for_a_new_one(written: Path) -> None:
+    os.truncate(written, 0)
+    written.with_name("state.db.lock").unlink()
+    assert "remove it" in refusal(written)
+    assert written.stat().st_size == 0
+    written.unlink()
+    assert load(written) == DeclaredState()
+
+
+@pytest.mark.parametrize("left", [1, 16, 99, 100, 4096, 5000])
+def test_a_state_that_was_cut_short_is_refused_and_stays_as_it_is(written: Path, left: int) -> None:
+    os.truncate(written, left)
+    rest = written.read_bytes()
+    assert refusal(written)
+    assert written.read_bytes() == rest
 
 
 def test_what_a_killed_maker_left_is_in_nobodys_way(path: Path) -> None:
@@ -334,6 +343,7 @@ def test_a_log_of_another_kind_is_refused(written: Path) -> None:
 # what is damaged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_a_damaged_byte_is_seen_or_changes_nothing(written: Path, part: int) -> None:
     whole = written.read_bytes()

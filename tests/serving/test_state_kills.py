@@ -33,6 +33,8 @@ from shoal.serving.state_records import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytestmark = pytest.mark.real_time
+
 KILLS_A_TEST = 50
 MOST_ACKNOWLEDGED = 8
 LONGEST_WAIT_S = 0.004

@@ -15,6 +15,9 @@ from shoal.errors import BackendUnavailable, ReplicaNotStarted
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from serving.scenes import ScriptedReplica
     from shoal.serving.status import BackendStatus
 
 pytestmark = pytest.mark.anyio
@@ -267,12 +270,14 @@ async def test_all_replicas_are_replaced_one_by_one_and_none_is_missed() -> None
     stage = Stage()
     least: list[int] = []
     most: list[int] = []
+    places: list[int] = []
 
-    async def start(_: Any) -> None:
+    async def start(replica: ScriptedReplica) -> None:
+        places.append(replica.blueprint.number)
         for _ in range(10):
             await anyio.sleep(0.1)
             least.append(len(stage.alive))
-            most.append(len(stage.replicas) - len(stage.ended))
+            most.append(len(stage.replicas) - len(stage.ended) - len(stage.alive))
 
     async with serving(echo, stage, num_replicas=3) as (controller, _, _):
         await settle()
@@ -280,7 +285,8 @@ async def test_all_replicas_are_replaced_one_by_one_and_none_is_missed() -> None
         await controller.restart_backend("b")
         assert numbers(stage.alive) == [3, 4, 5]
         assert min(least) == 3
-        assert max(most) == 4
+        assert max(most) == 1
+        assert places == [0, 1, 2]
         assert all(replica.stopped for replica in stage.replicas[:3])
         assert status_of(controller).deaths == 0
 
@@ -323,30 +329,82 @@ async def test_a_replacement_that_can_not_start_leaves_the_old_replicas_and_the_
         }
 
 
-async def test_a_replacement_that_fails_half_way_goes_back_to_the_old_config() -> None:
+@pytest.mark.parametrize("failing_one", [3, 4, 5])
+@pytest.mark.parametrize("verb", ["restart", "update", "scale"])
+async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(
+    verb: str, failing_one: int
+) -> None:
     stage = Stage()
-    fewest: list[int] = []
-    async with serving(echo, stage, num_replicas=3) as (controller, _, _):
+    async with serving(echo, stage, num_replicas=3) as (controller, handle, _):
         await settle()
         before = await controller.get_backend_config("b")
-        stage.start = failing(numbers=lambda number: number == 4)
-        async with anyio.create_task_group() as tasks:
-
-            async def count() -> None:
-                while True:
-                    fewest.append(len(stage.alive))
-                    await anyio.sleep(0.01)
-
-            tasks.start_soon(count)
-            with pytest.raises(ReplicaNotStarted):
-                await controller.update_backend_config("b", {"arena_bytes": 5})
-            await anyio.sleep(100)
-            tasks.cancel_scope.cancel()
-        assert len(stage.alive) == 3
-        assert {r.blueprint.options.arena_bytes for r in stage.alive} == {
-            before.replica.arena_bytes
+        stage.start = failing(numbers=lambda number: number >= failing_one)
+        verbs: dict[str, Callable[[], Awaitable[None]]] = {
+            "restart": lambda: controller.restart_backend("b"),
+            "update": lambda: controller.update_backend_config("b", {"arena_bytes": 5}),
+            "scale": lambda: controller.scale_backend("b", 6),
         }
-        assert min(fewest) == 3
+        with pytest.raises(ReplicaNotStarted):
+            await verbs[verb]()
+        for _ in range(2):
+            assert numbers(stage.alive) == [0, 1, 2]
+            status = status_of(controller)
+            assert [replica.tag for replica in status.replicas] == ["b#0", "b#1", "b#2"]
+            assert (status.state, status.wanted) == ("ready", 3)
+            assert await controller.get_backend_config("b") == before
+            assert await handle.call(1) == 1
+            await anyio.sleep(100)
+
+
+async def test_a_new_replica_that_dies_before_all_are_there_fails_the_change() -> None:
+    stage = Stage()
+    stage.start = gated = Gated(first=2)
+    async with (
+        serving(echo, stage, num_replicas=2) as (controller, _, _),
+        anyio.create_task_group() as tasks,
+    ):
+        await settle()
+        [restarting] = await line_up(tasks, controller.restart_backend("b"))
+        gated.let(2)
+        await anyio.sleep(1)
+        stage.replicas[2].die()
+        await anyio.sleep(1)
+        assert isinstance(restarting.outcome, ReplicaNotStarted)
+        assert "exploded" in str(restarting.outcome)
+        assert numbers(stage.alive) == [0, 1]
+
+
+async def test_a_change_whose_caller_leaves_while_the_old_replicas_drain_stays() -> None:
+    async with (
+        serving(slowly, num_replicas=2) as (controller, handle, stage),
+        anyio.create_task_group() as tasks,
+    ):
+        callers = await line_up(tasks, handle.call(15.0))
+        await settle()
+        callers += await line_up(tasks, handle.call(15.0))
+        await settle()
+        with anyio.move_on_after(5) as leaving:
+            await controller.update_backend_config("b", {"arena_bytes": 5})
+        assert leaving.cancelled_caught
+        await anyio.sleep(20)
+        assert [caller.outcome for caller in callers] == [15, 15]
+        assert {r.blueprint.options.arena_bytes for r in stage.alive} == {5}
+        assert (await controller.get_backend_config("b")).replica.arena_bytes == 5
+
+
+async def test_another_config_waits_for_no_failure_of_the_one_before() -> None:
+    stage = Stage()
+    async with serving(echo, stage) as (controller, handle, _):
+        stage.start = failing("no luck")
+        stage.replicas[0].die()
+        await anyio.sleep(100)
+        assert status_of(controller).state == "unavailable"
+        stage.start = in_turn
+        before = anyio.current_time()
+        await controller.update_backend_config("b", {"retries": 1})
+        await anyio.sleep(0.01)
+        assert await handle.call(1) == 1
+        assert anyio.current_time() - before < 0.1
 
 
 async def test_a_replacement_that_is_cancelled_leaves_the_old_replicas() -> None:

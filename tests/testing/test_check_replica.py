@@ -410,7 +410,7 @@ async def test_a_promise_that_is_broken_is_named(placement):
     kind = "async" if placement in SEEN_IN_ASYNC_CODE else "plain"
     message = rf"^{placement.__name__} breaks a promise: [^;]*{BROKEN[placement]}"
     with pytest.raises(AssertionError, match=message):
-        await check_replica(placement, kinds=[kind], patience_s=1.0)
+        await check_replica(placement, kinds=[kind], patience_s=2.0)
 
 
 async def test_the_report_says_with_which_code_and_how():

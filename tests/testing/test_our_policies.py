@@ -88,6 +88,7 @@ def rule(options: BatchOptions) -> BatchPolicy:
     return policy_of(options, model, adaptive)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", OPTIONS)
 def test_a_rule_of_ours_keeps_its_promises(what):
     options = BatchOptions(max_batch_size=4, **OPTIONS[what])

@@ -311,6 +311,7 @@ class EqualItems(LinePolicy):
         return Wait(None) if hurry is None else (groups[line[0].item][:SIZE], hurry.reason)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [SizeOrWindow, AddTells, LetsOthersJoin, OnlyWhenFull, UntilIdle, EqualItems]
 )

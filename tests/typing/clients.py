@@ -23,8 +23,7 @@ def handles(here: EndpointHandle, far: RemoteHandle, child: ChildHandle) -> list
 
 async def verbs(client: shoal.Client) -> None:
     assert_type(await client.get_handle("e"), shoal.Handle)
-    assert_type(await client.get_handle("e", missing_ok=False), shoal.Handle)
-    assert_type(await client.get_handle("e", missing_ok=True), shoal.Handle | None)
+    assert_type(await client.get_handle("e", missing_ok=True), shoal.Handle)
     assert_type(await client.list_backends(), Mapping[str, shoal.BackendConfig])
     assert_type(await client.get_backend_config("b"), shoal.BackendConfig)
     assert_type(await client.status(), shoal.Status)
@@ -52,7 +51,7 @@ async def starting() -> None:
     async with shoal.start(http={"port": 0}) as client:
         assert_type(client, Controller)
         assert_type(await client.get_handle("e"), EndpointHandle)
-        assert_type(await client.get_handle("e", missing_ok=True), EndpointHandle | None)
+        assert_type(await client.get_handle("e", missing_ok=True), EndpointHandle)
     async with shoal.start(http=shoal.HttpOptions(port=0), state="file.db"):
         pass
     shoal.start(port=0)  # type: ignore[call-arg]

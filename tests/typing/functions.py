@@ -123,3 +123,18 @@ async def with_signatures() -> None:
     assert_type(await named(1), bytes)
     assert_type(await named(right="2", left=1), bytes)
     assert_type(named_streamed(1, right="2"), ResultStream[bytes])
+
+
+@shoal.batch
+async def draw() -> list[float]:
+    return [0.5] * shoal.current_batch().size
+
+
+async def call_without_arguments() -> None:
+    assert_type(await draw(), float)
+    async with shoal.Batcher(draw_plain) as call:
+        assert_type(await call(), float)
+
+
+def draw_plain() -> list[float]:
+    return [0.5] * shoal.current_batch().size

@@ -60,9 +60,11 @@ async def decorated(texts: list[str]) -> list[int]:
 def in_threads() -> None:
     with shoal.blocking(Batcher.over(Plain())) as run:
         assert_type(run(text="text", top_k=3), float)
+        assert_type(run.options(priority=1)(text="text"), float)
         run(top_k=3)  # type: ignore[call-arg]
     with shoal.blocking(Batcher(lengths), backend="asyncio") as call:
         assert_type(call("text"), int)
+        assert_type(call.map(["text"]), list[int])
     with shoal.blocking(Batcher(letters)) as stream_call, stream_call("text") as stream:
         assert_type(stream, ThreadStream[str])
         assert_type(list(stream), list[str])
@@ -71,8 +73,10 @@ def in_threads() -> None:
 def any_batcher(
     unary: Batcher[UnaryCall[[str], int]], streams: Batcher[StreamCall[[str], int]]
 ) -> None:
-    assert_type(shoal.blocking(unary), AbstractContextManager[Callable[[str], int]])
-    assert_type(shoal.blocking(streams), AbstractContextManager[Callable[[str], ThreadStream[int]]])
+    assert_type(shoal.blocking(unary), AbstractContextManager[shoal.BlockingCall[[str], int]])
+    assert_type(
+        shoal.blocking(streams), AbstractContextManager[shoal.BlockingStreamCall[[str], int]]
+    )
 
 
 async def tries_again(unary: UnaryCall[[str], int], streams: StreamCall[[str], int]) -> None:

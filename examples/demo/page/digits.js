@@ -7,8 +7,6 @@ const SIDE = 8;
 const CELL = 4; // The model's data counts the ink in 4 x 4 cells of a 32 x 32 bitmap.
 const PEN = 4.6; // In pixels of that bitmap, whatever the size of the drawing.
 const WIDEST = 20; // The data's digits fill the bitmap's height and no more than this of its width.
-const SHOWN = 24; // Batches in the strip.
-const FULL = 64; // The batch size that fills a bar of the strip.
 
 const $ = (id) => document.getElementById(id);
 const pad = $("pad");
@@ -167,31 +165,7 @@ function tell({ digit, probabilities, batch }) {
     bar.style.setProperty("--chance", chance);
     bar.querySelector(".percent").textContent = `${Math.round(chance * 100)} %`;
   }
-  remember(batch);
-}
-
-const recent = new Map(); // By the batch's id, so that companions count once.
-
-function remember(batch) {
-  recent.set(batch.id, batch);
-  const shown = [...recent.values()].sort((a, b) => a.id - b.id).slice(-SHOWN);
-  for (const id of [...recent.keys()]) {
-    if (id < shown[0].id) {
-      recent.delete(id);
-    }
-  }
-  $("recent").replaceChildren(
-    ...shown.map(({ id, size, reason }) => {
-      const bar = document.createElement("i");
-      bar.textContent = size;
-      bar.title = `batch #${id}: ${size}, cut because ${reason}`;
-      bar.className = reason;
-      // By factors, so that a batch of four can be told from one of two.
-      bar.style.setProperty("--share", Math.min(1, Math.log(size) / Math.log(FULL)));
-      return bar;
-    }),
-  );
-  $("recent").setAttribute("aria-label", `Sizes: ${shown.map(({ size }) => size).join(", ")}`);
+  document.dispatchEvent(new CustomEvent("drawn", { detail: batch }));
 }
 
 // ---- controls ----
@@ -211,35 +185,17 @@ function reset() {
   }
 }
 
-function draw(digit) {
-  strokes = structuredClone(SAMPLES[digit]);
-  return changed();
-}
-
 $("clear").addEventListener("click", reset);
-
-$("many").addEventListener("click", async () => {
-  $("many").disabled = true;
-  try {
-    if (strokes.length === 0) {
-      await draw(3);
-    }
-    const rows = image();
-    await Promise.all(Array.from({ length: 24 }, async () => tell(await predict(rows))));
-    $("digits-error").textContent = "";
-  } catch (error) {
-    $("digits-error").textContent = error.message;
-  } finally {
-    $("many").disabled = false;
-  }
-});
 
 for (const digit of SAMPLES.keys()) {
   const button = document.createElement("button");
   button.type = "button";
   button.textContent = digit;
   button.setAttribute("aria-label", `Draw a ${digit}`);
-  button.addEventListener("click", () => draw(digit));
+  button.addEventListener("click", () => {
+    strokes = structuredClone(SAMPLES[digit]);
+    changed();
+  });
   $("samples").append(button);
 
   const bar = document.createElement("li");

@@ -1,6 +1,9 @@
-// What both halves of the page need to talk to the server.
+// What all parts of the page need to talk to the server.
 
-/** Send a JSON body; throws an Error that says what the server said where it refuses. */
+/** A server's refusal; its message is the server's. */
+export class Refused extends Error {}
+
+/** Send a JSON body; throws a Refused where the server refuses. */
 export async function post(path, body, { accept = "application/json", signal } = {}) {
   const response = await fetch(path, {
     method: "POST",
@@ -9,7 +12,7 @@ export async function post(path, body, { accept = "application/json", signal } =
     signal,
   });
   if (!response.ok) {
-    throw new Error(await explain(response));
+    throw new Refused(await explain(response));
   }
   return response;
 }

@@ -38,12 +38,13 @@ from shoal.errors import BatcherClosed, NotOpen
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from anyio.abc import TaskStatus
+    from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.entry import Entry
     from shoal.batching.handlers import Fill
     from shoal.batching.kinds import Answer, Steps
     from shoal.batching.open_batch import OpenBatch
+    from shoal.batching.parking import EventLoop
     from shoal.batching.room import Room
     from shoal.core.option_keywords import OptionKeywords
 
@@ -105,6 +106,10 @@ class Batcher(Watchable, Generic[C_co]):
     @overload
     def __init__(self: Batcher[UnaryCall[[A, B, C], R]], handler: Callable[[list[A], list[B], list[C]], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     @overload
+    def __init__(self: Batcher[StreamCall[[], R]], handler: Callable[[], Steps[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
+    def __init__(self: Batcher[UnaryCall[[], R]], handler: Callable[[], Answer[R]], *, signature: None = None, name: str | None = None, **options: Unpack[OptionKeywords]) -> None: ...
+    @overload
     def __init__(self: Batcher[Any], handler: Callable[..., Any] | Handler, *, signature: Callable[..., Any] | None = None, name: str | None = None, fill: Fill = "closed", streams: bool = False, room: Room | None = None, **options: Unpack[OptionKeywords]) -> None: ...
     # fmt: on
     def __init__(
@@ -142,7 +147,7 @@ class Batcher(Watchable, Generic[C_co]):
         self._scope: anyio.CancelScope | None = None
         self._exit = AsyncExitStack()
         face = StreamCall if self._handler.streams else UnaryCall
-        self.call: C_co = cast("C_co", face(self.find))
+        self.call: C_co = cast("C_co", face(self.find, self._handler.binding.item, self.loops))
 
     @classmethod
     def over(cls, model: Model[P, R], *, name: str | None = None, **options: Unpack[OptionKeywords]) -> Batcher[UnaryCall[P, R]]:  # fmt: skip
@@ -166,20 +171,46 @@ class Batcher(Watchable, Generic[C_co]):
 
         Cancellation: callers that wait fail with `BatcherClosed` at once.
         """
+        await self._new_session().run(lambda: task_status.started(self.call))
+
+    def begin(self, tasks: TaskGroup) -> None:
+        """Opens it in a task group that runs, without waiting: calls are taken from here on.
+
+        Raises:
+            RuntimeError: It is open already, or was.
+        """
+        tasks.start_soon(self._new_session().run, _nothing)
+
+    def _new_session(self) -> Session:
         self._refuse_second_opening()
         self._log_oddity()
         self._session = Session(self.name, self._handler, self._options, self._counters, self._room)
-        await self._session.run(lambda: task_status.started(self.call))
+        return self._session
 
-    async def aclose(self) -> ClosingCounts:
+    def stop(
+        self,
+        others_at_rest: Callable[[], Awaitable[None]] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        """Has an open one close without waiting for that; see `Session.stop`."""
+        if self._session is not None:
+            self._session.stop(others_at_rest, on_change)
+
+    async def aclose(self, *, drop_queued: bool = False) -> ClosingCounts:
         """Closes: takes no more calls, runs what is in line, and waits for it to end.
 
-        What has not ended after ``graceful_shutdown_timeout_s`` fails with `BatcherClosed`, and its
-        handler is cancelled; a handler in a thread can't be, and is waited for. Idempotent. A
-        handler that closes its own batcher is not waited for here.
+        After ``graceful_shutdown_timeout_s`` what is still in line fails with `BatcherClosed`, and
+        handlers are cancelled. One that can't be, because it is in a thread or shields itself, still
+        answers its callers if it ends within 10 s more; after that they fail as well, and only the
+        thread is waited for. Idempotent. A handler that closes its own batcher is not waited for
+        here.
+
+        Args:
+            drop_queued: Whether what is in line fails at once, and only what runs is answered.
 
         Returns:
-            What became of the requests that were in the batcher.
+            What became of the requests that were in the batcher when it began to close; what it did
+            in all its life is in `statistics`.
 
         Cancellation: closing goes on without the caller.
         """
@@ -187,7 +218,7 @@ class Batcher(Watchable, Generic[C_co]):
             self._closed_unopened = True
             await anyio.lowlevel.checkpoint()
             return ClosingCounts(0, 0, 0)
-        return await self._session.aclose()
+        return await self._session.aclose(drop_queued=drop_queued)
 
     async def __aenter__(self) -> C_co:
         self._refuse_second_opening()
@@ -222,10 +253,12 @@ class Batcher(Watchable, Generic[C_co]):
 
         Raises:
             NotOpen: The batcher has not been opened, or runs in another event loop.
-            BatcherClosed: It was closed without having been opened.
+            BatcherClosed: It was closed, without having been opened or in another event loop.
         """
         session = self._session
-        if session is not None and session.thread == get_ident():
+        if session is not None:
+            if session.thread != get_ident():
+                session.check_loop()
             return session.entry
         if self._closed_unopened:
             raise BatcherClosed(f"{self.name} is closed")
@@ -233,6 +266,10 @@ class Batcher(Watchable, Generic[C_co]):
             f"the batcher of {self.name} is not open in this event loop; "
             "open it around the calls:\n    async with batcher as call:\n        await call(item)"
         )
+
+    def loops(self) -> list[EventLoop]:
+        """Returns the event loop in which it is open; none if it is not."""
+        return [] if self._session is None or not self.is_alive else [self._session.loop]
 
     def flush(self) -> None:
         """Sends what is in line now without waiting for more, as soon as a slot is free.
@@ -258,6 +295,12 @@ class Batcher(Watchable, Generic[C_co]):
     def configure(self, **changes: Unpack[OptionKeywords]) -> None:
         """Changes options, together, from the next batch on.
 
+        A batch that gathers keeps the options with which it began: one whose first request has come
+        while a slot is free, which waits with it, or an open batch that still takes requests. Calls
+        that come meanwhile join it by those. At once hold ``max_concurrent_batches``,
+        ``max_queued_requests``, ``overload``, ``refuse_late``, ``request_timeout_s``,
+        ``stream_buffer`` and ``graceful_shutdown_timeout_s``; and all for continuous batches.
+
         Args:
             **changes: As in `BatchOptions`; what is not named stays as it is.
 
@@ -268,10 +311,18 @@ class Batcher(Watchable, Generic[C_co]):
         """
         session = self._own_session()
         options = checked_options(changes, self._handler, self._options)
+        self._options = options
         if session is not None:
             session.configure(options)
-        self._options = options
         self._log_oddity()
+
+    def get_max_batch_size(self) -> int:
+        """Returns ``max_batch_size``, as it is in force."""
+        return self._options.max_batch_size
+
+    def get_batch_wait_timeout_s(self) -> float | None:
+        """Returns ``batch_wait_timeout_s``, in seconds, as it is in force."""
+        return self._options.batch_wait_timeout_s
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Changes ``max_batch_size``; Ray Serve's name for it."""
@@ -282,11 +333,17 @@ class Batcher(Watchable, Generic[C_co]):
         self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
 
     def _own_session(self) -> Session | None:
-        if self._session is not None:
-            self.find()
-        return self._session
+        session = self._session
+        if session is None or session.state in ("closed", "broken"):
+            return None
+        session.check_loop()
+        return session
 
     def _log_oddity(self) -> None:
         oddity = self._options.oddity()
         if oddity is not None:
             logger.warning("%s: %s", self.name, oddity)
+
+
+def _nothing() -> None:
+    """What is done when it is open, where nobody waits for that."""

@@ -7,6 +7,9 @@ from shoal.core.batch import Batch
 
 running_batch: Final[ContextVar[Batch]] = ContextVar("shoal.running_batch")
 
+calls_from_thread: Final[ContextVar[bool]] = ContextVar("shoal.calls_from_thread", default=False)
+"""Whether a thread is blocked until the call is answered that is made here."""
+
 
 def current_batch() -> Batch:
     """Returns the batch that the calling handler is running.

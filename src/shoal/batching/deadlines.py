@@ -45,11 +45,15 @@ class Deadlines:
         if self._bell is not None:
             self._parking.wake(self._bell)
 
+    def _expire_all(self) -> None:
+        # In a frame of its own, which ends: the task's would keep the last request while it sleeps.
+        for request, what_it_did in self._overdue.pop(self._parking.now()):
+            self._expire(request, what_it_did)
+
     async def run(self) -> None:
         """Watches until it is cancelled."""
         while True:
-            for request, what_it_did in self._overdue.pop(self._parking.now()):
-                self._expire(request, what_it_did)
+            self._expire_all()
             self._bell = bell = self._parking.new_cell()
             with self._parking.new_scope() as scope:
                 scope.deadline = self.asleep_until = self._overdue.timers.next_at()

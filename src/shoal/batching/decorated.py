@@ -3,35 +3,105 @@
 from __future__ import annotations
 
 from functools import update_wrapper
+from inspect import getattr_static
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls import StreamCall, UnaryCall
+from shoal.batching.entry import raised
+from shoal.batching.stream import ResultStream
 from shoal.core.terms import NO_WISHES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from typing import Unpack
 
     from shoal.batching.batcher import Batcher
     from shoal.batching.entry import Entry
+    from shoal.batching.intake import Intake
     from shoal.batching.opening import Opening
-    from shoal.batching.stream import ResultStream
+    from shoal.batching.parking import EventLoop
+    from shoal.core.option_keywords import OptionKeywords
+    from shoal.core.request import Request
+    from shoal.core.terms import Wishes
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+class KeepingEntry:
+    """Where the calls of a method enter whose batcher does not keep its instance.
+
+    Each call keeps it until it is answered: ``await Model().predict(1)`` has no other owner of it.
+    """
+
+    def __init__(self, entry: Entry, receiver: object) -> None:
+        self._entry = entry
+        self._receiver = receiver
+
+    def begin(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> Coroutine[Any, Any, Any]:
+        """See `Entry.begin`."""
+        return self._kept(self._entry.begin(args, kwargs, wishes))
+
+    def begin_map(
+        self,
+        columns: tuple[Iterable[Any], ...],
+        wishes: Wishes | None,
+        *,
+        return_exceptions: bool,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """See `Entry.begin_map`."""
+        entry = self._entry
+        return self._kept(entry.begin_map(columns, wishes, return_exceptions=return_exceptions))
+
+    def begin_stream(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> ResultStream[Any]:
+        """See `Entry.begin_stream`."""
+        stream = self._entry.begin_stream(args, kwargs, wishes)
+        stream.keeps = self._receiver
+        return stream
+
+    def entered(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> tuple[Intake, Request]:
+        """See `Entry.entered`; who enters a stream later keeps its instance by itself."""
+        return self._entry.entered(args, kwargs, wishes)
+
+    async def _kept(self, call: Coroutine[Any, Any, T]) -> T:
+        return await call
 
 
 class Decorated:
     """What decorated functions and generators have in common."""
 
-    def _decorate(self, opening: Opening, receiver: object) -> None:
+    def _decorate(self, opening: Opening) -> None:
         self._opening = opening
-        self._receiver = receiver
-        # Where calls enter the batchers that were opened through this object, by thread.
-        self._here: dict[int, Entry] = {}
+        self._wishes: Wishes | None = None
+        self._receiver: object = None
+        # Where calls enter the batchers that are open for this object, by thread. It stays empty
+        # where a block has opened one for an instance, which this object keeps and that must not.
+        self._here = opening.entries
         update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
-        self.__signature__ = opening.signature_for(receiver)
+        self.__signature__ = opening.call_signature
+        opening.face = self
+
+    def bound_to(self, receiver: object) -> Self:
+        """Returns this method for one receiver, as a new object."""
+        cls = type(self)
+        face = cls.__new__(cls)
+        own: dict[str, Any] = {"_receiver": receiver, "_here": {}}
+        own["__signature__"] = self._opening.bound_signature
+        face.__dict__ = {**self.__dict__, **own}
+        return face
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        opening = self._opening
+        opening.is_method = not (opening.is_static or opening.is_class_method)
 
     @property
     def batcher(self) -> Batcher[Any]:
@@ -42,33 +112,61 @@ class Decorated:
         """
         return self._opening.found(self._receiver).batcher
 
-    def set_max_batch_size(self, max_batch_size: int) -> None:
-        """Changes ``max_batch_size`` of the open batcher, from the next batch on.
+    def configure(self, **changes: Unpack[OptionKeywords]) -> None:
+        """Changes options, together, for each batcher that is opened for this function later.
+
+        The one that is open in this event loop, if one is, takes them in as well, from its next
+        batch on.
+
+        So it may be called before anything is open, such as for a method of ``self`` in a
+        constructor, and what it sets outlives the batcher. Of a method it sets the options for this
+        instance alone. See `Batcher.configure` for what the next batch is.
+
+        Args:
+            **changes: As in `BatchOptions`; what is not named stays as it is.
 
         Raises:
-            NotOpen: None is open in this event loop.
+            TypeError: A name is no option, or a value has the wrong type; nothing is changed.
+            ValueError: A value is out of its range; nothing is changed.
         """
-        self.batcher.set_max_batch_size(max_batch_size)
+        self._opening.configure(self._receiver, changes)
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Changes ``max_batch_size`` as `configure` does; Ray Serve's name for it."""
+        self.configure(max_batch_size=max_batch_size)
 
     def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float | None) -> None:
-        """Changes ``batch_wait_timeout_s`` of the open batcher, from the next batch on.
+        """Changes ``batch_wait_timeout_s``, in seconds, as `configure` does; Ray Serve's name."""
+        self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
 
-        Raises:
-            NotOpen: None is open in this event loop.
-        """
-        self.batcher.set_batch_wait_timeout_s(batch_wait_timeout_s)
+    def get_max_batch_size(self) -> int:
+        """Returns ``max_batch_size``: of the batcher in this event loop, or of the next one."""
+        return self._opening.options(self._receiver).max_batch_size
+
+    def get_batch_wait_timeout_s(self) -> float | None:
+        """Returns ``batch_wait_timeout_s``, in seconds: of the batcher here, or of the next one."""
+        return self._opening.options(self._receiver).batch_wait_timeout_s
 
     def opened(self) -> AbstractAsyncContextManager[None]:
         """Returns the context manager that keeps a batcher open for this function."""
-        return self._opening.opened(self._receiver, cast("Callable[..., Any]", self), self._here)
+        return self._opening.opened(self._receiver, self)
 
     def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
         """Returns the context manager that has calls of this function enter another batcher.
 
         It serves the same handler, and whoever runs it keeps it open meanwhile.
         """
-        face = cast("Callable[..., Any]", self)
-        return self._opening.lent(self._receiver, face, self._here, batcher)
+        return self._opening.lent(self._receiver, self, batcher)
+
+    def enter_at(self, entry: Entry) -> None:
+        """Has the calls of this thread enter there."""
+        self._here[get_ident()] = entry
+
+    def enter_no_more(self, entry: Entry) -> None:
+        """Has no calls enter there any more."""
+        for thread, there in tuple(self._here.items()):
+            if there is entry:
+                del self._here[thread]
 
     def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
         """Returns the handler, the function that says what a call looks like, and the options."""
@@ -79,29 +177,62 @@ class Decorated:
         opening = self._opening
         if receiver is None or opening.is_static:
             return self
-        found = opening.table.get(opening.key(receiver))
+        found = opening.in_thread(receiver)
+        if found is None or found.face is None:
+            return self.bound_to(receiver)
         # While it is open there is one object for it, so that a call of a method makes none.
-        return cast("Any", type(self))(opening, receiver) if found is None else found.face
+        return found.face
 
-    def _elsewhere(self, args: tuple[Any, ...]) -> Callable[..., Any]:
-        """Returns what to call where this object itself was not opened, but another form of it was.
-
-        That is another object for the same bound method, or ``Class.method(instance, item)``.
+    def _find(self) -> Entry:
+        """Returns where calls of this object enter.
 
         Raises:
-            NotOpen: Nothing was opened for this call.
+            NotOpen: Nothing is open for it.
         """
+        return self._entry_for(self._receiver)
+
+    def _loops(self) -> list[EventLoop]:
+        return self._opening.loops(self._receiver)
+
+    def _entry_for(self, receiver: object) -> Entry:
+        found = self._opening.found(receiver)
+        if found.face is None:
+            return cast("Entry", KeepingEntry(found.entry, receiver))
+        return found.entry
+
+    def _elsewhere(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
+        """Returns where a call enters that finds nothing open for this very object.
+
+        There may be something for another object of the same bound method, or the call is of the
+        form ``Class.method(instance, item)``; or a block opens it.
+
+        Returns:
+            Where it enters, and its arguments.
+
+        Raises:
+            NotOpen: Nothing is open for this call.
+        """
+        if self._receiver is None and self._has_receiver(args):
+            return self._entry_for(args[0]), args[1:]
+        return self._find(), args
+
+    def _has_receiver(self, args: tuple[Any, ...]) -> bool:
+        """Says whether the first argument is what a method is called on."""
         opening = self._opening
-        if self._receiver is not None:
-            return opening.found(self._receiver).face
-        if args and opening.key(args[0]) in opening.table:
-            face = opening.found(args[0]).face
+        if not args or opening.is_static:
+            return False
+        if opening.is_method or opening.in_thread(args[0]) is not None:
+            return True
+        if not isinstance(args[0], type):
+            return False
+        name = opening.handler.name.rpartition(".")[2]
+        there: Any = getattr_static(args[0], name, None)
+        under: object = getattr(there, "__func__", None)
+        return isinstance(there, classmethod) and under is opening.face
 
-            def call_method(_receiver: object, *args: Any, **kwargs: Any) -> Any:
-                return face(*args, **kwargs)
-
-            return call_method
-        raise opening.not_open(self._receiver)
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Checks the arguments of a call for which nothing is open."""
+        self.__signature__.bind(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<batched {self._opening.handler.name}>"
@@ -113,22 +244,36 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
     Raises: as `UnaryCall`.
     """
 
-    def __init__(self, opening: Opening, receiver: object = None) -> None:
-        super().__init__(lambda: opening.found(receiver).entry)
-        self._decorate(opening, receiver)
+    def __init__(self, opening: Opening) -> None:
+        self._decorate(opening)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Makes one call; await what it returns."""
         entry = self._here.get(get_ident())
         if entry is None:
-            elsewhere: Coroutine[Any, Any, R] = self._elsewhere(args)(*args, **kwargs)
-            return elsewhere
+            try:
+                entry, rest = self._elsewhere(args)
+            except Exception:
+                self._check(args, kwargs)
+                self._opening.check_loop(self._receiver)
+                return self._call_later(args, kwargs)
+            return entry.begin(rest, kwargs, None)
         if len(args) == 1 and not kwargs:
             if entry.takes_bare_items:
                 return entry.call(args[0], None)  # the usual call, straight to the line
             if entry.takes_single_items:
-                return entry.call(args[0], entry.terms.of(args[0], NO_WISHES, entry.now()))
+                try:
+                    terms = entry.terms.of(args[0], NO_WISHES, entry.now())
+                except Exception as error:
+                    return raised(error)
+                return entry.call(args[0], terms)
         return entry.begin(args, kwargs, None)
+
+    async def _call_later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Makes a call when it is awaited; it could not be made when it was called."""
+        entry, rest = self._elsewhere(args)
+        result: R = await entry.begin(rest, kwargs, None)
+        return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         bound: Self = self.bound(owner if self._opening.is_class_method else instance)
@@ -141,17 +286,23 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
     Raises: as `StreamCall`.
     """
 
-    def __init__(self, opening: Opening, receiver: object = None) -> None:
-        super().__init__(lambda: opening.found(receiver).entry)
-        self._decorate(opening, receiver)
+    def __init__(self, opening: Opening) -> None:
+        self._decorate(opening)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
         """Prepares one call; it is made when the stream is entered."""
-        entry = self._here.get(get_ident())
-        if entry is None:
-            elsewhere: ResultStream[R] = self._elsewhere(args)(*args, **kwargs)
-            return elsewhere
-        return entry.begin_stream(args, kwargs, None)
+        try:
+            entry, rest = self._elsewhere(args)
+        except Exception:
+            self._check(args, kwargs)
+            self._opening.check_loop(self._receiver)
+            return ResultStream(lambda: self._entered(args, kwargs))
+        return entry.begin_stream(rest, kwargs, None)
+
+    def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:
+        """Makes the request of a stream when it is entered."""
+        entry, rest = self._elsewhere(args)
+        return entry.entered(rest, kwargs, None)
 
     def __get__(self, instance: object, owner: type | None = None) -> Self:
         bound: Self = self.bound(owner if self._opening.is_class_method else instance)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from inspect import getattr_static
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
 
+from shoal.batching.block import BatcherBlock
 from shoal.batching.decorated import BatchedFunction, BatchedGenerator, Decorated
 from shoal.batching.opening import Opening
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Iterator
     from typing import Unpack
 
     from shoal.batching.decorating import (
@@ -62,6 +64,10 @@ def batch(handler: classmethod[Any, [list[A], list[B], list[C]], Steps[R]] | Cal
 @overload
 def batch(handler: classmethod[Any, [list[A], list[B], list[C]], Answer[R]] | Callable[[type[S], list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...
 @overload
+def batch(handler: Callable[[], Steps[R]], /) -> BatchedGenerator[[], R]: ...
+@overload
+def batch(handler: Callable[[], Answer[R]], /) -> BatchedFunction[[], R]: ...
+@overload
 def batch(handler: Callable[[S, list[A]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A], R]: ...
 @overload
 def batch(handler: Callable[[S, list[A]], Answer[R]], /) -> BatchedMethod[S, [A], R]: ...
@@ -106,7 +112,8 @@ def batch(
     Args:
         handler: A function that takes a list of items and gives back as many results, in their
             order; a generator function yields one slot for each item in every step. With several
-            parameters it takes a list for each.
+            parameters it takes a list for each; with none it gives back as many results as
+            `current_batch` has requests.
         signature: A function of one item whose parameter names, types and defaults the call takes,
             where a handler has several parameters and type checkers should know their names.
         fill: ``"closed"`` gives the handler whole batches. With ``"open"`` it starts when the first
@@ -121,7 +128,8 @@ def batch(
         is a generator function.
 
     Raises:
-        TypeError: The handler is no function of a list, or an option is unknown or of a wrong type.
+        TypeError: The handler is no function of a list, as where a parameter is annotated as
+            something that no list fits; or an option is unknown or of a wrong type.
         ValueError: An option is out of its range.
     """
     if handler is None:
@@ -145,36 +153,66 @@ def _decorated(
 
 
 @asynccontextmanager
-async def open_batchers(*functions: Any) -> AsyncGenerator[None]:
-    """Opens the batchers of decorated functions and methods for this event loop.
+async def open_batchers(*batched: Any) -> AsyncGenerator[None]:
+    """Opens batchers for this event loop, for the length of a block.
 
-    They close in reverse order, so a function that others call in their handlers comes first.
-    Leaving the block stops intake, runs what is in line, and after ``graceful_shutdown_timeout_s``
-    cancels: every caller ends with a result or an error.
+    Without arguments each batched function or method is opened at its first call in this event
+    loop, in the nursery and the context of the block, whoever calls it; an instance's methods until
+    the instance is dropped. A program's ``main`` needs no more than that::
+
+        async with shoal.open_batchers():
+            ...
+
+    Leaving such a block refuses calls from outside, lets what is in line and running end, with the
+    calls that running handlers make, and then closes all.
+
+    With arguments those are opened, and no others. They close in reverse order, so a function that
+    others call in their handlers comes first. Leaving the block stops intake and runs what is in
+    line. Either way what has not ended after ``graceful_shutdown_timeout_s`` is cancelled: every
+    caller ends with a result or an error.
 
     Args:
-        *functions: Functions decorated with `batch`, or methods of instances:
-            ``open_batchers(embed, model.predict)``.
+        *batched: Functions decorated with `batch`, methods of instances, or instances, all of whose
+            batched methods are opened: ``open_batchers(embed, model.predict, other_model)``.
 
     Raises:
-        TypeError: One of them is not decorated with `batch`.
-        RuntimeError: One of them is open in this event loop already.
+        TypeError: One of them is not decorated with `batch`, and has no batched methods.
+        RuntimeError: One of them is open in this event loop already, by another such block that
+            names it.
+
+    Cancellation: while the block is being cancelled batchers go on until it is left, so that code
+    which cleans up gets answers; then callers fail with `BatcherClosed`.
     """
-    faces = [_as_decorated(function) for function in functions]
+    if not batched:
+        async with BatcherBlock():
+            yield
+        return
+    faces = [face for one in batched for face in _faces_of(one)]
     async with AsyncExitStack() as stack:
         for face in faces:
             await stack.enter_async_context(face.opened())
         yield
 
 
-def _as_decorated(function: Any) -> Decorated:
-    if isinstance(function, Decorated):
-        return function
-    under = getattr(function, "__func__", None)
-    if isinstance(function, MethodType) and isinstance(under, Decorated):
+def _faces_of(batched: Any) -> Iterator[Decorated]:
+    if isinstance(batched, Decorated):
+        yield batched
+        return
+    under = getattr(batched, "__func__", None)
+    if isinstance(batched, MethodType) and isinstance(under, Decorated):
         # What @classmethod above @shoal.batch gives from Python 3.13 on.
-        return cast("Decorated", under.bound(function.__self__))
-    raise TypeError(
-        f"open_batchers() takes functions decorated with @shoal.batch, not {function!r}; "
-        "a handler that is not decorated is opened with: async with shoal.Batcher(handler) as call:"
-    )
+        yield under.bound(batched.__self__)
+        return
+    cls = type(cast("object", batched))
+    methods = [name for name in dir(cls) if isinstance(getattr_static(cls, name), Decorated)]
+    own = [name for name in methods if getattr(batched, name) is not getattr(cls, name)]
+    if isinstance(batched, type) or not own:
+        raise TypeError(
+            "open_batchers() takes functions decorated with @shoal.batch, and instances that have "
+            f"such methods, not {batched!r}; a handler that is not decorated is opened with: "
+            "async with shoal.Batcher(handler) as call:"
+        )
+    for name in own:
+        face = getattr(batched, name)
+        if face._receiver is batched:
+            yield face

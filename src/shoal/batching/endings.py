@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
 
 from shoal.batching.buffer import StreamBuffer
+from shoal.batching.held import shown
+from shoal.batching.parking import EventLoop
 from shoal.core.request import State
-from shoal.errors import BatcherClosed, DeadlineExceeded
+from shoal.errors import BatcherClosed, DeadlineExceeded, NotOpen, ShoalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.batching.parking import Parking
+    from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.forming import Former
     from shoal.core.request import Request
@@ -28,16 +32,61 @@ class Endings:
         name: The batcher's name, for messages.
         former: The line, and the rule that cuts batches from it.
         ring: Wakes the slot that waits for requests; the slots set it.
+        is_blocked_by: Says whether a batch's handler makes a call that waits for that handler; the
+            slots set it.
+        adopt: Takes in options that were changed, if no batch gathers; None where none were.
+        loop: The event loop that the batcher belongs to.
+        thread: Its thread.
+        home: The same in words.
+        watches: What sees to streams that are dropped, for each that is being read.
+        soon: See `Parking.soon`.
+        find_here: Finds where a call enters of the function that this one serves, in the event loop
+            that asks; None where this is the only place.
     """
 
     def __init__(self, name: str, former: Former, parking: Parking, counters: Counters) -> None:
         self.name = name
         self.former = former
         self.ring: Callable[[], None] = _nobody_listens
+        self.is_blocked_by: Callable[[Batch], bool] = lambda _batch: False
+        self.adopt: Callable[[], None] | None = None
         self._parking = parking
         self._counters = counters
         self._closed = False
         self._failure: BaseException | None = None
+        self.loop = EventLoop.here()
+        self.thread = get_ident()
+        self.home = self.loop.described()
+        self.watches: set[object] = set()
+        self.find_here: Callable[[], Any] | None = None
+        self.soon = parking.soon
+
+    def check_loop(self) -> None:
+        """Checks that the caller is in the batcher's event loop.
+
+        Raises:
+            NotOpen: It is in another one, or in none.
+            BatcherClosed: Likewise, and the batcher has been closed.
+        """
+        error = self.foreigner()
+        if error is not None:
+            raise error
+
+    def foreigner(self) -> ShoalError | None:
+        """Makes the error of a caller in another event loop, or in none; None for one in ours."""
+        here = EventLoop.here()
+        if here == self.loop:
+            return None
+        return self._stopped() if self._closed else not_open_here(self.name, [self.home], here)
+
+    def leave_stream(self, request: Request) -> None:
+        """Drops the request of a stream whose reader has left."""
+        self.abandon(request)
+        self.forget(request)
+        buffer: StreamBuffer = request.cell
+        buffer.items.clear()
+        buffer.release()
+        buffer.wake()
 
     def abandon(self, request: Request) -> None:
         """Drops a request whose caller has left; does nothing if it has come to an end already."""
@@ -95,6 +144,10 @@ class Endings:
     def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:
         """Fails requests, and every later call, because the batcher has stopped."""
         self._failure = failure
+        self.stop(requests)
+
+    def stop(self, requests: Iterable[Request]) -> None:
+        """Fails requests whose task was stopped."""
         for request in requests:
             request.state = State.FAILED
             if (batch := request.batch) is not None:
@@ -112,9 +165,23 @@ class Endings:
         """Makes the error of one caller that the batcher could not answer."""
         if self._failure is None:
             return BatcherClosed(f"{self.name} is closed")
-        error = BatcherClosed(f"{self.name} stopped: {self._failure!r}")
+        error = BatcherClosed(f"{self.name} stopped: {shown(self._failure)}")
         error.__cause__ = self._failure
         return error
+
+
+def not_open_here(name: str, homes: Sequence[str], here: EventLoop) -> NotOpen:
+    """Makes the error of a caller in another event loop than those where something is open."""
+    way_out = (
+        "plain code calls it by:\n    with shoal.blocking(...) as call:\n        call(item)"
+        if here.is_none
+        else "an event loop of its own opens it for itself:\n"
+        "    async with shoal.open_batchers(...):\n        ..."
+    )
+    return NotOpen(
+        f"{name} is not open in this event loop: it is open in {' and '.join(homes)}, and was "
+        f"called from {here.described()}; {way_out}"
+    )
 
 
 def _nobody_listens() -> None:

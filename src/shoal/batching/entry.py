@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -12,7 +12,7 @@ import anyio.lowlevel
 from shoal.batching.group import GroupCell, PartsCell
 from shoal.batching.splitting import Splitting
 from shoal.batching.stream import ResultStream
-from shoal.core.terms import NO_WISHES, Terms
+from shoal.core.terms import NO_WISHES, Terms, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from shoal.batching.splitting import Part
     from shoal.core.options import BatchOptions
     from shoal.core.request import CallOptions, Request
-    from shoal.core.terms import Wishes
 
 
 class Entry:
@@ -79,24 +78,39 @@ class Entry:
 
         Raises:
             TypeError: The arguments don't fit the handler's parameters.
-            ItemTooLarge: The item does not fit into any batch.
-            Exception: What a function of one item, such as `bucket_by`, raised.
         """
         return self.begin_item(self._binding.item(args, kwargs), wishes)
 
     def begin_item(self, item: Any, wishes: Wishes | None) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound already.
 
-        Raises:
-            ItemTooLarge: The item does not fit into any batch.
-            Exception: What a function of one item raised.
+        Functions of one item run here, when the call is made; what they raise, and an item that is
+        too large, comes where the call is awaited.
         """
         if wishes is None and not self._needs_terms:
             return self.call(item, None)
         wishes = wishes or NO_WISHES
+        try:
+            options = self._terms_of(item, wishes, self.now())
+        except Exception as error:
+            return raised(error)
         if self._divides:
-            return self._call_divided(item, self._terms_of(item, wishes, self.now()), wishes)
-        return self.call(item, self._terms_of(item, wishes, self.now()))
+            return self._call_divided(item, options, wishes)
+        return self.call(item, options)
+
+    def begin_shared(self, item: Any, options: CallOptions) -> Coroutine[Any, Any, Any]:
+        """Returns the coroutine of a call whose arguments are bound, and which has metadata alone.
+
+        Args:
+            item: Its item.
+            options: A record by `shared_options`.
+
+        Raises:
+            As `begin_item`.
+        """
+        if self._needs_terms:
+            return self.begin_item(item, Wishes(metadata=options.metadata))
+        return self.call(item, options)
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Binds a call, and returns its item.
@@ -117,14 +131,16 @@ class Entry:
 
         Raises:
             TypeError: The columns don't fit the handler's parameters.
-            ValueError: The columns have different lengths.
-            ItemTooLarge: An item does not fit into any batch; then no call is made.
-            Exception: What a function of one item raised; then no call is made.
         """
-        if self._binding.single and len(columns) == 1:
-            items = list(columns[0])
-        else:
-            items = [self._binding.item(args, {}) for args in zip(*columns, strict=True)]
+        try:
+            if self._binding.single and len(columns) == 1:
+                items = list(columns[0])
+            else:
+                items = [self._binding.item(args, {}) for args in zip(*columns, strict=True)]
+        except TypeError:
+            raise
+        except Exception as error:  # columns of different lengths, or what iterating one raised
+            return raised(error)
         if wishes is None and not self._needs_terms:
             return self._map_alike(items, return_exceptions=return_exceptions)
         return self._map(items, wishes or NO_WISHES, return_exceptions=return_exceptions)
@@ -136,19 +152,20 @@ class Entry:
 
         Raises:
             TypeError: The arguments don't fit the handler's parameters.
-            ItemTooLarge: The item does not fit into any batch.
-            Exception: What a function of one item raised.
         """
         return self.begin_stream_of(self._binding.item(args, kwargs), wishes)
 
     def begin_stream_of(self, item: Any, wishes: Wishes | None) -> ResultStream[Any]:
         """Returns the stream of a call whose arguments are bound already.
 
-        Raises:
-            ItemTooLarge: The item does not fit into any batch.
-            Exception: What a function of one item raised.
+        Functions of one item run here; what they raise, and an item that is too large, comes where
+        the stream is entered.
         """
-        return ResultStream(self.intake, item, self.options_of(item, wishes))
+        try:
+            options = self.options_of(item, wishes)
+        except Exception as error:
+            return ResultStream(partial(_refused, error))
+        return ResultStream(partial(self._entered, item, options))
 
     def options_of(self, item: Any, wishes: Wishes | None) -> CallOptions | None:
         """Returns the record of a call; None where it needs none.
@@ -160,6 +177,16 @@ class Entry:
         if wishes is None and not self._needs_terms:
             return None
         return self._terms_of(item, wishes or NO_WISHES, self.now())
+
+    def entered(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> tuple[Intake, Request]:
+        """Makes the request of a stream at once; raises what making it raises."""
+        item = self._binding.item(args, kwargs)
+        return self._entered(item, self.options_of(item, wishes))
+
+    def _entered(self, item: Any, options: CallOptions | None) -> tuple[Intake, Request]:
+        return self.intake, self.intake.enter_stream(item, options)
 
     def _terms_in_scope(self, item: Any, wishes: Wishes, now: float) -> CallOptions:
         return self.terms.of(item, wishes, now, anyio.current_effective_deadline())
@@ -280,6 +307,19 @@ class Entry:
             if requests[0].options is not None:  # all have a record, or none has
                 for request in requests:
                     self.intake.forget(request)
+
+
+async def raised(error: Exception) -> Any:
+    """Raises an error that a call had when it was made, where it is awaited."""
+    await anyio.lowlevel.checkpoint()
+    try:
+        raise error
+    finally:
+        del error  # its traceback holds this frame
+
+
+def _refused(error: Exception) -> NoReturn:
+    raise error
 
 
 def _any_failed(requests: Sequence[Request]) -> bool:

@@ -10,17 +10,21 @@ from __future__ import annotations
 import copy
 from contextlib import suppress
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
+from shoal.batching.parking import CANCELLATIONS, holds_ctrl_c
 from shoal.errors import HandlerFailed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shoal.batching.parking import Parking
 
-def own_copy(error: BaseException) -> BaseException:
+
+@holds_ctrl_c
+def own_copy(error: BaseException) -> Exception:
     """Makes a caller's own copy of an error.
 
     Args:
@@ -29,31 +33,75 @@ def own_copy(error: BaseException) -> BaseException:
     Returns:
         An exception of the same type, arguments and attributes, with `error` as its cause; or a
         `HandlerFailed` with `error` as its cause where the type does not let itself be copied, or
-        where it is the event loop's cancellation.
+        where it is no `Exception`: a caller who is not ready for one would end with it.
     """
-    twin = error
-    with suppress(Exception):  # whatever a foreign class does when it is copied
-        twin = _copied(error)
-        # One that says "you are cancelled" is for the event loop alone.
-        if twin is not error and not isinstance(twin, anyio.get_cancelled_exc_class()):
-            assert type(twin) is type(error)
-            twin.__cause__ = error
-            twin.__traceback__ = None
-            return twin
+    with suppress(BaseException):  # whatever a foreign class does
+        if isinstance(error, Exception):
+            twin = _copied(error)
+            if twin is not error:
+                assert type(twin) is type(error)
+                twin.__cause__ = error
+                twin.__traceback__ = None
+                return twin
     said = ""
-    with suppress(Exception):
-        said = f": {error}"
-    twin = HandlerFailed(f"the handler raised {type(error).__name__}{said}")
-    twin.__cause__ = error
-    return twin
+    with suppress(BaseException):  # whatever a foreign class does
+        said = f": {error}" if str(error) else ""
+    if isinstance(error, CANCELLATIONS):
+        said += (
+            "; nothing was cancelled, so it awaited something that was, or has kept or made this "
+            "exception itself"
+        )
+    failure = HandlerFailed(f"the handler raised {type(error).__name__}{said}")
+    failure.__cause__ = error
+    return failure
 
 
-def _copied(error: BaseException) -> BaseException:
+def ends_the_program(error: BaseException) -> bool:
+    """Says whether an error is, or is a group that holds, what must not be swallowed."""
+    return _holds(error, (KeyboardInterrupt, SystemExit))
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Says whether an error is, or is a group that holds, this event loop's cancellation."""
+    return _holds(error, anyio.get_cancelled_exc_class())
+
+
+def goes_on(error: BaseException, parking: Parking) -> bool:
+    """Says whether what came out of user code is more than its own error, and has to go on.
+
+    That is what ends the program, a cancellation if a cancel scope was cancelled, and the end of a
+    coroutine that is thrown away. All else, a cancellation that nobody asked for included, is a
+    mistake of the code, whatever class it has.
+    """
+    if isinstance(error, Exception):
+        return False
+    if ends_the_program(error):
+        return True
+    if isinstance(error, GeneratorExit):
+        return not parking.is_in_task()
+    if not is_cancellation(error):
+        return False
+    if parking.is_cancelled():
+        return True
+    parking.uncancel()
+    return False
+
+
+def _holds(
+    error: BaseException, kinds: type[BaseException] | tuple[type[BaseException], ...]
+) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.subgroup(kinds) is not None
+    return isinstance(error, kinds)
+
+
+def _copied(error: Exception) -> Exception:
     cls = type(error)
     if not isinstance(cls.__init__, FunctionType):
         # A builtin, or a plain subclass of one: its fields are set by calling it with its
         # arguments.
-        twin: BaseException = copy.copy(error)
+        twin = copy.copy(error)
     else:
         # Calling a constructor of the user's again could do anything, so it is gone round.
         twin = cls.__new__(cls, *error.args)

@@ -99,11 +99,7 @@ class Handler:
         if not self.threaded:
             return await self.function(*args, **kwargs)
 
-        def call() -> tuple[Any]:
-            # In a tuple, since trio would take an awaitable for a mistake of ours.
-            return (self.function(*args, **kwargs),)
-
-        (results,) = await anyio.to_thread.run_sync(call, limiter=self._threads)
+        results = await self._in_thread(functools.partial(self.function, *args, **kwargs))
         if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()
@@ -112,6 +108,25 @@ class Handler:
                 "make it an async function"
             )
         return results
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in a worker thread."""
+
+        # A tuple, since trio would take an awaitable for a mistake of ours; and not every class of
+        # exception gets through the futures of asyncio.
+        def call() -> tuple[Any, BaseException | None]:
+            try:
+                return function(), None
+            except BaseException as error:
+                return None, error
+
+        result, error = await anyio.to_thread.run_sync(call, limiter=self._threads)
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
         """Starts a generator handler on a batch and returns its steps.
@@ -137,13 +152,13 @@ class Handler:
 
         try:
             while True:
-                step = await anyio.to_thread.run_sync(next_step, limiter=self._threads)
+                step = await self._in_thread(next_step)
                 if step is _DONE:
                     return
                 yield step
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(close, limiter=self._threads)
+                await self._in_thread(close)
 
 
 class OneAtATime(Handler):

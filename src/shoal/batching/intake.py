@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 
 from shoal.batching.buffer import StreamBuffer
+from shoal.batching.current import running_batch
 from shoal.batching.deadlines import Deadlines
 from shoal.batching.endings import Endings
 from shoal.core.forming import Former
-from shoal.core.request import Request, State
+from shoal.core.request import SHARED, Request, State
 from shoal.core.terms import Terms
-from shoal.errors import DeadlineExceeded, Overloaded, ShoalError
+from shoal.errors import DeadlineExceeded, NotOpen, Overloaded, ShoalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ class Intake(Endings):
         self._timers = self.former.overdue.timers
         self._now = parking.now
         self._new_cell = parking.new_cell
+        self._own_task = parking.own_task
 
     async def call(self, item: Any, options: CallOptions | None) -> Any:
         """Puts one request in line and waits for its result.
@@ -70,10 +72,15 @@ class Intake(Endings):
             Overloaded: The line is full.
             DeadlineExceeded: The call's time was up.
             BatcherClosed: The batcher stopped before it could answer.
+            NotOpen: It is awaited in another event loop than the batcher's.
             Exception: What the handler raised, or put into this request's slot.
 
         Cancellation: the request is dropped, from the line or from its batch; no other is touched.
         """
+        if self._own_task is not None and self._own_task() is None:
+            return await self._call_here(item, options)
+        if running_batch.get(None) is not None:
+            await self._check_not_blocked()
         former = self.former
         request = Request()
         request.item = item
@@ -83,7 +90,8 @@ class Intake(Endings):
         request.options = options
         request.error = request.batch = None
         live = former.live
-        if options is None and live < former.free_room:  # Former.arrive, without the call
+        if live < former.free_room and (options is None or options.terms is SHARED):
+            # Former.arrive, without the call
             request.state = QUEUED
             former.append(request)
             former.live = live = live + 1
@@ -97,9 +105,13 @@ class Intake(Endings):
                 raise
         try:
             await cell
-        except BaseException:
+        except BaseException as error:
             self.abandon(request)
-            raise
+            if not isinstance(error, (TypeError, RuntimeError)):  # what other loops say of a cell
+                raise
+            request.error = self.foreigner()
+            if request.error is None:
+                raise
         finally:
             if (asked := request.options) is not None:
                 if asked.queue_timer is not None:
@@ -110,12 +122,23 @@ class Intake(Endings):
                         self._timers.forgotten += 1
                     asked.timer = None
         if request.error is not None:
+            if type(request.error) is NotOpen and self.foreigner() is not None:
+                return await self._call_here(item, options)
             try:
                 raise request.error
             finally:
                 # The error's traceback holds this frame, so the frame lets go of the error.
                 request.error = None
         return request.value
+
+    async def _call_here(self, item: Any, options: CallOptions | None) -> Any:
+        """Makes a call of another event loop of this thread, if the function is open there."""
+        foreign = self.foreigner()
+        if foreign is None:  # no task of the loop runs, but a callback of it does
+            raise RuntimeError(f"a call of {self.name} must be awaited by a task")
+        if self.find_here is None:
+            raise foreign
+        return await self.find_here().call(item, options)
 
     def enter(self, item: Any, options: CallOptions | None) -> Request:
         """Puts one request in line; the caller waits on its cell, at once.
@@ -124,7 +147,9 @@ class Intake(Endings):
             Overloaded: The line is full.
             DeadlineExceeded: Its time is up before it has begun.
             BatcherClosed: The batcher has stopped.
+            NotOpen: It is called in another event loop than the batcher's.
         """
+        self.check_loop()
         request = self._new_request(item, options, self._new_cell())
         self._enter(request)
         return request
@@ -135,7 +160,10 @@ class Intake(Endings):
         Raises:
             Overloaded: The line is full.
             BatcherClosed: The batcher has stopped.
+            NotOpen: It is called in another event loop than the batcher's.
         """
+        self.check_loop()
+        self.refuse_blocked()
         buffer = StreamBuffer(self._parking, self.former.options.stream_buffer)
         request = self._new_request(item, options, buffer)
         self._enter(request)
@@ -158,11 +186,16 @@ class Intake(Endings):
             Overloaded: The line has no room for all of them; then none is put in.
             DeadlineExceeded: Their time is up before it has begun.
             BatcherClosed: The batcher has stopped.
+            NotOpen: It is called in another event loop than the batcher's.
         """
+        self.check_loop()
+        self.refuse_blocked()
         cell = new_cell(self._parking, len(items))
         former = self.former
         if options is None and former.live + len(items) <= former.free_room:
             return self._enter_alike(items, cell)
+        if self.adopt is not None:
+            self.adopt()
         requests = [
             self._new_request(item, asked, cell)
             for item, asked in zip(items, options or repeat(None), strict=False)
@@ -214,6 +247,8 @@ class Intake(Endings):
             DeadlineExceeded: Its time is up before it has begun.
             BatcherClosed: The batcher has stopped.
         """
+        if self.adopt is not None:
+            self.adopt()
         options = request.options
         if options is None or options.terms is not self.terms:
             self._renew(request)
@@ -282,6 +317,28 @@ class Intake(Endings):
                 if not self._closed:
                     self._counters.rejected += len(requests) - 1
                 raise
+
+    async def _check_not_blocked(self) -> None:
+        """Refuses a call that would wait for the handler that makes it, at a checkpoint."""
+        try:
+            self.refuse_blocked()
+        except RuntimeError:
+            await anyio.lowlevel.checkpoint()
+            raise
+
+    def refuse_blocked(self) -> None:
+        """Refuses a call that would wait for the handler that makes it.
+
+        Raises:
+            RuntimeError: The call is one.
+        """
+        batch = running_batch.get(None)
+        if batch is not None and self.is_blocked_by(batch):
+            raise RuntimeError(
+                f"the handler of {self.name} calls its own batcher, and waits for a slot while its "
+                "batch has the only one: it would wait for ever; give it more slots, "
+                "max_concurrent_batches=2, or call the plain function that does the work"
+            )
 
     def _refused(self, why: str, requests: int) -> ShoalError:
         """Makes the error of requests that are not let in."""

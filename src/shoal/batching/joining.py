@@ -73,12 +73,12 @@ class Joining(ABC):
 
     def __init__(self, batch: Batch, gateway: Gateway) -> None:
         self.batch = batch
-        self.joined: list[Request] = list(batch.requests)
+        self.joined: list[Request] = list(batch.members)
         self.has_ended = self.is_leaving = False
         self._gateway = gateway
         self._has_turn = True
         # What those sum up to that take up room.
-        self._size = sum([request.cost for request in batch.requests])
+        self._size = sum([request.cost for request in batch.members])
 
     @property
     @abstractmethod
@@ -131,7 +131,7 @@ class OpenJoining(Joining):
     def __init__(self, batch: Batch, gateway: Gateway) -> None:
         super().__init__(batch, gateway)
         self._is_flushed = gateway.former.took_flushed
-        self._newest_at = max(request.arrived_at for request in batch.requests)
+        self._newest_at = max(request.arrived_at for request in batch.members)
 
     @property
     def room(self) -> float:
@@ -167,9 +167,9 @@ class OpenJoining(Joining):
                 self.has_ended = True
             self.leave_line()
         self.changed()
-        left = any(request.state is State.CANCELLED for request in self.batch.requests)
+        left = any(request.state is State.CANCELLED for request in self.batch.members)
         if left and self.batch.on_left is not None:
-            self.batch.on_left(self.batch.requests[0])  # they left when others could have come
+            self.batch.on_left(self.batch.members[0])  # they left when others could have come
 
     def flush(self) -> None:
         """Closes the batch as soon as it has taken what is in line."""
@@ -197,7 +197,7 @@ class OpenJoining(Joining):
         wait_s, idle_s = options.batch_wait_timeout_s, options.idle_timeout_s
         if wait_s is None or (wait_s == 0 and idle_s is not None):
             wait_s = math.inf
-        due = self.batch.requests[0].arrived_at + wait_s
+        due = self.batch.members[0].arrived_at + wait_s
         if idle_s is not None and self._newest_at + idle_s < due:
             return self._newest_at + idle_s, CutReason.IDLE
         return due, CutReason.TIMER
@@ -222,7 +222,7 @@ class ContinuousJoining(Joining):
 
     def pull(self) -> None:
         # What has ended is dropped, or a batch that never closes would keep it all.
-        self.batch.requests[:] = self._running()
+        self.batch.members[:] = self._running()
         self._take()
 
     def _takes_no_more(self) -> bool:
@@ -230,7 +230,7 @@ class ContinuousJoining(Joining):
         return is_over or self._gateway.takes_no_more(self.batch)
 
     def _running(self) -> list[Request]:
-        return [request for request in self.batch.requests if request.state is State.RUNNING]
+        return [request for request in self.batch.members if request.state is State.RUNNING]
 
     async def wait(self) -> bool:
         if self._takes_no_more():

@@ -106,6 +106,10 @@ class OpenRun(Run):
             joining.has_ended = True
         self._fail_all(requests, self._unfinished)
 
+    def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
+        self.opened[batch].has_ended = True  # or others would join a handler that is to end
+        Run._time_is_up(self, batch, requests, scope)
+
     def _fail_slow_reader(self, request: Request) -> None:
         self._fail(request, too_slow(self.name, request, self.options.slow_reader_timeout_s))
 

@@ -25,9 +25,9 @@ class OpenSlots(Slots):
     """Slots that start the handler with the first request, and hand it the others as they come."""
 
     def __init__(self, *args: Any, fill: str) -> None:
+        self._open: dict[Batch, Joining] = {}
         super().__init__(*args)
         self._joining_of = OpenJoining if fill == "open" else ContinuousJoining
-        self._open: dict[Batch, Joining] = {}
         self._change: anyio.Event | None = None
         self._former.tell_all()
 
@@ -49,6 +49,20 @@ class OpenSlots(Slots):
             if isinstance(joining, OpenJoining) and not joining.is_closed:
                 joining.flush()
         super().flush()
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a batch takes requests until it is full or its wait is over."""
+        return any(
+            isinstance(joining, OpenJoining) and not joining.is_closed
+            for joining in self._open.values()
+        )
+
+    def pass_turn(self) -> None:
+        """Lets the next slot come to the line."""
+        super().pass_turn()
+        if self._intake.adopt is not None:
+            self._intake.adopt()
 
     def now(self) -> float:
         """Returns the time on the loop's clock, in seconds."""
@@ -75,8 +89,7 @@ class OpenSlots(Slots):
         former = self._former
         if former.closed and not former.live:
             return True
-        most = former.options.max_concurrent_batches
-        return self._is_one_too_many() and list(self._open).index(batch) >= most
+        return self._is_one_too_many() and list(self._open).index(batch) >= self._most
 
     def tell_room(self) -> None:
         """Says how much the slots take at once, and that something has changed."""
@@ -95,7 +108,7 @@ class OpenSlots(Slots):
 
     async def _serve(self, scope: Scope) -> bool:
         has_run = False
-        while True:
+        while not self._are_enough_idle():
             if has_run:
                 await (
                     anyio.lowlevel.checkpoint()
@@ -114,6 +127,7 @@ class OpenSlots(Slots):
             del batch
             if scope.cancel_called:
                 return True
+        return False
 
     async def _first_batch(self) -> Batch | None:
         """Waits for the first requests of a batch; returns None when this slot is not needed."""
@@ -155,6 +169,13 @@ class OpenSlots(Slots):
             self._counters.batch_size.observe(batch.size)
             self._tell_idle()
             self.ring()
+
+    def _are_at_work(self) -> bool:
+        # A continuous handler never ends by itself: it is at work while it has a request.
+        return any(
+            batch.active or isinstance(joining, OpenJoining)
+            for batch, joining in self._open.items()
+        )
 
     def _open_room(self) -> float:
         return sum(joining.room for joining in self._open.values())

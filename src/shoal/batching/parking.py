@@ -1,4 +1,10 @@
-"""Where a task waits for its result: the one file that knows both event loops.
+"""Which event loop this is, and where a task waits in it: the one file that knows both of them.
+
+A batcher belongs to the event loop that opened it. Nearly always a thread has one, but not always:
+trio's guest mode runs trio and a host's loop by turns in one thread, and code that is called in one
+loop may run another inside. So a loop is known by two things (`EventLoop`): the run of trio whose
+task runs now, and the loop of asyncio that runs now. A run of trio that is a guest of asyncio has
+its host beside it, always the same one, and the host's own tasks have no run of trio.
 
 The problem: a caller waits for one thing, once, and is woken by another task that has many callers
 to wake. `anyio.Event` does that, and a memory channel does it too, but each costs more than all the
@@ -18,10 +24,15 @@ same tick, takes the whole run down.
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 from abc import ABC, abstractmethod
 from asyncio import Future
+from concurrent.futures import CancelledError as ConcurrentCancelled
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -29,13 +40,91 @@ import trio
 from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 
     from shoal.core.request import Request
 
 
+T = TypeVar("T")
+
+CANCELLATIONS: Final = (asyncio.CancelledError, trio.Cancelled)
+"""What either event loop tells a task that is cancelled."""
+
+holds_ctrl_c: Final = trio.lowlevel.enable_ki_protection
+"""Marks a function whose callees are not ended by Ctrl-C; trio then gives it to the main task.
+
+So a KeyboardInterrupt that comes out of them was raised by the code itself.
+"""
+
+LOOP_ENDED: Final = (trio.RunFinishedError, trio.Cancelled, ConcurrentCancelled)
+"""What a thread meets that waits for an event loop which ends."""
+
 Scope: TypeAlias = "anyio.CancelScope | trio.CancelScope"
 """A cancel scope of either making; they have the same face."""
+
+
+class EventLoop(NamedTuple):
+    """An event loop, or none where both are None; two are equal if they are the same one.
+
+    Attributes:
+        trio_run: What trio knows the run by whose task runs now.
+        loop: The loop of asyncio that runs now.
+    """
+
+    trio_run: trio.lowlevel.TrioToken | None
+    loop: asyncio.AbstractEventLoop | None
+
+    @classmethod
+    def here(cls) -> EventLoop:
+        """Returns the event loop that runs the caller."""
+        run = trio.lowlevel.current_trio_token() if trio.lowlevel.in_trio_task() else None
+        return cls(run, asyncio._get_running_loop())
+
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no event loop."""
+        return self.trio_run is None and self.loop is None
+
+    def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Runs an async function in it, for a thread that has no event loop, and waits for it.
+
+        Raises:
+            RuntimeError: It has ended.
+            Exception: What the function raised.
+        """
+        if self.trio_run is not None:
+            return trio.from_thread.run(function, trio_token=self.trio_run)
+        assert self.loop is not None
+        call = function()
+        try:
+            future = asyncio.run_coroutine_threadsafe(call, self.loop)
+        except RuntimeError:
+            call.close()
+            raise
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def soon(self, function: Callable[[], None]) -> None:
+        """Has it call a function soon, for any thread; not if it has ended."""
+        with suppress(RuntimeError):
+            if self.trio_run is not None:
+                self.trio_run.run_sync_soon(function)
+            elif self.loop is not None:
+                self.loop.call_soon_threadsafe(function)
+
+    def described(self) -> str:
+        """Says which one it is, in words; to be asked in its thread."""
+        where = f"thread {threading.current_thread().name!r}"
+        # In a turn of a guest no task of its host runs; in a loop inside a run of trio one does.
+        is_guest = self.loop is not None and asyncio.current_task(self.loop) is None
+        if self.trio_run is not None and (self.loop is None or is_guest):
+            return f"trio's run {id(self.trio_run):#x} in {where}"
+        if self.loop is not None:
+            return f"asyncio's loop {id(self.loop):#x} in {where}"
+        return f"{where}, which runs no event loop"
 
 
 class SharedCell(Protocol):
@@ -57,11 +146,17 @@ class Parking(ABC):
         now: The event loop's clock: a function that returns the time in seconds.
         new_cell: Makes a cell for the task that calls it.
         new_scope: Makes a cancel scope; the loop's own where anyio's would only wrap it.
+        soon: Has a function called in the event loop, soon; from any thread, and at any time.
+            It raises `RuntimeError` once the loop has ended.
+        own_task: Returns the task of this loop that runs now, or None if that is a guest's; None
+            where waiting on a cell finds that out before anybody is woken.
     """
 
     now: Callable[[], float]
+    soon: Callable[..., object]
     new_cell: Callable[[], Awaitable[Any]]
     new_scope: Callable[[], Scope]
+    own_task: Callable[[], object] | None
 
     @staticmethod
     def of_this_loop() -> Parking:
@@ -91,8 +186,24 @@ class Parking(ABC):
         """Returns those requests whose callers were cancelled but had no turn since."""
 
     @abstractmethod
-    def is_stray(self, error: BaseException) -> bool:
-        """Says whether an error looks like a cancellation, but nobody has cancelled this task."""
+    def is_in_task(self) -> bool:
+        """Says whether a task runs the caller, and not whoever throws its coroutine away."""
+
+    def is_cancelled(self) -> bool:
+        """Says whether a cancel scope around the calling task was cancelled."""
+        return anyio.current_effective_deadline() == -math.inf
+
+    @abstractmethod
+    def uncancel(self) -> None:
+        """Takes back that the task was cancelled by something other than a cancel scope."""
+
+    @abstractmethod
+    def leave_scopes_in(self, scope: Scope) -> bool:
+        """Leaves the scopes that user code has entered inside of one of ours, and not left.
+
+        Returns:
+            Whether there were any that the loop itself does not tell of when `scope` is left.
+        """
 
     @abstractmethod
     async def one_pass(self) -> None:
@@ -126,6 +237,8 @@ class TrioParking(Parking):
         self.now = trio.lowlevel.current_clock().current_time
         self.new_cell = TrioCell
         self.new_scope = trio.CancelScope
+        self.soon = trio.lowlevel.current_trio_token().run_sync_soon
+        self.own_task = None
 
     def wake(self, cell: Any) -> None:
         task = cell.task
@@ -152,8 +265,14 @@ class TrioParking(Parking):
             if (cell.task is None if type(cell := request.cell) is TrioCell else cell.departed())
         ]
 
-    def is_stray(self, error: BaseException) -> bool:
-        return False  # trio gives out a Cancelled only to whom it cancels
+    def is_in_task(self) -> bool:
+        return trio.lowlevel.in_trio_task()
+
+    def uncancel(self) -> None:
+        pass  # only scopes cancel
+
+    def leave_scopes_in(self, scope: Scope) -> bool:
+        return False  # trio leaves them with the outer one, and raises a RuntimeError
 
     async def one_pass(self) -> None:
         # A tick's tasks run in either order, so the first checkpoint may come before the others.
@@ -169,6 +288,11 @@ class AsyncioParking(Parking):
         self.now = loop.time
         self.new_cell = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
+        self.soon = loop.call_soon_threadsafe
+        self.own_task = partial(asyncio.current_task, loop)
+        # Nothing public tells which scope of a task is the innermost. With an anyio that keeps this
+        # elsewhere, only code that never leaves a scope takes more down than its own batch.
+        self._states: Any = getattr(import_module("anyio._backends._asyncio"), "_task_states", {})
 
     def wake(self, cell: Any) -> None:
         if not cell.done():
@@ -192,13 +316,30 @@ class AsyncioParking(Parking):
             if (cell.done() if type(cell := request.cell) is Future else cell.departed())
         ]
 
-    def is_stray(self, error: BaseException) -> bool:
+    def is_in_task(self) -> bool:
+        try:
+            return asyncio.current_task() is not None
+        except RuntimeError:  # the loop has ended
+            return False
+
+    def uncancel(self) -> None:
         task = asyncio.current_task()
-        return (
-            isinstance(error, asyncio.CancelledError)
-            and task is not None
-            and task.cancelling() == 0
-        )
+        while task is not None and task.uncancel():
+            pass
+
+    def leave_scopes_in(self, scope: Scope) -> bool:
+        # A scope of anyio's that was not left breaks every scope around it, up to the task group's.
+        state = self._states.get(asyncio.current_task())
+        innermost = outer = getattr(state, "cancel_scope", None)
+        if innermost is scope:
+            return False
+        while outer is not None and outer is not scope:
+            outer = getattr(outer, "_parent_scope", None)
+        if outer is None:
+            return False
+        while state.cancel_scope is not scope:
+            state.cancel_scope.__exit__(None, None, None)
+        return True
 
     async def one_pass(self) -> None:
         await anyio.lowlevel.checkpoint()

@@ -21,8 +21,8 @@ class Room(Protocol):
     """
 
     @property
-    def free(self) -> int:
-        """How many more batches the handler can take now."""
+    def free(self) -> float:
+        """How many more batches the handler can take now; infinity for any number."""
         ...
 
     def is_full(self) -> bool:

@@ -1,16 +1,18 @@
 """One run of a handler on one batch: what is common to unary and streamed results.
 
 A run answers every request of its batch that is still waited for, and returns; it raises only what
-must not be swallowed: cancellation, `KeyboardInterrupt`, `SystemExit`. The handler runs in its
-slot's cancel scope, which is cancelled when the callers have all left and when the handler's time
-is up. Where the handler is in a thread neither can interrupt it: then the callers are told in time
-by a task beside it, and the run, and with it the slot, ends when the thread does.
+must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. Whatever
+else comes out of a handler, of any class, is a failure of its batch and of nothing more.
+
+The handler runs in its slot's cancel scope, which is cancelled when the callers have all left and
+when the handler's time is up. Neither interrupts a handler in a thread, or one that shields its
+clean-up: its callers are told in time, and the run, and with it the slot, ends when the handler
+does.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -18,10 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-
 from shoal.batching.current import running_batch
-from shoal.batching.failures import own_copy
+from shoal.batching.failures import ends_the_program, goes_on, own_copy
+from shoal.batching.held import shown
 from shoal.core.batch import Batch
 from shoal.core.policies.sizing import padded
 from shoal.core.request import State
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers import Handler
     from shoal.batching.parking import Parking, Scope
+    from shoal.batching.time_limits import TimeLimits
     from shoal.core.counters import Counters
     from shoal.core.options import BatchOptions
     from shoal.core.request import Request
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 RUNNING = State.RUNNING
 
 logger: Final = logging.getLogger("shoal")
+
+
+class ScopesMixedUp(Exception):
+    """A generator has not left its cancel scopes though it is closed."""
 
 
 @dataclass(slots=True)
@@ -51,6 +57,7 @@ class Run(ABC):
         options: The options that were in force when the batch was cut.
         parking: How to wake the callers.
         counters: Where to count how the requests ended.
+        limits: What ends a batch in time.
     """
 
     name: str
@@ -58,6 +65,7 @@ class Run(ABC):
     options: BatchOptions
     parking: Parking
     counters: Counters
+    limits: TimeLimits
 
     async def run(self, batch: Batch, scope: Scope) -> None:
         """Runs the handler on a batch, and ends each of its requests.
@@ -73,12 +81,19 @@ class Run(ABC):
             batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
         try:
-            await self._run_requests(batch, batch.requests, scope)
+            await self._run_requests(batch, batch.members, scope)
+        except (ScopesMixedUp, RuntimeError) as error:  # that is what a scope makes of it
+            self._fail_all(batch.members, partial(self._yields_in_scope, error.__cause__ or error))
+            scope.cancel()  # so that the slot leaves it, and finds out whether it can go on
+        except BaseException as error:
+            if not scope.cancel_called or ends_the_program(error):
+                raise
+            # The handler was interrupted, and ended with whatever it liked.
         finally:
             batch.on_left = None
             running_batch.reset(token)
             if batch.active and scope.cancel_called:
-                self._fail_all(batch.requests, self._timed_out)
+                self._fail_all(batch.members, self._timed_out)
 
     @property
     def _wants_to_know(self) -> bool:
@@ -92,19 +107,18 @@ class Run(ABC):
 
     async def _run_requests(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
         """Runs the handler on some or all requests of a batch, and ends each of them."""
-        failure: Exception | None = None
+        failure: BaseException | None = None
         try:
             if self.options.handler_timeout_s is None:
                 await self._attempt(batch, requests)
             else:
                 await self._attempt_in_time(batch, requests, scope, self.options.handler_timeout_s)
-        except Exception as error:
-            failure = error
+        except ScopesMixedUp:
+            raise
         except BaseException as error:
-            if not self.parking.is_stray(error):
+            if goes_on(error, self.parking):
                 raise
-            failure = HandlerFailed(f"the handler of {self.name} awaited something cancelled")
-            failure.__cause__ = error
+            failure = error
         if failure is None:
             return
         # Out of the block above: errors of later runs would have this one as their context.
@@ -119,23 +133,12 @@ class Run(ABC):
     async def _attempt_in_time(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, timeout_s: float
     ) -> None:
-        if not self.handler.threaded:
-            scope.deadline = self.parking.now() + timeout_s
-            try:
-                await self._attempt(batch, requests)
-            finally:
-                scope.deadline = math.inf
-            return
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._expire_after, requests, scope, timeout_s)
-            try:
-                await self._attempt(batch, requests)
-            except Exception as error:
-                failure = error
-            tasks.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
+        time_is_up = partial(self._time_is_up, batch, requests, scope)
+        timer = self.limits.add(self.parking.now() + timeout_s, time_is_up)
+        try:
+            await self._attempt(batch, requests)
+        finally:
+            self.limits.forget(timer)
 
     def _items(self, requests: Sequence[Request]) -> list[Any]:
         """Returns the items of a run, padded to a size that the handler may be given.
@@ -168,7 +171,7 @@ class Run(ABC):
         """Calls the handler and hands out what it gives back."""
 
     async def _failed(
-        self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: Exception
+        self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
     ) -> None:
         """Ends the requests for which the handler raised, or runs them again in halves."""
         if not self.options.isolate_errors or len(requests) < 2:
@@ -195,7 +198,7 @@ class Run(ABC):
         """Says whether a request can be answered by another run of the handler."""
         return True
 
-    def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: Exception) -> None:
+    def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: BaseException) -> None:
         """Fails requests with what the handler raised."""
         if batch.active == 0:
             # One that called others for them in the same time has run out of it as they have.
@@ -209,13 +212,22 @@ class Run(ABC):
             )
         self._fail_all(requests, lambda: own_copy(failure))
 
-    async def _expire_after(
-        self, requests: Sequence[Request], scope: Scope, timeout_s: float
-    ) -> None:
-        """Tells the callers of a handler that can't be interrupted that its time is up."""
-        await anyio.sleep(timeout_s)
+    def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
+        """Tells the callers that their handler's time is up, and interrupts it if it can be."""
         self._fail_all(requests, self._timed_out)
-        scope.cancel()  # a generator is not asked for another step
+        scope.cancel()  # of one in a thread, a generator is not asked for another step
+
+    def _yields_in_scope(self, cause: BaseException) -> HandlerFailed:
+        error = HandlerFailed(
+            f"the handler of {self.name} yields inside of a cancel scope: a block of "
+            "move_on_after, fail_after, a task group or an opened batcher; leave the block before "
+            "each yield:\n"
+            "    with anyio.fail_after(1):\n"
+            "        step = await compute(items)\n"
+            "    yield step"
+        )
+        error.__cause__ = cause
+        return error
 
     def _timed_out(self) -> HandlerTimeout:
         return HandlerTimeout(
@@ -266,7 +278,7 @@ class Run(ABC):
     def _not_results(self, results: Any, wanted: int) -> WrongResultType:
         return WrongResultType(
             f"the handler of {self.name} was given {wanted} items and must give back a list of "
-            f"{wanted} results, not {type(results).__name__}: {results!r:.80}"
+            f"{wanted} results, not {type(results).__name__}: {shown(results):.80}"
         )
 
 

@@ -3,8 +3,11 @@
 Ways to end, none of which leaves a caller waiting:
 
 *closing* (`Batcher.aclose`, or leaving the block)
-    Intake stops, the line is run without waiting out windows, and what is left after
-    ``graceful_shutdown_timeout_s`` fails with `BatcherClosed`.
+    Intake stops, and the line is run without waiting out windows, or fails at once if so asked.
+    After ``graceful_shutdown_timeout_s`` what is in line fails with `BatcherClosed`, and handlers
+    are cancelled. One that can't be, in a thread or under a shield, still answers its callers if it
+    ends within `LAST_ANSWERS_S` more; then they fail as well, so that nobody hangs on a thread that
+    never ends.
 *cancellation* from outside
     Everything fails with `BatcherClosed` at once.
 *breaking*
@@ -16,26 +19,30 @@ Ways to end, none of which leaves a caller waiting:
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from dataclasses import astuple
 from threading import get_ident
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import running_batch
 from shoal.batching.entry import Entry
+from shoal.batching.failures import ends_the_program, is_cancellation, own_copy
 from shoal.batching.intake import Intake
 from shoal.batching.open_run import OpenRun
 from shoal.batching.open_slots import OpenSlots
 from shoal.batching.parking import Parking
 from shoal.batching.slots import Slots
 from shoal.batching.stream_run import StreamRun
+from shoal.batching.time_limits import TimeLimits
 from shoal.batching.unary_run import UnaryRun
 from shoal.core.counters import ClosingCounts
 from shoal.core.terms import Terms
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from shoal.batching.handlers import Handler
     from shoal.batching.room import Room
@@ -45,12 +52,27 @@ if TYPE_CHECKING:
 
 logger: Final = logging.getLogger("shoal")
 
+LAST_ANSWERS_S: Final = 10.0
+"""How long a handler that was cancelled when its batcher closed may go on and still answer."""
+
+_AT_ONCE: Final = (
+    "max_concurrent_batches",
+    "max_queued_requests",
+    "overload",
+    "refuse_late",
+    "request_timeout_s",
+    "stream_buffer",
+    "graceful_shutdown_timeout_s",
+)
+
 
 class Session:
     """The line, the slots and the end of one open batcher.
 
     Attributes:
-        thread: The thread of its event loop.
+        thread: The thread of its event loop; whether it is that loop, too, is asked where a call is
+            awaited.
+        loop: That event loop.
         entry: Where calls enter.
         slots: The tasks that run batches.
         state: How far its life has come.
@@ -70,15 +92,19 @@ class Session:
         self.failure: BaseException | None = None
         self._name = name
         self._handler = handler
-        self._options = options
+        self._options = self._in_force = options
         self._counters = counters
         self._room = room
         self._parking = Parking.of_this_loop()
         self._intake = Intake(name, options, self._parking, counters)
+        self.loop = self._intake.loop
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now)
+        self._limits = TimeLimits(self._parking)
         self.slots = self._new_slots()
         self._stopping = anyio.Event()
+        self._others_at_rest: Callable[[], Awaitable[None]] | None = None
         self._closed = anyio.Event()
+        self._drops_line = False
         self._ended_before: tuple[int, int, int] | None = None
         self._counts = ClosingCounts(0, 0, 0)
 
@@ -87,18 +113,30 @@ class Session:
 
         Cancellation: callers that wait fail at once.
         """
+        self._task = anyio.get_current_task()
         unsubscribe = None if self._room is None else self._room.subscribe(self.slots.room_changed)
         try:
             async with anyio.create_task_group() as tasks:
                 self.slots.start(tasks)
-                tasks.start_soon(self._watch_deadlines)
+                tasks.start_soon(self._watch, self._intake.deadlines.run)
+                tasks.start_soon(self._watch, self._limits.run)
                 try:
                     on_open()
                     await self._stopping.wait()
                     self.state = "draining"
-                    self._intake.close()
                     with anyio.move_on_after(self._options.graceful_shutdown_timeout_s):
+                        if self._others_at_rest is not None:
+                            self.stop_waiting()
+                            await self._others_at_rest()
+                        self._intake.close()
+                        if self._drops_line:
+                            self._fail_line()
                         await self.slots.ended.wait()
+                    if not self.slots.ended.is_set():
+                        self._fail_line()
+                        self.slots.cancel()
+                        with anyio.move_on_after(LAST_ANSWERS_S):
+                            await self.slots.ended.wait()
                 finally:
                     # Before the tasks are waited for: a handler in a thread may take its time.
                     self._end()
@@ -108,21 +146,54 @@ class Session:
                 unsubscribe()
             self._closed.set()
 
-    async def aclose(self) -> ClosingCounts:
+    async def aclose(self, *, drop_queued: bool = False) -> ClosingCounts:
         """Stops intake, and waits until everything has ended.
+
+        Args:
+            drop_queued: Whether what is in line fails at once.
 
         Returns:
             What became of the requests that were there.
 
         Cancellation: closing goes on without the caller.
         """
-        self._begin_counting()
-        self._stopping.set()
+        if drop_queued:
+            self._begin_counting()
+            self._drops_line = True
+            if self.state == "draining":
+                self._fail_line()
+        self.stop()
         if running_batch.get(None) in self.slots.batches:  # a handler of ours: not for itself
             await anyio.lowlevel.checkpoint()
         else:
             await self._closed.wait()
         return self._counts
+
+    def stop(
+        self,
+        others_at_rest: Callable[[], Awaitable[None]] | None = None,
+        on_change: Callable[[], None] | None = None,
+    ) -> None:
+        """Has it close, as `aclose` does, without waiting for that.
+
+        Args:
+            others_at_rest: Waits until those have no more work whose handlers may make calls of
+                this one; so long calls are taken. None to take no more.
+            on_change: Called whenever this one may have come to rest.
+        """
+        self._begin_counting()
+        self._others_at_rest = others_at_rest
+        self.slots.on_change = on_change
+        self._stopping.set()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is in line, and no handler is at work."""
+        return self.state in ("closed", "broken") or self.slots.are_at_rest
+
+    def check_loop(self) -> None:
+        """See `Endings.check_loop`."""
+        self._intake.check_loop()
 
     def flush(self) -> None:
         """Sends what is in line now without waiting for more."""
@@ -134,17 +205,46 @@ class Session:
         self.slots.ring()
 
     def configure(self, options: BatchOptions) -> None:
-        """Takes in new options, from the next batch on."""
-        terms = Terms(self._name, options)
-        for request, error in self._intake.former.change(options, terms.renew):
-            self._intake.fail_one(request, error)
+        """Takes in new options, from the next batch on.
+
+        A batch that gathers, which is one that has its first request and a slot that waits with it,
+        keeps the options with which it began; those come into force as soon as it has left, or
+        nobody is left in it. What says who is let in, and how many batches there may be, is in
+        force at once.
+        """
         self._options = options
+        now = options
+        if self.slots.is_gathering:
+            now = _with_what_holds_at_once(self._in_force, options)
+        is_pending = now != options
+        self._intake.adopt = self._adopt if is_pending else None
+        self._intake.former.awaits_change = is_pending
+        if now != self._in_force or not is_pending:
+            self._take_in(now)
+        else:
+            self._intake.former.reform()
+
+    def _adopt(self) -> None:
+        if not self.slots.is_gathering:
+            self.configure(self._options)
+
+    def _take_in(self, options: BatchOptions) -> None:
+        terms = Terms(self._name, options)
+        ending: BaseException | None = None
+        for request, error in self._intake.former.change(options, terms.renew):
+            if ending is None and ends_the_program(error):
+                ending = error
+            told = error if isinstance(error, Exception) else own_copy(error)
+            self._intake.fail_one(request, told)
+        self._in_force = options
         if self._handler.fill == "closed":
             self.slots.run = self._new_run()
         else:
             self.slots.run.options = options  # of the batches that run as well
         self.entry.configure(options)
         self.slots.resize()
+        if ending is not None:
+            raise ending
 
     def statistics(self) -> BatcherStatistics:
         """Returns the counts together with what is known of the line and the slots now."""
@@ -159,7 +259,13 @@ class Session:
             list(self.slots.batches),
             former.model.snapshot(),
             limit,
+            former.scheduling_capacity,
         )
+
+    @property
+    def scheduling_capacity(self) -> float:
+        """How much more would start at once."""
+        return self._intake.former.scheduling_capacity
 
     def _new_slots(self) -> Slots:
         run = self._new_run()
@@ -172,22 +278,34 @@ class Session:
         kind: type[Run] = StreamRun if self._handler.streams else UnaryRun
         if self._handler.fill != "closed":
             kind = OpenRun
-        return kind(self._name, self._handler, self._options, self._parking, self._counters)
+        return kind(
+            self._name, self._handler, self._in_force, self._parking, self._counters, self._limits
+        )
 
-    async def _watch_deadlines(self) -> None:
+    async def _watch(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await self._intake.deadlines.run()
+            await watch()
         except BaseException as error:
             self._task_died(error)
             raise
 
     def _task_died(self, error: BaseException) -> None:
         """Fails everybody at once with what killed a task of ours, unless that was cancellation."""
-        if self.state != "broken" and not _is_cancellation(error):
+        is_cancelled = is_cancellation(error) and (
+            self._parking.is_cancelled()
+            or self._task.has_pending_cancellation()  # asyncio ends, and cancels each task apart
+        )
+        if self.state != "broken" and not is_cancelled:
             self.state = "broken"
             self.failure = error
             logger.error("%s: the batcher broke", self._name, exc_info=error)
         self._end()
+
+    def _fail_line(self) -> None:
+        """Fails what is in line; no call is taken any more."""
+        self._intake.close()
+        self._intake.fail(self._intake.former.clear(), None)
+        self.slots.ring()
 
     def _end(self) -> None:
         """Fails whatever has not come to an end."""
@@ -204,7 +322,13 @@ class Session:
         self._counts = ClosingCounts(*(now - before for now, before in ended))
         if self.state != "broken":
             self.state = "closed"
-            logger.info("%s: closed with %s", self._name, self._counts)
+            logger.info(
+                "%s: closed, having served %d requests in its life (%d failed, %d cancelled or out "
+                "of time); of these while closing: %d finished, %d failed, %d cancelled",
+                self._name,
+                *self._ended_so_far(),
+                *astuple(self._counts),
+            )
 
     def _begin_counting(self) -> None:
         if self._ended_before is None:
@@ -215,10 +339,9 @@ class Session:
         return counters.finished, counters.failed, counters.cancelled + counters.expired
 
 
-def _is_cancellation(error: BaseException) -> bool:
-    """Says whether an error is nothing but the event loop's cancellation."""
-    cancelled = anyio.get_cancelled_exc_class()
-    if isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        return group.split(cancelled)[1] is None
-    return isinstance(error, cancelled)
+def _with_what_holds_at_once(in_force: BatchOptions, wanted: BatchOptions) -> BatchOptions:
+    """Returns options with those of others that no batch which gathers depends on."""
+    for names in (_AT_ONCE, _AT_ONCE[:2]):
+        with suppress(ValueError):  # not every mix of two sets of options goes together
+            return in_force.changed({name: getattr(wanted, name) for name in names})
+    return in_force

@@ -2,8 +2,9 @@
 
 A handler of one parameter is the usual case, and then the item is the argument itself. A handler of
 several gets one list for each of them, so an item is a tuple in the order of the parameters, with
-the handler's defaults filled in. A call is bound when it is made: a wrong one is a `TypeError` of
-its caller and never meets a batch.
+the handler's defaults filled in. A handler of none gets no list: its calls have no arguments, and
+how many there are is the size of `current_batch`. A call is bound when it is made: a wrong one is a
+`TypeError` of its caller and never meets a batch.
 
 What a `functools.partial` has filled in already is not batched: it reaches the handler as it is.
 """
@@ -17,6 +18,8 @@ from collections.abc import Sequence
 from inspect import Parameter, Signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+from shoal.batching.list_types import Holds, held_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +55,7 @@ class Binding:
             parameters = list(self.signature.parameters.values())
         else:
             parameters = _parameters(handler)
+            _check_lists(handler, parameters)
         self.names = [parameter.name for parameter in parameters]
         self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
         self.single = len(parameters) == 1
@@ -103,20 +107,36 @@ def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
     except ValueError:  # a builtin that does not tell
         return [_ONE_LIST]
     parameters = _open_parameters(handler, signature)
-    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(named) < len(parameters) and any(p.default is p.empty for p in named):
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise TypeError(
             f"a handler's parameters must be named, but {handler!r} takes {signature}: "
-            "each of them is batched into a list of its own"
+            "each of them is batched into a list of its own. Name them; a decorator under "
+            "@shoal.batch keeps the names of what it wraps by functools.wraps"
         )
-    if len(named) < len(parameters):  # a wrapper of the form (*args, **kwargs)
-        return [_ONE_LIST]
-    if not named:
+    return parameters
+
+
+def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> None:
+    """Checks that each parameter can hold the list that it will get.
+
+    Raises:
+        TypeError: One can't, by its annotation.
+    """
+    hints = _type_hints(handler)
+    for number, parameter in enumerate(parameters):
+        if number == 0 and parameter.name in ("self", "cls"):
+            continue  # of a method that is not bound yet
+        annotation = hints.get(parameter.name, parameter.annotation)
+        if held_by(annotation) is not Holds.ITEM:
+            continue
+        name, kind = parameter.name, inspect.formatannotation(annotation)
+        constant = f"functools.partial(handler, {name}=...)"
         raise TypeError(
-            f"a handler takes the batch as a list, but {handler!r} takes no argument; "
-            "write it as def handler(items: list[T]) -> list[R]"
+            f"a handler gets a list for each of its parameters, but {name!r} of {handler!r} is "
+            f"annotated as {kind}. If it is batched, with a value for each call, write "
+            f"{name}: list[{kind}]; if it is the same for all calls, fill it in before: "
+            f"{constant}"
         )
-    return named
 
 
 def _open_parameters(function: Callable[..., Any], signature: Signature) -> list[Parameter]:
@@ -170,6 +190,11 @@ def signature_of_call(function: Callable[..., Any]) -> Signature:
 def _without_self(prototype: Callable[..., Any]) -> Signature:
     hints = _type_hints(prototype)
     found = [p for p in inspect.signature(prototype).parameters.values() if p.name != "self"]
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
+        raise TypeError(
+            f"the parameters of signature={prototype!r} must be named, but it takes "
+            f"{inspect.signature(prototype)}"
+        )
     return Signature(
         [p.replace(annotation=hints.get(p.name, p.annotation)) for p in found],
         return_annotation=hints.get("return", Signature.empty),
@@ -193,12 +218,13 @@ def signature_of_batch(
         if not callable(prototype):
             raise TypeError(f"signature must be a function of one item, not {prototype!r}")
         return _without_self(prototype)
-    *receiver, batch = _parameters(handler)
-    if len(receiver) > 1:
+    parameters = _parameters(handler)
+    if not 1 <= len(parameters) <= 2:
         raise TypeError(
             f"the handler of an open batch takes the batch alone, not {inspect.signature(handler)};"
             " write async def handler(batch: shoal.OpenBatch[T, R]) -> None"
         )
+    *receiver, batch = parameters
     hint = _type_hints(handler).get(batch.name, batch.annotation)
     item, result = (*typing.get_args(hint), Parameter.empty, Parameter.empty)[:2]
     return Signature(
@@ -251,7 +277,8 @@ def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exceptio
         try:
             hints |= typing.get_type_hints(alone, globalns=namespace, include_extras=True)
         except (NameError, TypeError, AttributeError, SyntaxError) as error:
-            unreadable[name] = error
+            # Its traceback would hold this frame, and all that called it, in a cycle.
+            unreadable[name] = error.with_traceback(None)
     return hints, unreadable
 
 

@@ -5,6 +5,11 @@ loops: wait for its turn at the line, take the next batch, run the handler. Only
 it is looks at the line, so batches are cut one at a time and only for a slot that is free; with
 ``max_concurrent_batches=1`` a request meets no task but its caller's and the one slot's.
 
+A slot is made when one is wanted: whoever leaves the line with a batch makes the next slot, if none
+waits and there may be one more. So opening makes one, whatever the bound, and there need not be
+any. Of the slots that have nothing to do, `IDLE_SLOTS_KEPT` wait behind the one at the line for the
+next burst; the others end.
+
 The rival shape, one task that forms batches and starts another for each, costs a task and a task
 switch a batch, and has permits to guard.
 
@@ -15,14 +20,18 @@ woken.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.current import calls_from_thread
+from shoal.batching.failures import is_cancellation
 from shoal.core.batch import Batch, CutReason
 from shoal.core.policies.base import Cut
 from shoal.core.request import Request, State
@@ -30,6 +39,7 @@ from shoal.core.request import Request, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from anyio import TaskInfo
     from anyio.abc import TaskGroup
 
     from shoal.batching.intake import Intake
@@ -38,16 +48,24 @@ if TYPE_CHECKING:
     from shoal.batching.run import Run
     from shoal.core.counters import Counters
 
+logger: Final = logging.getLogger("shoal")
+
 RUNNING = State.RUNNING
+IDLE_SLOTS_KEPT: Final = 8
+"""How many slots wait for their turn at the line when there is nothing to do."""
 
 
 class Slots:
     """The slots of one open batcher.
 
+    Invariant: as long as calls are taken and there may be one more slot, one is at the line, or
+    waits for its turn there, or has been made or woken and has not run yet.
+
     Attributes:
         run: How a batch is run; another one when the options change.
         batches: The batches in the handler now, and since when, in seconds on the loop's clock.
         ended: Set when the last slot has ended.
+        on_change: Called whenever they may have come to rest; None where nobody asks.
     """
 
     def __init__(
@@ -67,7 +85,6 @@ class Slots:
         self._on_death = on_death
         self._room = room
         self._tasks: TaskGroup | None = None
-        # Only all slots together are cancelled, so no cell in this queue is ever left behind.
         self._at_line = False
         self._next_at_line: deque[Any] = deque()
         self._bell: Any = None
@@ -76,14 +93,27 @@ class Slots:
         self.batches: dict[Batch, float] = {}
         self._former.batches = self.batches
         self.coroutines: list[object] = []
+        # A scope of each slot's own; cancelling them leaves alone who waits for the slots to end.
+        self._lives: set[Any] = set()
+        self._are_cancelled = False
         self.ended = anyio.Event()
+        self.on_change: Callable[[], None] | None = None
         intake.ring = self.ring
+        intake.is_blocked_by = self.is_blocked_by
+        self._tell_idle()
 
     def start(self, tasks: TaskGroup) -> None:
         """Starts the slots in a nursery."""
         self._tasks = tasks
         self._context = copy_context()
-        self.resize()
+        self._start_slot()
+        self._tell_idle()
+
+    def cancel(self) -> None:
+        """Cancels the handlers; one that ends with results nevertheless still hands them out."""
+        self._are_cancelled = True
+        for life in tuple(self._lives):
+            life.cancel()
 
     def flush(self) -> None:
         """Sends what is in line without waiting for more."""
@@ -92,53 +122,118 @@ class Slots:
 
     def resize(self) -> None:
         """Takes in a changed number of slots; those that are too many end after their batch."""
-        assert self._tasks is not None
         if self.ended.is_set():
             return
-        while self._count < self._wanted:
-            self._count += 1
-            # In the batcher's context, whoever asks for another slot.
-            self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
+        if self._tasks is not None:
+            self._fill_turn()
         self._tell_idle()
         self.ring()
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a batch gathers requests, under the options with which it began."""
+        return self._former.is_gathering
+
     def room_changed(self) -> None:
         """Looks again whether the handler can take a batch."""
-        self.resize()
+        self._tell_idle()
+        self.ring()
 
     def ring(self) -> None:
         """Makes the slot that waits at the line decide again."""
         if self._bell is not None:
             self._parking.wake(self._bell)
 
+    @property
+    def are_at_rest(self) -> bool:
+        """Whether nothing is in line, and no handler is at work."""
+        return not (self._former.live or self._former.parked or self._are_at_work())
+
+    def _are_at_work(self) -> bool:
+        return bool(self.batches)
+
+    def is_blocked_by(self, batch: Batch) -> bool:
+        """Says whether a call that a batch's handler makes here, and waits for, can't be answered.
+
+        That is certain where its batch has the only slot, and its task or thread makes the call, or
+        a task in a nursery of its own. Any other task that it has started may outlive it.
+        """
+        if self._most > 1 or self.run.handler.fill != "closed":
+            return False
+        if calls_from_thread.get():
+            return self.run.handler.threaded and batch in self.batches
+        task = anyio.get_current_task()
+        if task.coro in self.coroutines:
+            return True
+        return batch in self.batches and self._is_waited_for(task)
+
+    def _is_waited_for(self, task: TaskInfo) -> bool:
+        """Says whether a handler can't end before a task, which is in a nursery of its own."""
+        if task.parent_id is None:
+            return False
+        tasks = {each.id: each for each in anyio.get_running_tasks()}
+        parent = tasks.get(task.parent_id)
+        while parent is not None and parent.coro not in self.coroutines:
+            parent = None if parent.parent_id is None else tasks.get(parent.parent_id)
+        return parent is not None
+
     def running(self) -> Iterator[Request]:
         """Yields the requests that are in a handler."""
         for batch in self.batches:
-            yield from [request for request in batch.requests if request.state is RUNNING]
+            yield from [request for request in batch.members if request.state is RUNNING]
 
     async def _slot(self) -> None:
         coroutine = anyio.get_current_task().coro
         self.coroutines.append(coroutine)
+        begun = self._last_id
+        failure: BaseException | None = None
+        life = self._parking.new_scope()
+        self._lives.add(life)
         try:
             # A scope is good for one cancellation. Entering one for each batch would cost more than
             # the rest of the slot's work, so it lasts until an interrupted handler has used it up.
-            is_needed = True
-            while is_needed:
-                with self._parking.new_scope() as scope:
-                    is_needed = await self._serve(scope)
+            with life:
+                is_needed = not self._are_cancelled
+                while is_needed:
+                    with self._parking.new_scope() as scope:
+                        try:
+                            is_needed = await self._serve(scope)
+                        except BaseException as error:
+                            failure = error
+                            raise
+                        finally:
+                            self._parking.leave_scopes_in(scope)
         except BaseException as error:
-            self._on_death(error)
-            raise
+            if begun == self._last_id or not self._is_spoilt(error, failure):
+                self._on_death(failure or error)
+                raise
+            logger.warning("a handler has left a cancel scope open", exc_info=error)
+            self._start_slot()
         finally:
+            del failure  # its traceback holds this frame
+            self._lives.discard(life)
             self.coroutines.remove(coroutine)
             self._count -= 1
             if self._count == 0:
                 self.ended.set()
 
+    def _is_spoilt(self, error: BaseException, failure: BaseException | None) -> bool:
+        """Says whether a slot's task can't go on because a handler has not left its cancel scopes.
+
+        Args:
+            error: What came out of the slot's own scope.
+            failure: What came up in it; None if nothing did.
+        """
+        if failure is None:
+            return True  # the scope could not be left
+        if not is_cancellation(failure):
+            return False
+        return error is not failure or not self._parking.is_cancelled()
+
     async def _serve(self, scope: Scope) -> bool:
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
         has_run = False
-        while True:
+        while not self._are_enough_idle():
             await self.take_turn()
             try:
                 batch = await self._next_batch(has_run)
@@ -151,14 +246,20 @@ class Slots:
             has_run = True
             if scope.cancel_called:
                 return True
+        return False
 
     async def _run(self, batch: Batch, scope: Scope) -> None:
         started = self.batches[batch]
+        run = self.run  # that of the options under which the batch gathered
+        if self._intake.adopt is not None:
+            self._intake.adopt()
         self._tell_idle()
         try:
-            await self.run.run(batch, scope)
+            await run.run(batch, scope)
         except BaseException as error:
-            if batch.active:  # the requests that are left are found by their batch
+            if is_cancellation(error):
+                self._intake.stop([r for r in batch.members if r.state is RUNNING])
+            elif batch.active:  # the requests that are left are found by their batch
                 self._on_death(error)
             raise
         finally:
@@ -176,14 +277,39 @@ class Slots:
         while self._at_line:
             cell = self._parking.new_cell()
             self._next_at_line.append(cell)
-            await cell
+            try:
+                await cell
+            except BaseException:
+                if cell in self._next_at_line:
+                    self._next_at_line.remove(cell)
+                else:
+                    self._fill_turn()  # this one had been called
+                raise
         self._at_line = True
 
     def pass_turn(self) -> None:
         """Lets the next slot come to the line."""
         self._at_line = False
+        self._fill_turn()
+
+    def _fill_turn(self) -> None:
+        """Wakes the slot whose turn it is; makes one where none waits and there may be more."""
+        if self._at_line:
+            return
         if self._next_at_line:
             self._parking.wake(self._next_at_line.popleft())
+        elif self._count < self._most and not (self._former.closed and not self._former.live):
+            self._start_slot()
+
+    def _start_slot(self) -> None:
+        assert self._tasks is not None
+        self._count += 1
+        # In the batcher's context, whoever asks for another slot.
+        self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
+
+    def _are_enough_idle(self) -> bool:
+        """Says whether a slot that has nothing to do may end: enough others wait."""
+        return len(self._next_at_line) >= IDLE_SLOTS_KEPT
 
     async def _next_batch(self, has_run: bool) -> Batch | None:
         """Waits for the next batch; returns None when this slot is not needed any more."""
@@ -221,6 +347,8 @@ class Slots:
 
     async def _listen(self, until: float | None) -> None:
         """Waits for the bell, or for a time on the loop's clock."""
+        if self.on_change is not None:
+            self.on_change()
         self._bell = bell = self._parking.new_cell()
         try:
             if until is None:
@@ -264,18 +392,15 @@ class Slots:
         if not self._former.takes_anyone:
             oldest_at = min([request.arrived_at for request in requests])
         self._counters.wait_s.observe(now - oldest_at)
-        if self._room is not None and self._count <= len(self.batches):
-            self.resize()
         return batch
 
     def _tell_idle(self) -> None:
-        if self._room is not None:
-            idle = self._room.free
-        else:
-            slots = min(self._count, self._former.options.max_concurrent_batches)
-            idle = max(0, slots - len(self.batches))
+        room = self._room
+        idle = max(0, self._most - len(self.batches)) if room is None else room.free
         if self._former.reform(idle_slots=idle, open_room=self._open_room()):
             self.ring()
+        if self.on_change is not None:
+            self.on_change()
 
     def _open_room(self) -> float:
         """Returns how much more the batches take that are open."""
@@ -287,14 +412,9 @@ class Slots:
 
     def _is_one_too_many(self) -> bool:
         """Says whether there are more slots than there should be."""
-        return self._room is None and self._count > self._wanted
+        return self._count > self._most
 
     @property
-    def _wanted(self) -> int:
-        """How many slots there should be.
-
-        Where a room says how many batches may run, one that waits beside those is enough.
-        """
-        if self._room is not None:
-            return len(self.batches) + 1
-        return self._former.options.max_concurrent_batches
+    def _most(self) -> float:
+        """How many slots there may be; a room says by itself how many batches may run."""
+        return math.inf if self._room is not None else self._former.options.slots

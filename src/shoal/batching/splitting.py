@@ -85,11 +85,12 @@ class Splitting:
         join = cast("Callable[[list[Any]], Any]", self._join)
         return join([request.value for request in requests])
 
-    def _checked(self, parts: Any) -> Sequence[Any]:
-        listed = cast("Sequence[Any]", parts)
-        if isinstance(parts, (str, bytes)) or not isinstance(parts, Sequence) or not parts:
+    def _checked(self, given: Any) -> list[Any]:
+        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
             raise TypeError(
                 f"split of {self._name} must give back a list of parts, at least one, "
-                f"not {parts!r:.80}"
+                f"not {given!r:.80}"
             )
-        return listed
+        # A copy, since functions of the user's run while it is gone through.
+        parts: Sequence[Any] = given  # pyright: ignore[reportUnknownVariableType]
+        return list(parts)

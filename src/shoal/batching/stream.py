@@ -12,6 +12,8 @@ has just been woken for it, and it knows nothing of ends and errors that come af
 from __future__ import annotations
 
 import warnings
+import weakref
+from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
 
@@ -19,13 +21,15 @@ import anyio
 import anyio.lowlevel
 
 from shoal.core.request import State
+from shoal.errors import NotOpen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from shoal.batching.buffer import StreamBuffer
     from shoal.batching.intake import Intake
-    from shoal.core.request import CallOptions, Request
+    from shoal.core.request import Request
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -57,6 +61,10 @@ class ResultStream(Generic[R_co]):
     block, whatever the reason, gives the request's place back: the handler sees
     ``request.cancelled``, and is closed when no reader is left. One task at a time may read.
 
+    A stream that was begun without ``async with`` and is not read to its end should be closed by
+    `aclose`. One that is dropped instead gives its place back when Python collects it, which
+    CPython does at once where nothing refers to it any more, with a `ResourceWarning`.
+
     Raises (from the iteration, after the items that came before):
         The handler's own exception, or what it put into this stream's slot.
         WrongBatchSize: A step had another number of slots than the batch has requests.
@@ -65,21 +73,36 @@ class ResultStream(Generic[R_co]):
         DeadlineExceeded: The call's deadline passed.
         BatcherClosed: The batcher stopped first.
 
-    Raises (on entering):
+    Raises (on entering, or with the first item):
         NotOpen: No batcher is open for the function in this event loop.
         Overloaded: The line is full.
+        ItemTooLarge: The item costs more than ``max_batch_size``.
+        Exception: What a function of one item, such as ``bucket_by``, raised.
         DeadlineExceeded: The call's time was up before it was made.
 
     Cancellation: a cancelled wait for an item loses nothing, and inside ``async with`` the stream
     can be read on. Checkpoint: every item.
     """
 
-    __slots__ = ("__weakref__", "_entered", "_intake", "_item", "_left", "_options", "_request")
+    __slots__ = (
+        "__weakref__",
+        "_enter",
+        "_entered",
+        "_intake",
+        "_left",
+        "_request",
+        "_watch",
+        "keeps",
+    )
 
-    def __init__(self, intake: Intake, item: Any, options: CallOptions | None) -> None:
-        self._intake = intake
-        self._item = item
-        self._options = options
+    keeps: object
+    """What must live as long as the stream does; unset for nothing."""
+
+    _intake: Intake
+    _watch: Watch
+
+    def __init__(self, enter: Callable[[], tuple[Intake, Request]]) -> None:
+        self._enter = enter
         self._request: Request | None = None
         self._entered = False
         self._left = False
@@ -127,6 +150,7 @@ class ResultStream(Generic[R_co]):
             if buffer.hold is not None:
                 buffer.release()
             return item
+        self._watch.end()
         self._intake.forget(request)
         if request.error is not None:
             try:
@@ -145,14 +169,9 @@ class ResultStream(Generic[R_co]):
     def leave(self) -> None:
         """Does what `aclose` does, at once; for code that can't wait."""
         self._left = True
-        if self._request is None:
-            return
-        self._intake.abandon(self._request)
-        self._intake.forget(self._request)
-        buffer: StreamBuffer = self._request.cell
-        buffer.items.clear()
-        buffer.release()
-        buffer.wake()
+        if self._request is not None:
+            self._watch.end()
+            self._intake.leave_stream(self._request)
 
     async def _wait(self, buffer: StreamBuffer) -> None:
         """Parks until there is an item, an error or the end."""
@@ -168,10 +187,13 @@ class ResultStream(Generic[R_co]):
     async def _start(self) -> Request:
         if self._request is None:
             try:
-                self._request = self._intake.enter_stream(self._item, self._options)
+                self._intake, self._request = self._enter()
+            except NotOpen:
+                raise  # this may be no event loop of ours, or none at all
             except Exception:
                 await anyio.lowlevel.checkpoint()
                 raise
+            self._watch = Watch.over(self, self._intake, self._request)
         return self._request
 
     def __del__(self) -> None:
@@ -184,3 +206,46 @@ class ResultStream(Generic[R_co]):
                 stacklevel=2,
                 source=self,
             )
+
+
+class Watch(weakref.ref["ResultStream[Any]"]):
+    """Gives the place of a stream back that was dropped while it was read.
+
+    It is no finalizer: an object can't tell in which thread, and where in the program, it is
+    collected. So this only has the event loop do it, if that still runs.
+
+    Invariant: the intake has it as long as the stream is neither left nor at its end.
+    """
+
+    __slots__ = ("_intake", "_request")
+
+    _intake: Intake
+    _request: Request
+
+    @classmethod
+    def over(cls, stream: ResultStream[Any], intake: Intake, request: Request) -> Self:
+        """Watches over a stream from now on."""
+        watch = cls(stream, _dropped)
+        watch._intake = intake
+        watch._request = request
+        intake.watches.add(watch)
+        return watch
+
+    def end(self) -> None:
+        """Watches no more. Idempotent."""
+        self._intake.watches.discard(self)
+
+    def dropped(self) -> None:
+        """Notes that the stream is gone; in any thread."""
+        if self in self._intake.watches:
+            with suppress(RuntimeError):  # the event loop has ended
+                self._intake.soon(self._leave)
+
+    def _leave(self) -> None:
+        if self in self._intake.watches:
+            self.end()
+            self._intake.leave_stream(self._request)
+
+
+def _dropped(watch: Any) -> None:
+    watch.dropped()

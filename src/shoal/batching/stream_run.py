@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.failures import own_copy
+from shoal.batching.failures import ends_the_program, goes_on, own_copy
 from shoal.batching.readers import too_slow, wait_for_readers
-from shoal.batching.run import RUNNING, Run, still_running
+from shoal.batching.run import RUNNING, Run, ScopesMixedUp, still_running
 from shoal.batching.stream import END, SKIP
 from shoal.core.request import State
 from shoal.errors import WrongBatchSize
@@ -34,14 +34,44 @@ class StreamRun(Run):
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
         items = self._items(requests)
+        width = len(items)  # the handler may change the list
         steps = self.handler.steps(items)
+        interruption: BaseException | None = None
+        failure: BaseException | None = None
+        has_ended = False
         try:
-            await self._pump(batch, requests, steps, len(items))
+            # A generator that yields in a cancel scope of its own leaves it only when it is closed.
+            # So every scope of ours is left before it goes on, or was there before it began.
+            with self.parking.new_scope() as around:
+                try:
+                    interruption = await self._pump(batch, requests, steps, width)
+                except BaseException as error:
+                    failure = error
+                # One that is left between steps has clean-up of its own to do, and gets the time
+                # that closing a batcher gets.
+                around.deadline = self.parking.now() + self.options.graceful_shutdown_timeout_s
+                around.shield = True
+                try:
+                    await steps.aclose()
+                except BaseException as error:
+                    if not around.cancel_called or ends_the_program(error):
+                        failure = error
+                has_ended = True
+                if self.parking.leave_scopes_in(around):
+                    raise RuntimeError("the generator was closed in a cancel scope of its own")
+        except RuntimeError as error:
+            if not has_ended:
+                raise
+            raise ScopesMixedUp from error
+        try:
+            if interruption is not None and not goes_on(interruption, self.parking):
+                raise self._yields_in_scope(failure or interruption)
+            if failure is not None:
+                raise failure
+            if interruption is not None:
+                raise interruption
         finally:
-            # A generator that is left between steps has clean-up of its own to do, and gets the
-            # time that closing a batcher gets.
-            with anyio.move_on_after(self.options.graceful_shutdown_timeout_s, shield=True):
-                await steps.aclose()
+            del failure, interruption  # their tracebacks hold this frame
         for request in requests:
             if request.state is RUNNING:
                 self._finish_stream(request)
@@ -52,21 +82,34 @@ class StreamRun(Run):
         requests: Sequence[Request],
         steps: AsyncGenerator[Any, None],
         width: int,
-    ) -> None:
+    ) -> BaseException | None:
+        """Hands out the steps of a generator, until it ends or nobody wants them any more.
+
+        Returns:
+            What interrupted a wait of ours between two steps.
+
+        Raises:
+            BaseException: What the generator raised, or that a step is wrong.
+        """
         is_part = len(requests) < batch.size
         async for step in steps:
             full = self._hand_out(requests, step, width)
             active = len(still_running(requests)) if is_part else batch.active
-            if full:
-                limit_s = self.options.slow_reader_timeout_s
-                await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
-            elif not self.handler.threaded and (active or self._goes_on_alone(requests)):
-                # An async generator may come to its next step without a pause, and then the readers
-                # would get no turn. A step in a thread is a pause, and they read beside it.
-                await anyio.lowlevel.checkpoint()
+            try:
+                if full:
+                    limit_s = self.options.slow_reader_timeout_s
+                    await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
+                elif not self.handler.threaded and (active or self._goes_on_alone(requests)):
+                    # An async generator may come to its next step without a pause, and then the
+                    # readers would get no turn. A step in a thread is a pause, and they read
+                    # beside it.
+                    await anyio.lowlevel.checkpoint()
+            except BaseException as error:
+                return error
             active = len(still_running(requests)) if is_part else batch.active
             if active == 0 and not self._goes_on_alone(requests):
-                return
+                break
+        return None
 
     def _may_run_again(self, request: Request) -> bool:
         buffer: StreamBuffer = request.cell
@@ -95,7 +138,7 @@ class StreamRun(Run):
                 continue
             if slot is END or slot is StopIteration or slot is StopAsyncIteration:
                 self._finish_stream(request)
-            elif isinstance(slot, BaseException):
+            elif issubclass(type(slot), BaseException):  # its own __class__ may do anything
                 self._fail(request, own_copy(slot))
             else:
                 buffer = request.cell

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import anyio.from_thread
 
-from shoal.errors import NotOpen
+from shoal.batching.current import calls_from_thread
+from shoal.batching.parking import LOOP_ENDED, EventLoop
+from shoal.errors import BatcherClosed, NotOpen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -26,20 +28,75 @@ class RunInLoop(Protocol):
         ...
 
 
-def run_in_loop(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Runs an async function in the event loop that started this worker thread.
+class LoopOfThread:
+    """The event loop that a thread's calls are made in.
+
+    It is that which started this worker thread, if it is one of anyio's; for any other thread it is
+    the one in which a batcher is open for the call.
+
+    Args:
+        name: What is called, for messages.
+        loops: Returns the event loops in which it is open.
 
     Raises:
-        NotOpen: The thread is not a worker thread of an event loop.
+        NotOpen: It is this thread's own, which a blocking call would stop; or there is none, or
+            more than one.
     """
-    try:
-        anyio.from_thread.check_cancelled()
-    except RuntimeError:
-        raise NotOpen(
-            "from_thread() is for worker threads of an event loop (anyio.to_thread.run_sync); "
-            "a program without one uses:\n    with shoal.blocking(f) as call:\n        call(x)"
-        ) from None
-    return anyio.from_thread.run(function)
+
+    def __init__(self, name: str, loops: Callable[[], list[EventLoop]]) -> None:
+        self._loop: EventLoop | None = None
+        if not EventLoop.here().is_none:
+            raise NotOpen(
+                "from_thread() blocks its thread, and this one runs the event loop that would have "
+                f"to answer; here write:\n    await {name}(x)\n"
+                "A program without an event loop writes: with shoal.blocking(f) as call: call(x)"
+            )
+        try:
+            anyio.from_thread.check_cancelled()
+        except RuntimeError:  # it is no worker thread of anyio's
+            found = loops()
+            if len(found) != 1:
+                raise _not_one(name, len(found)) from None
+            self._loop = found[0]
+
+    def run(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
+        """Runs an async function in the event loop, and waits for it."""
+
+        async def call() -> T:
+            return await function()
+
+        token = calls_from_thread.set(True)
+        try:
+            if self._loop is None:
+                return anyio.from_thread.run(function)
+            return self._loop.run(call)
+        except LOOP_ENDED as error:
+            if self._loop is None:
+                raise
+            raise BatcherClosed("the event loop that would have answered has ended") from error
+        finally:
+            calls_from_thread.reset(token)
+
+    def run_sync(self, function: Callable[[], None], /) -> None:
+        """Calls a plain function in the event loop; does nothing if that has ended."""
+        if self._loop is None:
+            anyio.from_thread.run_sync(function)
+        else:
+            self._loop.soon(function)
+
+
+def _not_one(name: str, number: int) -> NotOpen:
+    if number:
+        return NotOpen(
+            f"{name} is open in {number} event loops, and this thread belongs to none of them; "
+            "say which, by an object that is made in that loop:\n"
+            f"    call = {name}.batcher.call  # there\n    call.from_thread(x)  # here"
+        )
+    return NotOpen(
+        f"{name} is open in no event loop that this thread's call could be made in; open it there "
+        f"before:\n    async with shoal.open_batchers({name}):\n"
+        "A program without an event loop writes: with shoal.blocking(f) as call: call(x)"
+    )
 
 
 class ThreadStream(Generic[R_co]):

@@ -25,9 +25,10 @@ class UnaryRun(Run):
 
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
         items = self._items(requests)
+        width = len(items)  # the handler may change the list
         results = await self.handler.results(items)
-        values = self._one_each(len(items), results)
-        if len(items) > len(requests):
+        values = self._one_each(width, results)
+        if width > len(requests):
             values = values[: len(requests)]  # what padding gave is dropped
         for kind in set(map(type, values)):
             if issubclass(kind, BaseException):
@@ -59,5 +60,5 @@ class UnaryRun(Run):
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
         """Fails the requests whose slot holds an exception instance."""
         for request, value in zip(requests, values, strict=True):
-            if isinstance(value, BaseException) and request.state is RUNNING:
+            if issubclass(type(value), BaseException) and request.state is RUNNING:
                 self._fail(request, own_copy(value))

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers import Handler
     from shoal.batching.session import Session
+    from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options import BatchOptions
 
@@ -63,6 +64,20 @@ class Watchable:
         return self._state in ("open", "draining")
 
     @property
+    def is_open(self) -> bool:
+        """Whether calls are taken, and it has not been told to close."""
+        return self._state == "open"
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it has nothing in line, and its handler is not at work."""
+        return self._session is None or self._session.is_at_rest
+
+    def runs(self, batch: Batch) -> bool:
+        """Says whether a batch is in its handler."""
+        return self._session is not None and batch in self._session.slots.batches
+
+    @property
     def _state(self) -> BatcherState:
         if self._session is None:
             return "closed" if self._closed_unopened else "new"
@@ -81,6 +96,15 @@ class Watchable:
         """Returns the stack of each slot's task as text; for finding out where one hangs."""
         coroutines = [] if self._session is None else self._session.slots.coroutines
         return [stack_of(coroutine) for coroutine in coroutines]
+
+    def scheduling_capacity(self) -> float:
+        """Returns how much more would start at once, as things are; TensorFlow's name for it.
+
+        That is what idle slots and batches that are open have room for, less what is in line: in
+        requests, or in cost where there is a ``batch_size_fn``. It is 0 where the batcher is not
+        open or is closing, and infinity where ``max_concurrent_batches`` is None.
+        """
+        return 0 if self._session is None else self._session.scheduling_capacity
 
     def statistics(self) -> BatcherStatistics:
         """Returns what the batcher is doing and has done, as it is now."""

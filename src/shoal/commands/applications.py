@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.saying import say
 from shoal.http.loading import NotAnApplication, load_application
 from shoal.planning.mistake import Mistake
+from shoal.planning.naming import show_failed_import
 from shoal.serving.app_file import read_app_file
 from shoal.serving.app_file_flaws import AppFileRefused
 
@@ -41,7 +41,7 @@ def application_of(spec: str) -> ASGIApp:
     except NotAnApplication as error:
         raise Mistake(str(error)) from None
     except Exception as error:
-        traceback.print_exception(error)
+        show_failed_import(error)
         raise Mistake(f"importing {spec} failed, see above", 1) from None
 
 
@@ -53,11 +53,12 @@ def empty_application() -> App:
     return App()
 
 
-def is_shoals(app: Any) -> bool:
-    """Says whether an application is a `shoal.App`, and not just any ASGI application."""
+def shoals_in(app: Any) -> App | None:
+    """Returns the `shoal.App` that an application is, or is middleware around; None if neither."""
     from shoal.http.app import App
+    from shoal.http.middleware import within
 
-    return isinstance(app, App)
+    return within(app, App)
 
 
 def server_settings(app: Any) -> Mapping[str, Any]:

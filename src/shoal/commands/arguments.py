@@ -3,14 +3,66 @@
 from __future__ import annotations
 
 import threading
-from argparse import ArgumentTypeError, RawDescriptionHelpFormatter
+from argparse import (
+    ArgumentError,
+    ArgumentParser,
+    ArgumentTypeError,
+    RawDescriptionHelpFormatter,
+)
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
+from shoal.core.option_checks import nearest
 from shoal.serving.naming import TAG_FORM, is_tag
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import Action, Namespace
     from collections.abc import Callable
+
+
+class CommandParser(ArgumentParser):
+    """Takes a command's options before, between and behind its other words, and guesses at typos.
+
+    `ArgumentParser` alone gives all words of a kind to an argument of any number of them as soon as
+    it meets the first, so that in ``create small my:Code --arg 3 retries=1`` the last is unknown.
+    """
+
+    _is_within = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[Namespace, list[str]]:
+        """See `ArgumentParser`."""
+        if self._is_within or self._subparsers is not None:
+            return super().parse_known_args(args, namespace)
+        self._is_within = True  # the method below calls this one
+        try:
+            found, unknown = self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_within = False
+        if unknown:
+            # Said here, by the parser that knows the command's options, rather than by the first.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+        return found, unknown
+
+    @override
+    def _check_value(self, action: Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except ArgumentError as error:
+            hint = _did_you_mean(value, [str(one) for one in action.choices or ()])
+            raise ArgumentError(action, f"{error.message}{hint}") from None
+
+    def _meant(self, unknown: list[str]) -> str:
+        known = [name for action in self._actions for name in action.option_strings]
+        options = [one.partition("=")[0] for one in unknown if one.startswith("--")]
+        return _did_you_mean(options[0], known) if options else ""
+
+
+def _did_you_mean(given: object, known: list[str]) -> str:
+    near = nearest(given, known)
+    return "" if near is None else f"; did you mean {near!r}?"
 
 
 def add_command(
@@ -49,7 +101,7 @@ def add_name_argument(group: Any) -> None:
         type=tag,
         default="default",
         metavar="NAME",
-        help="the server's name, by which others on this machine are told apart (%(default)s)",
+        help="the server's name; several can run on one machine (%(default)s)",
     )
 
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.commands.arguments import add_command, count, describe
 from shoal.commands.connecting import add_server_arguments, ask
 from shoal.commands.listing import backends_listed, config_listed
-from shoal.commands.pairs import config_of, value_of
+from shoal.commands.pairs import config_of
 from shoal.commands.printing import confirm, print_data
 from shoal.planning.arguments import print_out
+from shoal.planning.option_values import value_of
 from shoal.serving.wire_forms import config_shown, written
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "restart",
         _restart,
         says="replace a backend's replicas",
-        description="Replace the replicas one by one, each ready before an old one drains.",
+        description="Replace the replicas: the old ones drain when all new ones are ready.",
         example="  shoal backends restart small\n",
     )
     _add_tag(restart)
@@ -112,6 +113,7 @@ def _add_create(commands: Any) -> None:
             "  shoal backends create small my_models:Classifier placement=process num_replicas=2\n"
             "  shoal backends create large my_models:Classifier autoscaling.max_replicas=8 \\\n"
             "    --arg large.onnx --kwarg threads=4\n"
+            "\nThe module has to be allowed: shoal start --allow-module my_models\n"
         ),
     )
     _add_tag(create)
@@ -126,14 +128,14 @@ def _add_create(commands: Any) -> None:
         action="append",
         default=[],
         metavar="VALUE",
-        help="what the class is instantiated with; repeatable",
+        help="an argument for the class, like large.onnx or 3; repeatable",
     )
     create.add_argument(
         "--kwarg",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="the same by name; repeatable",
+        help="an argument for the class by name, like threads=4; repeatable",
     )
     add_server_arguments(create)
 
@@ -145,7 +147,7 @@ def _add_scale(parser: ArgumentParser) -> None:
 
 
 def _add_tag(parser: ArgumentParser) -> None:
-    parser.add_argument("tag", metavar="TAG", help="the backend")
+    parser.add_argument("tag", metavar="TAG", help="the backend's name")
 
 
 def _add_options(parser: ArgumentParser, number: str) -> None:
@@ -153,8 +155,9 @@ def _add_options(parser: ArgumentParser, number: str) -> None:
         "options",
         nargs=number,
         metavar="KEY=VALUE",
-        help="an option of a backend, like max_batch_size=64 or autoscaling.max_replicas=4; "
-        "none for none",
+        help="an option: placement=process (or task, thread, ray), num_replicas=2, "
+        "max_batch_size=64, batch_wait_timeout_s=0.005, user_config.threshold=0.5, "
+        "autoscaling.max_replicas=4, and all others of shoal.BackendConfig; NAME=none unsets one",
     )
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.commands.applications import (
     APPLICATION,
     application_of,
-    is_shoals,
     need,
     say_flaws,
     server_settings,
+    shoals_in,
 )
 from shoal.commands.arguments import add_json_argument, describe
 from shoal.commands.listing import listed, weights
@@ -55,8 +55,8 @@ def _run(arguments: Namespace) -> int:
     need("shoal.http.app")
     from shoal.http.inspecting import plan_of
 
-    app: Any = application_of(arguments.application)
-    if not is_shoals(app):
+    app = shoals_in(application_of(arguments.application))
+    if app is None:
         raise Mistake(f"{arguments.application} is no shoal.App; there is nothing to check")
     plan = plan_of(app)
     if plan.complaints:

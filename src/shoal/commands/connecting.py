@@ -33,9 +33,11 @@ def add_server_arguments(parser: ArgumentParser) -> None:
     which = server.add_mutually_exclusive_group()
     add_name_argument(which)
     which.add_argument(
-        "--url", metavar="URL", help="where it is instead: http://host:port or unix:/path"
+        "--url",
+        metavar="URL",
+        help="the server's URL in place of its name: http://host:port or unix:/path/of.sock",
     )
-    add_token_argument(server, "holds the operator's token, for a server that asks for one")
+    add_token_argument(server, "a file with the operator's token, for a server that asks for one")
     add_json_argument(parser)
 
 

@@ -7,23 +7,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.arguments import add_command, describe
 from shoal.commands.connecting import add_server_arguments, ask
-from shoal.commands.listing import endpoints_listed, weights
+from shoal.commands.listing import endpoints_listed, shadows_listed, traffic_listed, weights
 from shoal.commands.pairs import weights_of
 from shoal.commands.printing import confirm, print_data
 from shoal.planning.arguments import print_out
 from shoal.planning.mistake import Mistake
+from shoal.serving.naming import DEFAULT_METHODS
 from shoal.serving.wire_forms import written
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Mapping
 
     from shoal.serving.remote_client import RemoteClient
+    from shoal.serving.status import EndpointStatus
 
 _EXAMPLE: Final = """\
   shoal endpoints create classify --route /classify --method POST --backend small
   shoal endpoints list
 """
-_TRAFFIC_EXAMPLE: Final = "  shoal traffic set classify small=0.9 large=0.1\n"
+_TRAFFIC_EXAMPLE: Final = """\
+  shoal traffic show
+  shoal traffic set classify small=0.9 large=0.1
+"""
 _SHADOW_EXAMPLE: Final = """\
   shoal shadow set classify large 0.1 --compare my_models:alike
   shoal shadow set classify large 0
@@ -61,7 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         dest="methods",
         metavar="METHOD",
-        help="an HTTP method that it answers; repeatable (POST)",
+        help=f"an HTTP method that it answers; repeatable ({' and '.join(DEFAULT_METHODS)})",
     )
     add_server_arguments(create)
     delete = add_command(
@@ -81,6 +87,13 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
     says = "Divide an endpoint's requests among backends."
     describe(parser, None, says, _TRAFFIC_EXAMPLE)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_show(
+        commands,
+        _show_traffic,
+        says="show where requests go",
+        description="Show the share of each backend, by endpoint.",
+        example="  shoal traffic show\n  shoal traffic show classify --json\n",
+    )
     change = add_command(
         commands,
         "set",
@@ -101,6 +114,13 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
     says = "Copy a share of an endpoint's requests to a backend, whose answers are dropped."
     describe(parser, None, says, _SHADOW_EXAMPLE)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_show(
+        commands,
+        _show_shadows,
+        says="show what is copied, and how it went",
+        description="Show how many copies were sent, dropped, failed, and compared.",
+        example="  shoal shadow show\n  shoal shadow show classify --json\n",
+    )
     change = add_command(
         commands,
         "set",
@@ -121,7 +141,15 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
 
 
 def _add_endpoint(parser: ArgumentParser) -> None:
-    parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
+    parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint's name")
+
+
+def _add_show(commands: Any, run: Callable[[Namespace], int], **told: str) -> None:
+    show = add_command(commands, "show", run, **told)
+    show.add_argument(
+        "endpoint", metavar="ENDPOINT", nargs="?", help="the endpoint's name (all endpoints)"
+    )
+    add_server_arguments(show)
 
 
 def _list(arguments: Namespace) -> int:
@@ -141,7 +169,7 @@ def _create(arguments: Namespace) -> int:
             name,
             backend=arguments.backend,
             route=arguments.route,
-            methods=arguments.methods or ("POST",),
+            methods=arguments.methods or DEFAULT_METHODS,
         ),
     )
     return confirm(arguments, f"created the endpoint {name}")
@@ -151,6 +179,36 @@ def _delete(arguments: Namespace) -> int:
     name: str = arguments.endpoint
     ask(arguments, lambda client: client.delete_endpoint(name))
     return confirm(arguments, f"deleted the endpoint {name}")
+
+
+def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
+    """Returns the endpoints that are to be shown."""
+    name: str | None = arguments.endpoint
+    endpoints = ask(arguments, lambda client: client.status()).endpoints
+    if name is None:
+        return endpoints
+    if name not in endpoints:
+        there = ", ".join(sorted(endpoints)) or "none"
+        raise Mistake(f"there is no endpoint {name!r}; there are: {there}", 1)
+    return {name: endpoints[name]}
+
+
+def _show_traffic(arguments: Namespace) -> int:
+    endpoints = _shown(arguments)
+    if arguments.json:
+        print_data({name: dict(one.traffic) for name, one in endpoints.items()})
+    else:
+        print_out(traffic_listed(endpoints.values()))
+    return 0
+
+
+def _show_shadows(arguments: Namespace) -> int:
+    endpoints = _shown(arguments)
+    if arguments.json:
+        print_data({name: json.loads(written(one.shadows)) for name, one in endpoints.items()})
+    else:
+        print_out(shadows_listed(endpoints.values()))
+    return 0
 
 
 def _set_traffic(arguments: Namespace) -> int:

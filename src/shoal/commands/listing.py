@@ -96,6 +96,40 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
     return listed(heads, rows)
 
 
+def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
+    """Shows where requests go, a line for each endpoint and backend."""
+    rows = [
+        (one.name, _NONE if one.route is None else one.route, tag, share)
+        for one in endpoints
+        for tag, share in [(tag, _percent(share)) for tag, share in one.traffic.items()]
+        or [("held until traffic is set", _NONE)]
+    ]
+    return listed(("ENDPOINT", "ROUTE", "BACKEND", "SHARE"), rows) if rows else "no endpoints"
+
+
+def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
+    """Shows what is copied, a line for each endpoint and backend."""
+    rows = [
+        (
+            one.name,
+            shadow.backend,
+            _percent(shadow.proportion),
+            str(shadow.sent),
+            str(shadow.dropped),
+            str(shadow.failed),
+            _NONE if shadow.compare is None else shadow.compare,
+            str(shadow.agreed),
+            str(shadow.disagreed),
+        )
+        for one in endpoints
+        for shadow in one.shadows
+    ]
+    if not rows:
+        return "no shadow traffic"
+    heads = ("ENDPOINT", "BACKEND", "SHARE", "SENT", "DROPPED", "FAILED", "COMPARE", "AGREED")
+    return listed((*heads, "DISAGREED"), rows)
+
+
 def config_listed(config: Mapping[str, Any]) -> str:
     """Shows options, a line for each."""
     return "\n".join(f"{name}={value!r}" for name, value in config.items()) or "all defaults"

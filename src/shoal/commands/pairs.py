@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import sys
-import tomllib
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from shoal.planning.mistake import Mistake
+from shoal.planning.option_values import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_OPENING: Final = ("[", "{", '"', "'")
 
 
 def config_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -41,26 +39,6 @@ def config_of(texts: Sequence[str]) -> dict[str, Any]:
             raise Mistake(f"{text}: {key} is given already, as {within[name]!r}")
         within[name] = value_of(value)
     return found
-
-
-def value_of(text: str) -> Any:
-    """Reads a value.
-
-    Raises:
-        Mistake: It begins like TOML, and is none.
-    """
-    text = text.strip()
-    if text == "none":
-        return None
-    try:
-        parsed = tomllib.loads(f"it = {text}")
-    except tomllib.TOMLDecodeError as error:
-        if text.startswith(_OPENING):
-            raise Mistake(f"{text!r} is no TOML value: {error}") from None
-        return text
-    if parsed.keys() != {"it"}:
-        raise Mistake(f"{text!r} is more than one value")
-    return parsed["it"]
 
 
 def weights_of(texts: Sequence[str]) -> dict[str, float]:

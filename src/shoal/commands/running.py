@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+import anyio
 import trio
 
-from shoal.commands.applications import is_shoals
+from shoal.commands.applications import shoals_in
 from shoal.commands.saying import say
 from shoal.commands.signals import Signals
 from shoal.errors import StateRefused
@@ -23,8 +25,10 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
+    from shoal.http.app import App
     from shoal.http.listeners import Listening
     from shoal.http.server_config import Drained, ServerConfig
+    from shoal.serving.app_file_server import EventLoop
 
 # What the process may take over its own ending, beyond what it was asked to wait for.
 _MARGIN_S: Final = 3.0
@@ -38,6 +42,7 @@ class Run:
         app: The application.
         spec: What its user calls it.
         config: Where it is served.
+        event_loop: What runs it.
         log_level: What to log.
         state: Where to keep what is changed; None to keep nothing.
         admin_socket: A UNIX socket for the operator; None for none.
@@ -49,6 +54,7 @@ class Run:
     app: ASGIApp
     spec: str
     config: ServerConfig
+    event_loop: EventLoop = "trio"
     log_level: str = "info"
     state: Path | None = None
     admin_socket: Path | None = None
@@ -57,9 +63,9 @@ class Run:
     started: Callable[[str], object] = lambda _: None
 
     @property
-    def is_shoals(self) -> bool:
-        """Whether the application has a controller."""
-        return is_shoals(self.app)
+    def shoals(self) -> App | None:
+        """The `shoal.App` in the application, which has a controller; None for others."""
+        return shoals_in(self.app)
 
     def to_its_end(self) -> int:
         """Serves until a signal, or the operator, ends it.
@@ -70,7 +76,7 @@ class Run:
         Raises:
             Mistake: It can't be served so, or did not start.
         """
-        if (self.state or self.admin_socket or self.token) and not self.is_shoals:
+        if (self.state or self.admin_socket or self.token) and self.shoals is None:
             raise Mistake(
                 f"{self.spec} is no shoal.App, so there is nothing for --state, --admin-socket and "
                 "--token-file to be for; leave them out"
@@ -78,30 +84,56 @@ class Run:
         logging.basicConfig(
             level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
-        if self.state is not None:
-            app: Any = self.app
+        if self.config.access_log:
+            from shoal.http.access_log import LOGGER
+
+            _write_plainly(LOGGER)
+        app = self.shoals
+        if self.state is not None and app is not None:
             try:
                 app.state = StateFile.open(self.state)
+                app.allowed_modules = self.allowed_modules
             except StateRefused as error:
                 raise Mistake(str(error), 1) from None
-        return trio.run(_serve, self)
+        if self.event_loop == "trio":
+            return trio.run(_serve, self)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(_serve(self))
+
+
+def _write_plainly(name: str) -> None:
+    """Has a logger write its messages to stderr as they are, whatever the level of others."""
+    logger = logging.getLogger(name)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 async def _serve(run: Run) -> int:
     from shoal.http.server import serve
     from shoal.http.server_lifespan import LifespanFailed
+    from shoal.http.wrong_loop import hint_for
 
     signals = Signals(allowed_s=_MARGIN_S)
     signals.listen()
 
-    is_up = trio.Event()
+    is_up = anyio.Event()
 
     async def until_ended() -> None:
         """Waits until the operator has shut the application's controller down."""
         await is_up.wait()
-        if run.is_shoals:
-            app: Any = run.app
-            await app.controller.wait_ended()
+        if run.shoals is not None and run.shoals.controller is not None:
+            await run.shoals.controller.wait_ended()
             signals.ask()
 
     def started(url: str) -> None:
@@ -111,11 +143,11 @@ async def _serve(run: Run) -> int:
         run.started(url)
 
     async def shutdown() -> None:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(until_ended)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(until_ended)
             await signals.shutdown.wait()
-            nursery.cancel_scope.cancel()
-        begin_drain = getattr(run.app, "begin_drain", None)
+            tasks.cancel_scope.cancel()
+        begin_drain = getattr(run.app, "begin_drain", getattr(run.shoals, "begin_drain", None))
         if callable(begin_drain):
             with contained("begin_drain failed"):
                 begin_drain()
@@ -125,6 +157,8 @@ async def _serve(run: Run) -> int:
         drained = await serve(app, run.config, shutdown=shutdown, started=started, doors=doors)
     except LifespanFailed as failure:
         say(failure.details.rstrip())
+        if (hint := hint_for(failure.details)) is not None:
+            say(f"shoal: {hint}")
         raise Mistake(str(failure), 1) from None
     except OSError as error:
         raise Mistake(_cant_listen(run, error), 1) from None
@@ -136,16 +170,18 @@ def _with_doors(run: Run) -> tuple[ASGIApp, Sequence[Listening]]:
     from shoal.http.app_door import AppDoor
     from shoal.http.listeners import Listening, Unix
 
-    app: Any = run.app
+    app, inner = run.app, run.shoals
     doors: list[Listening] = []
+    if inner is None:
+        return app, doors
     if run.admin_socket is not None:
         # Who can open the socket is the user that it belongs to, so no token is asked for.
-        door = AppDoor(app, token=None, allowed_modules=run.allowed_modules)
+        door = AppDoor(inner, token=None, allowed_modules=run.allowed_modules, behind=run.app)
         doors.append(Listening(address=Unix(str(run.admin_socket)), app=door))
     if run.token is not None:
         # Without one there is none, be it at a loopback address: what comes there may have come
         # through a proxy, from anywhere.
-        app = AppDoor(app, token=run.token, allowed_modules=run.allowed_modules)
+        app = AppDoor(inner, token=run.token, allowed_modules=run.allowed_modules, behind=run.app)
     return app, doors
 
 
@@ -161,7 +197,7 @@ def _report(drained: Drained, signum: int | None) -> int:
         say("Shoal was stopped before it had started")
         return 128 + (signum or signal.SIGTERM)
     say(
-        f"Shoal drained in {drained.took_s:.1f} s:"
+        f"Shoal served {drained.served:,} requests, drained in {drained.took_s:.1f} s:"
         f" {drained.finished} finished, {drained.cut} cut off"
     )
     if drained.failure is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.commands.applications import APPLICATION, application_of, need, server_settings
 from shoal.commands.arguments import describe
 from shoal.commands.running import Run
-from shoal.commands.server_options import add_server_options, server_config
+from shoal.commands.server_options import add_server_options, event_loop, server_config
 from shoal.commands.tokens import token_of
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def _run(arguments: Namespace) -> int:
         app=app,
         spec=arguments.application,
         config=server_config(arguments, server_settings(app)),
+        event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
         state=arguments.state,
         admin_socket=arguments.admin_socket,

@@ -5,6 +5,10 @@ loop does not: an application may block it, or a thread that can't be interrupte
 For the same reason a watchdog thread stands by, which ends the process when a drain overruns its
 time. It waits on a `queue.SimpleQueue`, whose `put` is made to be called from wherever a signal
 handler interrupts.
+
+SIGHUP, by which a closed terminal tells its programs, asks for a drain as well. But it never is the
+second signal: who closes a terminal sends it twice, from the shell and from the kernel, and some
+supervisors send it right after SIGTERM. Where it is ignored, as `nohup` has it, it stays so.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-import trio
+import anyio
 
 from shoal.commands.saying import say
+from shoal.replicas.run_soon import into_this_loop
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -37,10 +42,10 @@ class Signals:
     """
 
     def __init__(self, allowed_s: float) -> None:
-        self.shutdown = trio.Event()
+        self.shutdown = anyio.Event()
         self.first: int | None = None
         self.allowed_s = allowed_s
-        self._wake = trio.lowlevel.current_trio_token()
+        _, self._soon = into_this_loop()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def listen(self) -> None:
@@ -50,6 +55,8 @@ class Signals:
         # interpreter waits for threads of the application's own.
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._received)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._received)
 
     def ask(self) -> None:
         """Asks for a drain without a signal; from the event loop."""
@@ -58,12 +65,14 @@ class Signals:
 
     def _received(self, signum: int, _frame: FrameType | None) -> None:
         if self.first is not None:
+            if signum == signal.SIGHUP:
+                return
             os._exit(128 + signum)
         self.first = signum
         self._bell.put(None)
         try:
-            self._wake.run_sync_soon(self.shutdown.set)
-        except trio.RunFinishedError:
+            self._soon(self.shutdown.set)
+        except RuntimeError:  # it has ended
             os._exit(128 + signum)
 
     def _watch(self) -> None:

@@ -19,7 +19,7 @@ from shoal.commands.places import Held, Place
 from shoal.commands.printing import print_data
 from shoal.commands.running import Run
 from shoal.commands.saying import say
-from shoal.commands.server_options import add_server_options, server_config
+from shoal.commands.server_options import add_server_options, event_loop, server_config
 from shoal.commands.tokens import token_of
 from shoal.planning.arguments import print_out
 from shoal.planning.tables import facts
@@ -32,6 +32,7 @@ _EXAMPLE: Final = """\
   shoal backends create small my_models:Classifier placement=process
   shoal endpoints create classify --route /classify --backend small
   shoal status
+  shoal logs --follow
   shoal stop
 """
 
@@ -45,13 +46,16 @@ def add_arguments(parser: ArgumentParser) -> None:
         _EXAMPLE,
     )
     parser.add_argument(
-        "application", metavar=APPLICATION, nargs="?", help="what it serves at first (nothing)"
+        "application",
+        metavar=APPLICATION,
+        nargs="?",
+        help="an application to serve (none: backends and endpoints are then created by commands)",
     )
     add_name_argument(parser)
     parser.add_argument(
         "--detach",
         action="store_true",
-        help="return when it is ready, and leave it running; its log is a file",
+        help="return when it is ready, and leave it running; `shoal logs` shows its log",
     )
     parser.add_argument("--ready-fd", type=int, help=SUPPRESS)
     add_json_argument(parser)
@@ -87,6 +91,7 @@ def _serve(arguments: Namespace, place: Place) -> int:
         app=app,
         spec=spec or place.name,
         config=server_config(arguments, server_settings(app)),
+        event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
         state=arguments.state,
         admin_socket=place.socket,

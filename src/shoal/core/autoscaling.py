@@ -17,10 +17,9 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, Final, Self
 
-from shoal.core.option_checks import seconds, whole
+from shoal.core.option_checks import nearest, seconds, whole
 
 # Rounding errors of the quotients below; they must not cost a replica.
 _TINY: Final = 1e-9
@@ -215,8 +214,8 @@ def _above_zero(name: str, value: Any, what: str) -> float:
 def _refuse_unknown(name: Any, known: list[str]) -> None:
     if name in known:
         return
-    near = get_close_matches(str(name), known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near is not None else f"there are {', '.join(known)}"
     raise TypeError(f"{name!r} is not an option of autoscaling; {hint}")
 
 

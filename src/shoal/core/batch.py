@@ -36,30 +36,35 @@ class Batch(Company):
     Attributes:
         id: A number that no other batch of this batcher has.
         reason: Why the batch was cut.
-        requests: Its requests, in the order of the items that the handler was given.
+        members: Its requests, for the engine alone, which reads them again after the handler ran.
         size: How many requests it has.
         load: What their costs sum up to, and padding with them.
     """
 
-    __slots__ = ("id", "load", "reason", "requests", "size")
+    __slots__ = ("id", "load", "members", "reason", "size")
 
     def __init__(
         self, id_: int, reason: CutReason, requests: list[Request], load: float | None = None
     ) -> None:
         self.id = id_
         self.reason = reason
-        self.requests = requests
+        self.members = requests
         self.size = len(requests)
         self.load: float = self.size if load is None else load
         self.active = self.size
         self.on_left = None
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """Its requests, in the order of the items that the handler was given."""
+        return tuple(self.members)
 
     def admit(self, requests: list[Request]) -> None:
         """Takes in requests that join while the handler runs."""
         for request in requests:
             request.state = State.RUNNING
             request.batch = self
-        self.requests += requests
+        self.members += requests
         self.size += len(requests)
         self.active += len(requests)
 

@@ -110,6 +110,9 @@ class BatcherStatistics:
         latency_model: What is known of the handler's run times.
         batch_size_limit: The most that a batch may hold now; below `max_batch_size` where it is
             chosen against a latency target.
+        scheduling_capacity: How much more would start at once, in requests, or in cost where there
+            is a `batch_size_fn`: the room of idle slots and open batches, less what is in line. 0
+            while it is closing or not open, infinity where the number of batches has no bound.
     """
 
     name: str
@@ -132,6 +135,7 @@ class BatcherStatistics:
     batch_wait_timeout_s: float | None
     latency_model: LatencyModelSnapshot | None
     batch_size_limit: float
+    scheduling_capacity: float
 
 
 class Counters:
@@ -172,6 +176,7 @@ class Counters:
         batches: Sequence[Batch],
         latency_model: LatencyModelSnapshot | None = None,
         batch_size_limit: float | None = None,
+        scheduling_capacity: float = 0,
     ) -> BatcherStatistics:
         """Returns the totals together with what the batcher is doing now.
 
@@ -184,6 +189,7 @@ class Counters:
             batches: The batches in the handler.
             latency_model: What is known of the run times; None before the first opening.
             batch_size_limit: The most that a batch may hold; None for `max_batch_size`.
+            scheduling_capacity: How much more would start at once.
         """
         return BatcherStatistics(
             name=name,
@@ -208,4 +214,5 @@ class Counters:
             batch_size_limit=(
                 options.max_batch_size if batch_size_limit is None else batch_size_limit
             ),
+            scheduling_capacity=scheduling_capacity,
         )

@@ -41,7 +41,7 @@ class Former(Waiting):
         room: How many requests may be in line; above it, calls meet the overload rule. Requests
             that an idle slot takes at once do not count as waiting, so a burst into an idle batcher
             is let in.
-        idle_slots: How many slots are idle.
+        idle_slots: How many slots are idle; infinity where their number has no bound.
         open_room: How much more the batches take that are open.
         closed: Whether nobody is let in any more.
         overdue: Which requests have run out of time.
@@ -50,11 +50,14 @@ class Former(Waiting):
             be looked at.
         is_ungated: Whether a request may be put in line as soon as there is room.
         takes_anyone: Whether one that has nothing but an item may be, by `append` alone.
+        awaits_change: Whether options are to change as soon as no batch gathers, so that each
+            request has to be looked at.
     """
 
     __slots__ = (
         "_gate",
         "_parked",
+        "awaits_change",
         "batches",
         "closed",
         "free_room",
@@ -73,8 +76,8 @@ class Former(Waiting):
         self.parked = 0
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.batches: Mapping[Batch, float] = {}
-        self.closed = False
-        self.idle_slots = 0
+        self.closed = self.awaits_change = False
+        self.idle_slots: float = 0
         self.open_room: float = 0
         self.room: float = 0
         self.free_room: float = 0
@@ -112,6 +115,11 @@ class Former(Waiting):
             self._drop(victim, State.FAILED)
         return Admission(victim=victim, ring=ring)
 
+    @property
+    def scheduling_capacity(self) -> float:
+        """How much more idle slots and open batches would take at once, beyond what is in line."""
+        return 0 if self.closed else max(0, self._takes_at_once() - self.size)
+
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
         """Says why requests can't be let in together; None if that is not certain.
 
@@ -131,7 +139,7 @@ class Former(Waiting):
         self._drop(request, state)
         return (self.parked > 0 and self._let_in()) or self._tells_all
 
-    def reform(self, *, idle_slots: int | None = None, open_room: float = 0) -> bool:
+    def reform(self, *, idle_slots: float | None = None, open_room: float = 0) -> bool:
         """Takes in another number of idle slots, or a place that is free in line.
 
         Args:
@@ -153,12 +161,13 @@ class Former(Waiting):
             self.room = bound
         else:
             self.room = bound + self._takes_at_once()
-        self.free_room = self.room if self.takes_anyone else -math.inf
+        is_free = self.takes_anyone and not self.awaits_change
+        self.free_room = self.room if is_free else -math.inf
         return self.parked > 0 and self._let_in()
 
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]
-    ) -> list[tuple[Request, Exception]]:
+    ) -> list[tuple[Request, BaseException]]:
         """Takes in new options, and files those that wait by them, in order of arrival.
 
         Args:
@@ -166,7 +175,8 @@ class Former(Waiting):
             describe: Says anew what a waiting request counts for, or why it can't be served.
 
         Returns:
-            The requests that can't be served under the new options, and why; they have left.
+            The requests that can't be served under the new options, and why; they have left. That
+            may be whatever a user's function or rule has raised.
         """
         queued = list(self._policy.waiting())
         if not isinstance(self._policy, SizeOrWait):
@@ -174,10 +184,10 @@ class Former(Waiting):
         parked = list(self._parked)
         self._take_in(options)
         self._urgency.forget_times()
-        failed: list[tuple[Request, Exception]] = []
+        failed: list[tuple[Request, BaseException]] = []
         for request in (*queued, *parked):
             self.live -= request.state is QUEUED  # it is counted anew where it stays
-            error = describe(request) or self._refiled(request)
+            error = self._refiled(request, describe)
             if error is not None:
                 failed.append((request, error))
                 self.parked -= request.state is PARKED
@@ -205,11 +215,12 @@ class Former(Waiting):
                     self._gate.came_back(request)
 
     def clear(self) -> Iterator[Request]:
-        """Empties the line and yields all that waited in it, parked ones last."""
+        """Empties the line at its end, and yields all that waited in it, parked ones last."""
         waiting = [*self._policy.waiting(), *self._parked]
         self._parked.clear()
         self.live = self.parked = 0
-        self._take_in(self.options)
+        self._gate = None
+        self._file_by(SizeOrWait(self.options))  # a user's own might raise when it is made again
         return iter(waiting)
 
     def _take_in(self, options: BatchOptions) -> None:
@@ -266,14 +277,17 @@ class Former(Waiting):
                 self._gate.let_in(request, self.live)
         return woken
 
-    def _refiled(self, request: Request) -> Exception | None:
-        """Puts a request in line under new options; returns what a user's rule raised, if so."""
-        if request.state is QUEUED:
-            try:
+    def _refiled(
+        self, request: Request, describe: Callable[[Request], Exception | None]
+    ) -> BaseException | None:
+        """Puts a request in line under new options; returns why it can't be, if so."""
+        try:
+            refusal = describe(request)
+            if refusal is None and request.state is QUEUED:
                 self.arrive(request)
-            except Exception as error:
-                return error
-        return None
+        except BaseException as error:  # or nobody would find those that come after it
+            return error
+        return refusal
 
     def _drop(self, request: Request, state: State) -> None:
         was, request.state = request.state, state
@@ -281,9 +295,11 @@ class Former(Waiting):
             self._gate.went(request, was)
         if was is QUEUED:
             self._remove(request)
-            return
-        self.parked -= 1
-        self._parked.tidy(self.parked)
+        else:
+            self.parked -= 1
+            self._parked.tidy(self.parked)
+        if not self.live and not self.parked:
+            self._tidy()  # the slot that waits may sleep until somebody comes
 
     def _tidy(self) -> None:
         super()._tidy()

@@ -134,7 +134,9 @@ class Gate:
         full_batches = int(ahead // most)
         own_s = self._model.run_s(min(most, ahead - full_batches * most + request.cost))
         assert own_s is not None
-        free = _free_times(batches, now, self._options.max_concurrent_batches, self._model)
+        # Of more slots than that, nobody ahead needs the others.
+        slots = int(min(self._options.slots, len(batches) + full_batches + 1))
+        free = _free_times(batches, now, slots, self._model)
         slot = full_batches % len(free)
         end = free[slot] + full_batches // len(free) * full_s + own_s
         if end <= due:

@@ -19,7 +19,7 @@ class OptionKeywords(TypedDict, total=False):
     max_batch_size: int
     batch_wait_timeout_s: float | None
     idle_timeout_s: float | None
-    max_concurrent_batches: int
+    max_concurrent_batches: int | None
     max_queued_requests: int | None
     overload: Overload
     batch_size_fn: Callable[[Any], float] | None

@@ -5,13 +5,14 @@ under the record that was in force when it was cut. The names are Ray Serve's wh
 TensorFlow's and Triton's.
 """
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, get_args
 
 from shoal.core.latency_target import LatencyTarget
 from shoal.core.mixes import refused_mix
-from shoal.core.option_checks import ascending, function, one_of, seconds, whole, yes_or_no
+from shoal.core.option_checks import ascending, function, nearest, one_of, seconds, whole, yes_or_no
 from shoal.core.option_keywords import Order, Overload, Padding, PriorityMixing
 from shoal.core.policies.base import BatchPolicy
 from shoal.core.queue_policy import QueuePolicy
@@ -29,7 +30,8 @@ class BatchOptions:
             until the batch is full, flushed or drained.
         idle_timeout_s: The wait also ends when no request came for so many seconds. Beside it, a
             `batch_wait_timeout_s` of 0 means that the wait has no other end. None for no such end.
-        max_concurrent_batches: How many batches may be in the handler at once, at least 1.
+        max_concurrent_batches: How many batches may be in the handler at once, at least 1; None for
+            any number.
         max_queued_requests: The most requests that may wait for a slot; None for no bound. 0 admits
             only what can start now.
         overload: What a call meets when the line is full: ``"reject"`` raises `Overloaded` at once,
@@ -47,7 +49,8 @@ class BatchOptions:
         pad: Makes a list of items up to a size: ``pad(items, n)`` returns `items` and as many more
             as it takes. By default the last item is repeated. The results of padding are dropped.
         preferred_batch_sizes: Sizes that are worth sending at once, ascending. A smaller batch
-            waits, a larger one than the last does not form.
+            waits; a larger one than the last forms only of requests whose wait is over, up to
+            `max_batch_size`.
         priority_levels: How many levels of priority there are; 1 is the highest.
         default_priority: The level of a call that names none; the middle one by default.
         priority_aging_s: How many seconds of waiting make up for one level, so that no level
@@ -82,7 +85,7 @@ class BatchOptions:
     max_batch_size: int = 10
     batch_wait_timeout_s: float | None = 0.0
     idle_timeout_s: float | None = None
-    max_concurrent_batches: int = 1
+    max_concurrent_batches: int | None = 1
     max_queued_requests: int | None = None
     overload: Overload = "reject"
     batch_size_fn: Callable[[Any], float] | None = None
@@ -185,6 +188,11 @@ class BatchOptions:
         return level
 
     @property
+    def slots(self) -> float:
+        """`max_concurrent_batches` as a number: infinity for None."""
+        return math.inf if self.max_concurrent_batches is None else self.max_concurrent_batches
+
+    @property
     def usual_priority(self) -> int:
         """The level of a call that names none."""
         return self.default_priority or (self.priority_levels + 1) // 2
@@ -228,8 +236,10 @@ class BatchOptions:
 
     def oddity(self) -> str | None:
         """Says what is allowed about these options, and hardly meant; None for nothing."""
+        if not self.max_queued_requests or self.max_concurrent_batches is None:
+            return None  # without a bound on batches the handler is never too busy for one
         wanted = self.max_batch_size * self.max_concurrent_batches
-        if not self.max_queued_requests or self.max_queued_requests >= wanted:
+        if self.max_queued_requests >= wanted:
             return None
         return (
             f"max_queued_requests={self.max_queued_requests} is below max_batch_size * "
@@ -254,7 +264,9 @@ _SECONDS = (
     "request_timeout_s",
     "graceful_shutdown_timeout_s",
 )
-_MAY_BE_NONE = {*_SECONDS, "max_queued_requests"} - {"graceful_shutdown_timeout_s"}
+_MAY_BE_NONE = {*_SECONDS, "max_queued_requests", "max_concurrent_batches"} - {
+    "graceful_shutdown_timeout_s"
+}
 _CHOICES = {
     "overload": Overload,
     "padding": Padding,
@@ -275,4 +287,11 @@ def _refuse_unknown(cls: type[BatchOptions], given: Mapping[str, Any]) -> None:
     names = [field.name for field in fields(cls)]
     for name in given:
         if name not in names:
-            raise TypeError(f"{name!r} is not an option of a batcher; there are {', '.join(names)}")
+            raise TypeError(no_option(name, names))
+
+
+def no_option(name: str, names: Sequence[str]) -> str:
+    """Says that there is no such option, and which is likely to be meant."""
+    near = nearest(name, names)
+    hint = f"there are {', '.join(names)}" if near is None else f"did you mean {near!r}?"
+    return f"{name!r} is not an option of a batcher; {hint}"

@@ -41,7 +41,9 @@ class Parked:
 
     def tidy(self, live: int) -> None:
         """Drops leftovers if they are many, beside `live` requests that wait."""
-        if len(self) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
+        if not live:
+            self._requests.clear()
+        elif len(self) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
             self._requests = deque(self)
 
     def clear(self) -> None:

@@ -92,6 +92,12 @@ class Restarts:
         self._started_at = now
         self._start_failures = 0
 
+    def forget(self) -> None:
+        """Forgets all failures: they were those of other code, or of another config."""
+        self.next_at = -math.inf
+        self._failures = 0
+        self._start_failures = 0
+
     def lived_well(self, now: float) -> None:
         """Notes that a replica has been ready for long enough: the next failure is a first one.
 

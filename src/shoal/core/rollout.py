@@ -10,6 +10,8 @@ What holds after each decision is carried out:
   recycling takes no capacity away, and one whose new replicas never become ready goes no further.
 * At most ``wanted + surge`` replicas are there beside those that drain or stop: a replacement goes
   ``surge`` at a time, and scaling up starts all that are missing at once.
+* While the ready ones are kept, for a change that may yet fail, none of them is drained, and all
+  that are missing of the version are started beside them, ``surge`` at a time.
 * One that is not ready is drained as soon as it is of an older version, for nobody will need it.
 
 Replicas that drain or stop count for nothing: they take no work any more, and how long they take to
@@ -62,7 +64,14 @@ class Decision(Generic[Id]):
     drain: tuple[Id, ...]
 
 
-def decide(replicas: Sequence[Seen[Id]], wanted: int, version: int, surge: int = 1) -> Decision[Id]:
+def decide(
+    replicas: Sequence[Seen[Id]],
+    wanted: int,
+    version: int,
+    surge: int = 1,
+    *,
+    keeps_ready: bool = False,
+) -> Decision[Id]:
     """Decides what to do.
 
     To scale down, those of older versions go first, then those that are not ready, the youngest
@@ -73,6 +82,7 @@ def decide(replicas: Sequence[Seen[Id]], wanted: int, version: int, surge: int =
         wanted: How many there should be; 0 drains all.
         version: The version that they should be of.
         surge: How many more there may be while they are replaced, at least 1.
+        keeps_ready: Whether no ready one is to be drained.
 
     Returns:
         What to start and what to drain; nothing of either where all is as it should be.
@@ -84,14 +94,15 @@ def decide(replicas: Sequence[Seen[Id]], wanted: int, version: int, surge: int =
         key=lambda seen: (seen.version == version, seen.ongoing),
     )
     unready = [seen for seen in replicas if seen.state in _NOT_YET_READY]
-    ready_to_drain = ready[: max(0, len(ready) - wanted)]
+    ready_to_drain = [] if keeps_ready else ready[: max(0, len(ready) - wanted)]
     staying = ready[len(ready_to_drain) :]
     of_version = sum(seen.version == version for seen in staying)
 
     useless = [seen for seen in unready if seen.version != version]
     starting = [seen for seen in unready if seen.version == version]
     # Those that stay of an older version go one by one as these become ready.
-    room = max(0, min(wanted - of_version, wanted + surge - len(staying)))
+    beside = max(surge if keeps_ready else 0, wanted + surge - len(staying))
+    room = max(0, min(wanted - of_version, beside))
     too_many = starting[room:]
     return Decision(
         start=max(0, room - len(starting)),

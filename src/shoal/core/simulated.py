@@ -168,9 +168,12 @@ class Simulation:
 
     @property
     def busy_share(self) -> float:
-        """For which part of the time a slot was busy, on average over all slots; 0 to 1."""
+        """For which part of the time a slot was busy, on average over all slots; 0 to 1.
+
+        It is 0 where there is no bound on how many there are.
+        """
         run_s = sum(batch.run_s for batch in self.batches)
-        available_s = self.duration_s * self.options.max_concurrent_batches
+        available_s = self.duration_s * self.options.slots
         return run_s / available_s if available_s else 0.0
 
     def __repr__(self) -> str:

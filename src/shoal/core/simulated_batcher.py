@@ -216,7 +216,7 @@ class SimulatedBatcher:
         """Ends a batch, with results unless the handler is out of time or everybody has left."""
         run_s = now - self._since.pop(batch)
         latency_s = self.latency_s
-        for request in batch.requests:
+        for request in batch.members:
             if request.state is not RUNNING:
                 continue
             request.state = FINISHED
@@ -251,7 +251,7 @@ class SimulatedBatcher:
         self.outcomes[request.cell] = Outcome.EXPIRED
 
     def _tell_idle(self, now: float) -> None:
-        self._idle = self._options.max_concurrent_batches - len(self._since)
+        self._idle = self._options.slots - len(self._since)
         if self._former.reform(idle_slots=self._idle):
             self._ring(now)
 

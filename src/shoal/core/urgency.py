@@ -35,12 +35,22 @@ class Urgency:
         draining: Whether nobody waits for company any more.
         unseen: Requests that are due at some time and have not been noted. While every slot is busy
             it does not matter when they must leave, and most will have left before it does.
+        handed_out_flushed: Whether a flush covered any of those who were handed out last.
     """
 
-    __slots__ = ("_covered", "_handed_out", "_has_times", "_leave_by", "draining", "unseen")
+    __slots__ = (
+        "_covered",
+        "_handed_out",
+        "_has_times",
+        "_leave_by",
+        "draining",
+        "handed_out_flushed",
+        "unseen",
+    )
 
     def __init__(self) -> None:
         self.draining = False
+        self.handed_out_flushed = False
         # Those in line that a flush covers, and those of them that the last `take` handed out.
         self._covered: set[Request] = set()
         self._handed_out: set[Request] = set()
@@ -128,11 +138,7 @@ class Urgency:
             self._covered -= self._handed_out
         elif self._handed_out:
             self._handed_out = set()
-
-    @property
-    def handed_out_flushed(self) -> bool:
-        """Whether a flush covered any of those who were handed out last."""
-        return bool(self._handed_out)
+        self.handed_out_flushed = bool(self._handed_out)
 
     def put_back(self) -> None:
         """Notes that the last requests that were handed out are in line again."""

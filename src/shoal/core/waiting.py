@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shoal.core.options import BatchOptions
+    from shoal.core.policies.base import BatchPolicy
     from shoal.core.request import CallOptions, Request
 
 QUEUED = State.QUEUED
@@ -108,6 +109,14 @@ class Waiting:
         return self._tells_all or before < self.wake_at <= self.live
 
     @property
+    def is_gathering(self) -> bool:
+        """Whether a batch gathers: a free slot has looked at the line, and waits with who is there.
+
+        While every slot is busy none does, since batches are made for slots that are free.
+        """
+        return self.live > 0 and self._asleep_until != -math.inf
+
+    @property
     def took_flushed(self) -> bool:
         """Whether a flush covered any of those who were handed out last."""
         return self._urgency.handed_out_flushed
@@ -165,7 +174,10 @@ class Waiting:
 
     def take_within(self, room: float) -> list[Request]:
         """Hands out those that may join a batch which is open, in order, up to some room in it."""
-        return self._handed_out(self._policy.take_within(room))
+        taken = self._handed_out(self._policy.take_within(room))
+        if not self.live:
+            self._tidy()  # nobody asks `decide` where batches are open
+        return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
@@ -204,15 +216,18 @@ class Waiting:
         adaptive = None
         if options.adaptive is not None:
             adaptive = AdaptiveRule(
-                options.adaptive, self.model, options.max_batch_size, options.max_concurrent_batches
+                options.adaptive, self.model, options.max_batch_size, options.slots
             )
-        self._policy = policy_of(options, self.model, adaptive)
+        self._file_by(policy_of(options, self.model, adaptive))
         self.adaptive = adaptive
         self.options = options
         # Where no request waits for company, none has to leave early.
         self._may_wait = may_wait(options)
+
+    def _file_by(self, policy: BatchPolicy) -> None:
+        self._policy = policy
         self.append: Callable[[Request], object] = (
-            self._policy.queue.append if isinstance(self._policy, SizeOrWait) else self._policy.add
+            policy.queue.append if isinstance(policy, SizeOrWait) else policy.add
         )
         if self._tells_all:
             self.tell_all()

@@ -5,7 +5,7 @@
 ``GET POST backends``                         lists them, creates one
 ``GET PATCH DELETE backends/{tag}``           its config; changes that; deletes it (``?force=1``)
 ``POST backends/{tag}/scale``                 ``{"num_replicas": 2}``
-``POST backends/{tag}/restart``               replaces the replicas one by one
+``POST backends/{tag}/restart``               replaces the replicas
 ``GET POST endpoints``                        lists them, creates one
 ``GET DELETE endpoints/{name}``               shows it, deletes it
 ``PUT endpoints/{name}/traffic``              ``{"a": 0.9, "b": 0.1}``
@@ -17,7 +17,7 @@
 
 A request passes in this order: who it is (`admin_guard`), what it asks for, its body, what it may
 have imported (`admin_imports`), and then the client's own checks. A verb whose client leaves is
-cancelled, as it is where a task that waits for it is cancelled; but a shutdown goes on.
+cancelled, as it is where a task that waits for it is cancelled; but what drains goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.http.admin_bodies import read_object
+from shoal.http.admin_bodies import MAX_BODY_BYTES, read_object
 from shoal.http.admin_guard import Guard
 from shoal.http.admin_imports import ImportRule
 from shoal.http.admin_problems import admin_problem
@@ -35,6 +35,7 @@ from shoal.http.asgi import JSON, ClientLeft, split_path
 from shoal.http.disconnect import run_unless_client_leaves
 from shoal.http.payload import encoded
 from shoal.http.problem import Refused, method_not_allowed, not_found
+from shoal.http.settings import HttpSettings
 from shoal.serving.wire_errors import RAISED
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class AdminRoute:
         path: The path below `API`; a step in braces stands for any.
         run: Does it.
         stream: Does it where the client accepts streams; sends the answer itself.
-        takes_body: Whether the request has a body.
+        max_body_bytes: How large the body may be; 0 where there is none.
         goes_on: Whether it goes on when its client leaves.
     """
 
@@ -68,7 +69,7 @@ class AdminRoute:
     path: str
     run: Callable[[Asked], Awaitable[Any]]
     stream: Callable[[Asked], Awaitable[None]] | None = None
-    takes_body: bool = False
+    max_body_bytes: int = 0
     goes_on: bool = False
 
     @property
@@ -81,7 +82,7 @@ class AdminApi:
     """Answers the requests to the admin API.
 
     Who makes it decides where it may be mounted: without a token, only where whoever can reach it
-    is the operator, which is on a loopback address or a UNIX socket.
+    is the operator, which is on a UNIX socket of the operator's.
 
     Args:
         client: What it drives.
@@ -89,7 +90,8 @@ class AdminApi:
         allowed_modules: The modules that import paths may lead to, with all below them; ``["*"]``
             for all, None for none.
         hosts: Names, besides those of the loopback, by which an open door may be asked for.
-        heartbeat_s: How long a stream may be silent, in seconds.
+        settings: How requests are read and answered; None for the defaults. A call may be as large
+            here as it may at a route.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -103,11 +105,13 @@ class AdminApi:
         token: str | None,
         allowed_modules: Sequence[str] | None,
         hosts: Iterable[str] = (),
-        heartbeat_s: float = 15.0,
+        settings: HttpSettings | None = None,
     ) -> None:
         self._guard = Guard(token, hosts)
-        verbs = Verbs(client, ImportRule(allowed_modules), heartbeat_s)
-        self._routes = tuple(_routes_of(verbs))
+        settings = settings or HttpSettings()
+        verbs = Verbs(client, ImportRule(allowed_modules), settings.heartbeat_s)
+        # What stands around the item comes on top.
+        self._routes = tuple(_routes_of(verbs, settings.max_body_bytes + MAX_BODY_BYTES))
 
     def routes(self) -> Sequence[AdminRoute]:
         """Returns all that it answers."""
@@ -124,7 +128,8 @@ class AdminApi:
         self._guard.check(exchange.scope, changes=method not in _SAFE)
         route, names = self._find(exchange, method)
         try:
-            body = await read_object(exchange) if route.takes_body else {}
+            limit = route.max_body_bytes
+            body = await read_object(exchange, limit) if limit else {}
             await _run(route, Asked(exchange, names, body))
         except (Refused, ClientLeft):
             raise
@@ -150,25 +155,36 @@ class AdminApi:
         raise Refused(method_not_allowed(allowed) if allowed else not_found())
 
 
-def _routes_of(verbs: Verbs) -> Iterable[AdminRoute]:
+def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
     yield AdminRoute("GET", "status", verbs.status)
     yield AdminRoute("GET", "backends", verbs.list_backends)
-    yield AdminRoute("POST", "backends", verbs.create_backend, takes_body=True)
+    yield AdminRoute("POST", "backends", verbs.create_backend, max_body_bytes=MAX_BODY_BYTES)
     yield AdminRoute("GET", "backends/{tag}", verbs.show_backend)
-    yield AdminRoute("PATCH", "backends/{tag}", verbs.update_backend, takes_body=True)
+    yield AdminRoute("PATCH", "backends/{tag}", verbs.update_backend, max_body_bytes=MAX_BODY_BYTES)
     yield AdminRoute("DELETE", "backends/{tag}", verbs.delete_backend)
-    yield AdminRoute("POST", "backends/{tag}/scale", verbs.scale_backend, takes_body=True)
+    yield AdminRoute(
+        "POST", "backends/{tag}/scale", verbs.scale_backend, max_body_bytes=MAX_BODY_BYTES
+    )
     yield AdminRoute("POST", "backends/{tag}/restart", verbs.restart_backend)
     yield AdminRoute("GET", "endpoints", verbs.list_endpoints)
-    yield AdminRoute("POST", "endpoints", verbs.create_endpoint, takes_body=True)
+    yield AdminRoute("POST", "endpoints", verbs.create_endpoint, max_body_bytes=MAX_BODY_BYTES)
     yield AdminRoute("GET", "endpoints/{name}", verbs.show_endpoint)
     yield AdminRoute("DELETE", "endpoints/{name}", verbs.delete_endpoint)
-    yield AdminRoute("PUT", "endpoints/{name}/traffic", verbs.set_traffic, takes_body=True)
     yield AdminRoute(
-        "PUT", "endpoints/{name}/shadows/{backend}", verbs.shadow_traffic, takes_body=True
+        "PUT", "endpoints/{name}/traffic", verbs.set_traffic, max_body_bytes=MAX_BODY_BYTES
     )
     yield AdminRoute(
-        "POST", "endpoints/{name}/call", verbs.call, stream=verbs.stream, takes_body=True
+        "PUT",
+        "endpoints/{name}/shadows/{backend}",
+        verbs.shadow_traffic,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    yield AdminRoute(
+        "POST",
+        "endpoints/{name}/call",
+        verbs.call,
+        stream=verbs.stream,
+        max_body_bytes=max_call_bytes,
     )
     yield AdminRoute("POST", "shutdown", verbs.shutdown, goes_on=True)
 

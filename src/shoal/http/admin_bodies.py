@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from shoal.http.asgi import Exchange
 
 MAX_BODY_BYTES: Final = 2**20
+"""How large a body may be of which nothing goes to user code."""
 
 
-async def read_object(exchange: Exchange) -> dict[str, Any]:
+async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """Reads a body that is a JSON object.
+
+    Args:
+        exchange: The request.
+        max_bytes: How large the body may be.
 
     Raises:
         Refused: It is not JSON, is no object, or is too large.
@@ -37,9 +42,8 @@ async def read_object(exchange: Exchange) -> dict[str, Any]:
                 "The admin API takes JSON; send Content-Type: application/json.",
             )
         )
-    body = await read_body(
-        exchange.receive, exchange.headers.get(b"content-length"), MAX_BODY_BYTES
-    )
+    declared = exchange.headers.get(b"content-length")
+    body = await read_body(exchange.receive, declared, max_bytes)
     try:
         value: Any = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -1,10 +1,12 @@
 """Who may use the admin API: decided from a request's headers, before its body is read.
 
 A door with a token is for who knows the token. A door without one is for who can reach it, which is
-right only on a loopback address or a UNIX socket; and there a browser can be led to it, by a page
-of somebody else's. Such a page can't set the token's header. On an open door it is known by the
-name that it had to ask for (DNS rebinding makes that name lead here, but can't make it ours), and
-on every door by its ``Origin``.
+right only on a UNIX socket that one user can open: what comes to a port may have come through a
+relay, and a relay need not say so. A relay of that user's own is known by what most of them add.
+
+A browser can be led to a door by a page of somebody else's. Such a page can't set the token's
+header. On an open door it is known by the name that it had to ask for (DNS rebinding makes that
+name lead here, but can't make it ours), and on every door by its ``Origin``.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ A name of a module that came over a socket is the right to run what is in it. So
 at the start which modules these are; by default there are none. What else would run code of the
 sender's choice goes by the same rule: another interpreter, the environment of a process, Ray's
 runtime environments.
+
+Two things are checked of each name, by `ImportRule` for all alike: that its module is allowed, and,
+when it is loaded, that what it leads to is that module's own (`OwnPath`). The same holds for names
+that a state file gives back, unless the program that restores them declares them itself.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.errors import NotAllowed
-from shoal.replicas.definition import split_import_path
+from shoal.replicas.definition import OwnPath, split_import_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -47,8 +51,8 @@ class ImportRule:
         self.allows_all = ANY in names
         self._names = names
 
-    def check(self, path: str) -> None:
-        """Checks an import path.
+    def checked(self, path: str) -> str:
+        """Checks an import path, and returns it as what is to be loaded in its place.
 
         Raises:
             ValueError: It is none.
@@ -56,7 +60,7 @@ class ImportRule:
         """
         module, name = split_import_path(path)
         if self.allows_all:
-            return
+            return path
         if not any(f"{module}.".startswith(f"{allowed}.") for allowed in self._names):
             these = f"only {', '.join(self._names)} and below" if self._names else "none so far"
             raise NotAllowed(
@@ -68,25 +72,34 @@ class ImportRule:
         if "." in name:
             # Through an attribute of a module one gets to whatever that module has imported.
             raise NotAllowed(f"{path!r}: here a name has no dots; give it a name in its module")
+        return OwnPath(path)
 
-    def check_config(self, config: Mapping[str, Any]) -> None:
+    def checked_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Checks all import paths in a backend's config, and what else chooses the code that runs.
+
+        Returns:
+            The config with the paths as `checked` returns them.
 
         Raises:
             NotAllowed: It has something that was not allowed.
         """
         if self.allows_all:
-            return
-        for name, value in config.items():
-            if name == "user_config":
-                continue  # that is the code's own business
-            if name in _POWERS and value:
-                raise _too_mighty(name)
-            if name in _RAY_OPTIONS and isinstance(value, Mapping) and _RAY_POWER in value:
-                raise _too_mighty(f"{name}[{_RAY_POWER!r}]")
-            for text in _texts(value):
-                if _is_import_path(text):
-                    self.check(text)
+            return dict(config)
+        return {name: self._checked_option(name, value) for name, value in config.items()}
+
+    def _checked_option(self, name: str, value: Any) -> Any:
+        if name == "user_config":
+            return value  # that is the code's own business
+        if name in _POWERS and value:
+            raise _too_mighty(name)
+        if name in _RAY_OPTIONS and isinstance(value, Mapping) and _RAY_POWER in value:
+            raise _too_mighty(f"{name}[{_RAY_POWER!r}]")
+        if isinstance(value, str):
+            return self.checked(value) if _is_import_path(value) else value
+        for text in _texts(value):  # no option has one deeper down; if one ever has, it is checked
+            if _is_import_path(text):
+                self.checked(text)
+        return value  # pyright: ignore[reportUnknownVariableType] (the option's own to check)
 
 
 def _too_mighty(name: str) -> NotAllowed:

@@ -9,7 +9,7 @@ from shoal.errors import NoSuchName
 from shoal.http.admin_bodies import members
 from shoal.http.admin_problems import admin_problem
 from shoal.http.streaming import answer_with_stream
-from shoal.replicas.definition import Definition
+from shoal.serving.naming import DEFAULT_METHODS
 from shoal.serving.wire_forms import config_shown, without_hidden
 
 if TYPE_CHECKING:
@@ -65,19 +65,12 @@ class Verbs:
     async def create_backend(self, asked: Asked) -> Any:
         """``POST backends``."""
         body = members(asked.body, ("tag", "definition"), ("init_args", "init_kwargs", "config"))
-        definition = body["definition"]
-        self._check_path("definition", definition)
+        definition = self._checked_path("definition", body["definition"])
         config = self._checked_config(body.get("config"))
         init_args, init_kwargs = _arguments(body, "init_args", "init_kwargs")
-        if isinstance(definition, str) and not self._imports.allows_all:
-            code = Definition(
-                definition, tuple(init_args), tuple(init_kwargs.items()), must_be_own=True
-            )
-            await self._client.create_backend(body["tag"], code, config=config)
-        else:
-            await self._client.create_backend(
-                body["tag"], definition, *init_args, config=config, init_kwargs=init_kwargs
-            )
+        await self._client.create_backend(
+            body["tag"], definition, *init_args, config=config, init_kwargs=init_kwargs
+        )
         return {}
 
     async def show_backend(self, asked: Asked) -> Any:
@@ -120,7 +113,7 @@ class Verbs:
             body["name"],
             backend=body["backend"],
             route=body.get("route"),
-            methods=body.get("methods", ("GET",)),
+            methods=body.get("methods", DEFAULT_METHODS),
         )
         return {}
 
@@ -147,7 +140,7 @@ class Verbs:
         body = members(asked.body, ("proportion",), ("compare",))
         compare = body.get("compare")
         if compare is not None:
-            self._check_path("compare", compare)
+            compare = self._checked_path("compare", compare)
         names = asked.names
         await self._client.shadow_traffic(
             names["name"], names["backend"], body["proportion"], compare=compare
@@ -186,15 +179,15 @@ class Verbs:
 
     def _checked_config(self, config: Any) -> Any:
         if isinstance(config, Mapping):
-            self._imports.check_config(cast("Mapping[str, Any]", config))
+            return self._imports.checked_config(cast("Mapping[str, Any]", config))
         return config  # pyright: ignore[reportUnknownVariableType] (the client's to check)
 
-    def _check_path(self, what: str, path: Any) -> None:
+    def _checked_path(self, what: str, path: Any) -> str:
         if not isinstance(path, str):
             raise TypeError(
                 f"{what} must be an import path such as 'package.module:Name', not {path!r}"
             )
-        self._imports.check(path)
+        return self._imports.checked(path)
 
 
 def _arguments(

@@ -12,21 +12,25 @@ from __future__ import annotations
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
+from shoal.batching.decorator import open_batchers
+from shoal.http.admin_imports import ImportRule
 from shoal.http.asgi import split_path
 from shoal.http.declarations import Declarations
 from shoal.http.declaring_app import DeclaringApp
 from shoal.http.dispatch import Dispatcher
 from shoal.http.endpoint_table import EndpointTable
 from shoal.http.lifespan import run_lifespan
+from shoal.http.middleware import check_middleware, with_middleware
 from shoal.http.pages import Pages
 from shoal.http.routing import NotOpenRoute, Routes
 from shoal.http.settings import HttpSettings
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.middleware import Middleware
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.health import Phase
     from shoal.http.routing import Route
@@ -51,6 +55,8 @@ class App(DeclaringApp):
 
     Args:
         max_body_bytes: The largest body that a request may have, in bytes.
+        max_json_elements: How many values, keys and containers a body may have that is JSON; each
+            takes some 100 bytes while it is parsed.
         send_timeout_s: How long a client may take to accept one message of an answer, in seconds.
         answer_timeout_s: How long a call with one result may take whose endpoint has no
             ``request_timeout_s``, in seconds; None for no limit. A server does not always hear of
@@ -60,6 +66,12 @@ class App(DeclaringApp):
         overload_status: The status of an answer to a call that met a full line, 503 or 429.
         retry_after_s: After how many seconds such a client is asked to come again.
         debug: Whether an answer to an internal error shows the traceback.
+        middleware: What stands before the endpoints and what is mounted: Starlette's `Middleware`,
+            or functions of an ASGI application that give another, the first outermost. The
+            application's own routes, under ``/-/``, are not behind it.
+
+    Attributes:
+        settings: All of these, as one record.
 
     Raises:
         TypeError: A setting has the wrong type.
@@ -70,15 +82,18 @@ class App(DeclaringApp):
         self,
         *,
         max_body_bytes: int = 16 * 2**20,
+        max_json_elements: int = 2**18,
         send_timeout_s: float = 10.0,
         answer_timeout_s: float | None = 60.0,
         heartbeat_s: float = 15.0,
         overload_status: OverloadStatus = 503,
         retry_after_s: int = 1,
         debug: bool = False,
+        middleware: Sequence[Middleware | Callable[[ASGIApp], ASGIApp]] = (),
     ) -> None:
-        self._settings = HttpSettings(
+        self.settings = HttpSettings(
             max_body_bytes=max_body_bytes,
+            max_json_elements=max_json_elements,
             send_timeout_s=send_timeout_s,
             answer_timeout_s=answer_timeout_s,
             heartbeat_s=heartbeat_s,
@@ -88,13 +103,16 @@ class App(DeclaringApp):
         )
         self.controller: Controller | None = None
         self.state: StateFile | None = None
+        self.allowed_modules: Sequence[str] | None = None
         self._phase: Phase = "not open"
         self._declared = Declarations()
-        self._dispatcher = Dispatcher(self._settings)
+        self._dispatcher = Dispatcher(self.settings)
         self._table: EndpointTable | None = None
-        self._not_open = NotOpenRoute(self._settings)
+        self._not_open = NotOpenRoute(self.settings)
         self._routes = Routes()
-        Pages(self._routes, self._declared, self._dispatcher, self._settings, self._now)
+        check_middleware("middleware", middleware)
+        self._entered = with_middleware(middleware, self._respond)
+        Pages(self._routes, self._declared, self._dispatcher, self.settings, self._now)
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncGenerator[None]:
@@ -113,12 +131,21 @@ class App(DeclaringApp):
             raise RuntimeError("the application is open already")
         self._phase = "opening"
         try:
-            async with Controller(self.state) as controller, self.answering(controller):
+            async with (
+                open_batchers(),
+                self._controller() as controller,
+                self.answering(controller),
+            ):
                 yield
                 # Before the batched functions are taken back: who is in line may call them.
                 await controller.shutdown()
         finally:
             self._phase = "closed"
+
+    def _controller(self) -> Controller:
+        if self.state is None or self.allowed_modules is None:
+            return Controller(self.state)
+        return Controller(self.state, ImportRule(self.allowed_modules), self._declared.as_program())
 
     @asynccontextmanager
     async def answering(self, controller: Controller) -> AsyncGenerator[None]:
@@ -130,7 +157,7 @@ class App(DeclaringApp):
         with ExitStack() as lending:
             await self._declared.apply(controller, lending)
             self.controller = controller
-            self._table = EndpointTable(controller, self._settings)
+            self._table = EndpointTable(controller, self.settings)
             self._phase = "open"
             try:
                 yield
@@ -152,7 +179,13 @@ class App(DeclaringApp):
         kind = scope["type"]
         if kind == "lifespan":
             await run_lifespan(self.lifespan, receive, send)
-            return
+        elif kind == "http" and self._routes.at(split_path(scope)[1]) is not None:
+            await self._respond(scope, receive, send)
+        else:
+            await self._entered(scope, receive, send)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        kind = scope["type"]
         root, path = split_path(scope)
         routes = self._at(path) if kind == "http" else None
         if routes is None and (mounted := self._routes.mounted_at(path)) is not None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from shoal.http.settings import HttpSettings
+
 JSON: Final = b"application/json"
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
@@ -51,13 +53,25 @@ class Exchange:
         headers: Those of the request's headers that this package looks at.
         request_id: The client's ``X-Request-ID`` where it is a sane one, else one of ours.
         status: The status of the answer; 0 until it has begun.
+        wants_no_body: Whether only the headers of an answer are asked for.
         send_timeout_s: How long the client may take to accept one message, in seconds.
+        max_json_elements: How many elements its body may have, if it is JSON.
     """
 
-    __slots__ = ("_send", "headers", "receive", "request_id", "scope", "send_timeout_s", "status")
+    __slots__ = (
+        "_send",
+        "headers",
+        "max_json_elements",
+        "receive",
+        "request_id",
+        "scope",
+        "send_timeout_s",
+        "status",
+        "wants_no_body",
+    )
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, *, send_timeout_s: float, fallback_id: str
+        self, scope: Scope, receive: Receive, send: Send, settings: HttpSettings, fallback_id: str
     ) -> None:
         self.scope = scope
         self.receive = receive
@@ -69,8 +83,10 @@ class Exchange:
             given.decode("ascii") if given and _REQUEST_ID.fullmatch(given) else fallback_id
         )
         self.status = 0
+        self.wants_no_body = scope["method"] == "HEAD"
         self._send = send
-        self.send_timeout_s = send_timeout_s
+        self.send_timeout_s = settings.send_timeout_s
+        self.max_json_elements = settings.max_json_elements
 
     async def answer(
         self,
@@ -86,7 +102,19 @@ class Exchange:
         """
         length = str(len(body)).encode("ascii")
         described = [(b"content-type", media_type), (b"content-length", length), *headers]
-        await self._deliver(self._begin(status, described), _body(body, more=False))
+        # Said of HEAD, and not left to the server: its length is that of what GET would be sent.
+        sent = b"" if self.wants_no_body else body
+        await self._deliver(self._begin(status, described), _body(sent, more=False))
+
+    async def answer_without_body(
+        self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """Sends an answer that has no body.
+
+        Raises:
+            ClientLeft: As for `answer`.
+        """
+        await self._deliver(self._begin(status, headers), _body(b"", more=False))
 
     async def begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Begins an answer whose body follows piece by piece.

@@ -20,25 +20,22 @@ from __future__ import annotations
 
 import logging
 import math
-import select
-import socket
-import struct
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import trio
+import anyio
+import anyio.lowlevel
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.trio.worker_context import WorkerContext
 
 from shoal.http.containment import contained
-from shoal.http.hardening import Protocol, time_to_send_s
+from shoal.http.hardening import Context, Protocol, time_to_send_s
 from shoal.http.inbox import Inbox
 from shoal.http.listeners import host_and_port, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
+    from anyio.abc import TaskGroup as AnyioTaskGroup
     from hypercorn.config import Config
     from hypercorn.typing import (
         AppWrapper,
@@ -50,6 +47,8 @@ if TYPE_CHECKING:
     )
     from starlette.types import ASGIApp, Receive, Send
     from starlette.types import Scope as AppScope
+
+    from shoal.http.client_socket import ClientSocket
 
 _log = logging.getLogger("shoal.server")
 
@@ -71,7 +70,7 @@ class Shared:
     config: Config
     state: dict[str, Any]
     send_timeout_s: float
-    context: WorkerContext = field(default_factory=lambda: WorkerContext(None))
+    context: Context = field(default_factory=Context)
     connections: set[Connection] = field(default_factory=set["Connection"])
     # Calls of the application: under way, and ended since the server started.
     running: int = 0
@@ -90,23 +89,23 @@ class Connection:
     more, and nothing that comes is handled. ``_closed`` implies that, and that all of it is closed.
     """
 
-    def __init__(self, shared: Shared, stream: trio.SocketStream) -> None:
+    def __init__(self, shared: Shared, client: ClientSocket) -> None:
         self._shared = shared
-        self._stream = stream
-        self._sending = trio.Lock()
+        self._client = client
+        self._sending = anyio.Lock(fast_acquire=True)
         self._idle = True
         self._finishing = False
         self._closed = False
         # One for each call of the application that is under way.
         self._inboxes: set[Inbox] = set()
-        self._clock = trio.CancelScope()
-        self._nursery: trio.Nursery
+        self._clock = anyio.CancelScope()
+        self._tasks: AnyioTaskGroup
         self._protocol: Protocol
 
     async def run(self) -> None:
         """Serve until the connection has ended and so have the application's calls on it."""
         try:
-            peer = self._stream.socket.getpeername()
+            peer = self._client.peer
         except OSError:
             self.close()
             return
@@ -127,20 +126,19 @@ class Connection:
     def close(self) -> None:
         """Close the socket; what was sent is still delivered."""
         self._finishing = self._closed = True
-        self._stream.socket.close()
+        self._client.close()
         # The reader may wait for its turn in the protocol, which the socket's end does not wake.
         self._clock.cancel()
 
     def abort(self) -> None:
         """Close the socket by force: what the client has not taken is thrown away."""
         if not self._closed:
-            no_linger = struct.pack("ii", 1, 0)
-            self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_linger)
+            self._client.abort()
             self.close()
 
     async def _serve(self, peer: Any) -> None:
-        shared, sock = self._shared, self._stream.socket
-        async with trio.open_nursery() as self._nursery:
+        shared = self._shared
+        async with anyio.create_task_group() as self._tasks:
             self._protocol = Protocol(
                 cast("AppWrapper", shared.app),
                 shared.config,
@@ -148,7 +146,7 @@ class Connection:
                 cast("TaskGroup", self),
                 cast("ConnectionState", shared.state.copy()),
                 host_and_port(peer),
-                host_and_port(sock.getsockname()),
+                host_and_port(self._client.name),
                 self._take,
                 send_timeout_s=shared.send_timeout_s,
             )
@@ -167,11 +165,11 @@ class Connection:
     async def _read(self) -> None:
         while True:
             try:
-                data = await self._stream.receive_some(_READ_SIZE)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                data = await self._client.receive(_READ_SIZE)
+            except (OSError, anyio.ClosedResourceError):
                 return
             if not self._finishing:
-                await self._protocol.handle(RawData(bytes(data)))
+                await self._protocol.handle(RawData(data))
             if not data:
                 return
 
@@ -187,14 +185,14 @@ class Connection:
         """Start one call of the application; gives what hands it its messages."""
         if len(self._inboxes) >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
             raise RuntimeError(f"{len(self._inboxes)} calls are under way on one connection")
-        inbox = Inbox(scope["type"], config.max_app_queue_size)
+        inbox = Inbox(scope["type"], config.max_app_queue_size, self._protocol.ask_for_body)
         self._inboxes.add(inbox)
-        self._nursery.start_soon(self._call, scope, inbox, send)
+        self._tasks.start_soon(self._call, scope, inbox, send)
         return inbox.put
 
-    def spawn(self, func: Callable[..., Awaitable[object]], *args: Any) -> None:
+    def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         """Start a task of the protocol's own."""
-        self._nursery.start_soon(func, *args)
+        self._tasks.start_soon(func, *args)
 
     async def _call(
         self,
@@ -208,9 +206,9 @@ class Connection:
             # The one place where a send can be cancelled: before it has changed any state. And one
             # that is dropped must still be a checkpoint, or an endless stream would spin.
             if inbox.is_over:
-                await trio.lowlevel.checkpoint()
+                await anyio.lowlevel.checkpoint()
             else:
-                await trio.lowlevel.checkpoint_if_cancelled()
+                await anyio.lowlevel.checkpoint_if_cancelled()
             await send(message)
 
         self._shared.running += 1
@@ -221,6 +219,10 @@ class Connection:
                     await self._shared.app(
                         app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
                     )
+            except BaseException:
+                # The server is cancelled. To its client that is no failure of the call.
+                self.close()
+                raise
             finally:
                 inbox.close()
                 await send(None)
@@ -245,7 +247,7 @@ class Connection:
             return
         # The wait for the lock is shielded, too: bytes that a protocol has given out are part of
         # its state, and a gap would garble what follows. It is bounded by the holder's deadline.
-        with trio.CancelScope(shield=True) as scope:
+        with anyio.CancelScope(shield=True) as scope:
             async with self._sending:
                 if not self._finishing:
                     await self._write(data, scope)
@@ -255,25 +257,24 @@ class Connection:
         if self._closed:
             await self._say_goodbye()
 
-    async def _write(self, data: bytes, scope: trio.CancelScope) -> None:
+    async def _write(self, data: bytes, scope: anyio.CancelScope) -> None:
         allowed_s = time_to_send_s(len(data), self._shared.send_timeout_s)
-        scope.deadline = trio.current_time() + allowed_s
+        scope.deadline = anyio.current_time() + allowed_s
         try:
-            await self._stream.send_all(data)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._client.send(data)
+        except (OSError, anyio.ClosedResourceError):
             self.close()
 
     def _finish(self) -> None:
         """Say that nothing more will come, and listen for a moment if the client still talks."""
         if self._finishing:
             return
-        if self._protocol.is_client_done and not self._has_unread():
+        if self._protocol.is_client_done and not self._client.has_unread():
             self.close()
             return
         self._finishing = True
-        with suppress(OSError):  # the client is gone
-            self._stream.socket.shutdown(socket.SHUT_WR)
-        self._clock.deadline = trio.current_time() + _LINGER_S
+        self._client.end_sending()
+        self._clock.deadline = anyio.current_time() + _LINGER_S
 
     async def _say_goodbye(self) -> None:
         await self._protocol.handle(Closed())
@@ -288,11 +289,6 @@ class Connection:
         if not idle:
             self._clock.deadline = math.inf
         elif self._shared.is_draining:
-            self._clock.deadline = trio.current_time() + _LATE_REQUEST_S
+            self._clock.deadline = anyio.current_time() + _LATE_REQUEST_S
         else:
-            self._clock.deadline = trio.current_time() + self._shared.config.keep_alive_timeout
-
-    def _has_unread(self) -> bool:
-        poll = select.poll()
-        poll.register(self._stream.socket.fileno(), select.POLLIN)
-        return bool(poll.poll(0))
+            self._clock.deadline = anyio.current_time() + self._shared.config.keep_alive_timeout

@@ -11,7 +11,9 @@ import errno
 import logging
 from typing import TYPE_CHECKING, Final
 
-import trio
+import anyio
+
+from shoal.http.client_socket import ClientSocket
 
 if TYPE_CHECKING:
     from shoal.http.listeners import Bound
@@ -22,6 +24,8 @@ _log = logging.getLogger("shoal.server")
 # it may not be.
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_S: Final = 0.1
+# With these it reports that nobody waits, or that who did is gone.
+_NOBODY: Final = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR, errno.ECONNABORTED})
 _BACKLOG: Final = 1024
 
 
@@ -37,9 +41,8 @@ class LimitedListener:
 
     def __init__(self, bound: Bound, max_connections: int) -> None:
         self._bound = bound
-        self._listener: trio.SocketListener | None = None
         self._max_connections = max_connections
-        self._places = trio.Semaphore(max_connections, max_value=max_connections)
+        self._places = anyio.Semaphore(max_connections, max_value=max_connections)
         self._said_full = False
 
     @property
@@ -53,39 +56,36 @@ class LimitedListener:
         Raises:
             OSError: Somebody else listens at this address.
         """
-        bound = self._bound.socket
-        bound.listen(_BACKLOG)
-        self._listener = trio.SocketListener(trio.socket.from_stdlib_socket(bound))
+        self._bound.socket.listen(_BACKLOG)
 
-    async def accept(self) -> trio.SocketStream:
+    async def accept(self) -> ClientSocket:
         """Wait for a place, then for a client. Give the place back with `release`."""
-        assert self._listener is not None, "listen() comes first"
         while True:
             await self._take_place()
             try:
-                return await self._listener.accept()
+                return await self._accept()
             except OSError as error:
                 self.release()
                 if error.errno not in _EXHAUSTED:
                     raise
                 _log.error("can't accept connections at the moment: %s", error)
-                await trio.sleep(_RETRY_S)
+                await anyio.sleep(_RETRY_S)
             except BaseException:
                 self.release()
                 raise
 
-    def accept_waiting(self) -> trio.SocketStream | None:
+    def accept_waiting(self) -> ClientSocket | None:
         """A client that has connected already, if one has and there is a place; never waits."""
         try:
             self._places.acquire_nowait()
-        except trio.WouldBlock:
+        except anyio.WouldBlock:
             return None
         try:
             accepted, _ = self._bound.socket.accept()
         except OSError:
             self.release()
             return None
-        return trio.SocketStream(trio.socket.from_stdlib_socket(accepted))
+        return ClientSocket(accepted)
 
     def release(self) -> None:
         """A connection has ended."""
@@ -94,6 +94,17 @@ class LimitedListener:
     def close(self) -> None:
         """From here on the kernel refuses connections."""
         self._bound.close()
+
+    async def _accept(self) -> ClientSocket:
+        while True:
+            try:
+                accepted, _ = self._bound.socket.accept()
+            except OSError as error:
+                if error.errno not in _NOBODY:
+                    raise
+                await anyio.wait_readable(self._bound.socket)
+            else:
+                return ClientSocket(accepted)
 
     async def _take_place(self) -> None:
         if self._places.value == 0 and not self._said_full:

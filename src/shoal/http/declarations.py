@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import NameTaken
 from shoal.http.payload import Reader, reader_for
-from shoal.serving.declaring import declared_backend, declared_endpoint
+from shoal.serving.declaring import Program, declared_backend, declared_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -133,6 +133,16 @@ class Declarations:
         except BaseException:
             del self.endpoints[name]
             raise
+
+    def as_program(self) -> Program:
+        """Returns what a state file may name because it is declared here."""
+        comparisons = {
+            shadow.compare
+            for endpoint in self.endpoints.values()
+            for shadow in endpoint.shadows
+            if isinstance(shadow.compare, str)
+        }
+        return Program(self.backends, comparisons)
 
     async def apply(self, controller: Controller, lending: ExitStack) -> None:
         """Makes what the controller lacks.

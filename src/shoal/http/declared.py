@@ -9,18 +9,18 @@ from __future__ import annotations
 import inspect
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls import StreamCall
 from shoal.batching.decorated import Decorated
 from shoal.batching.signature import unreadable_annotations
 from shoal.replicas.definition import Definition
+from shoal.replicas.instance import adapted, call_of
 from shoal.serving.config import BackendConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from contextlib import AbstractContextManager
     from inspect import Signature
 
@@ -65,15 +65,20 @@ def declared_on(target: Any, options: Mapping[str, Any]) -> Declared:
         return _of_batched_function(target, options)
     config = BackendConfig.of(options)
     if inspect.isclass(target):
-        handler = _handler_of_class(target)
-        name = target.__name__
-    else:
-        handler, name = target, None
-    _check_annotations(target if not inspect.isclass(target) else handler.func)
-    declared = _tried(handler, config)
+        _check_class(target)
+    elif not callable(target):
+        raise TypeError(
+            f"an endpoint's code must be a function of a list, or of one item, not {target!r}"
+        )
+    call: Any = call_of(target) if inspect.isclass(target) else target
+    _check_annotations(getattr(call, "func", call))
+    definition = Definition(target)
+    handler, batched = adapted(call, definition, fill=config.fill, streams=config.streams)
+    # A batcher that is never opened, since that is where options are checked with a handler.
+    declared: Batcher[Any] = Batcher(handler, **config.batch_options(batched))
     return Declared(
-        name=name or _last_part(declared.name),
-        definition=Definition(target, accept_batch=True),
+        name=target.__name__ if inspect.isclass(target) else _last_part(declared.name),
+        definition=definition,
         config=config,
         signature=declared.signature,
         streams=declared.streams,
@@ -95,7 +100,7 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
         )
     return Declared(
         name=_last_part(getattr(face, "__qualname__", "batched")),
-        definition=Definition(handler, accept_batch=True, signature=signature),
+        definition=Definition(handler, accept_batch=_takes_lists(config), signature=signature),
         config=config,
         signature=face.__signature__,
         streams=isinstance(face, StreamCall),
@@ -103,14 +108,13 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
     )
 
 
-def _handler_of_class(cls: type) -> partial[Any]:
-    """Returns what stands in for the handler of an instance: only its parameters are looked at."""
-    handler: Any = inspect.getattr_static(cls, "__call__", None)
-    if isinstance(handler, Decorated):
-        raise TypeError(
-            f"{cls.__qualname__}.__call__ is decorated with @shoal.batch, and the endpoint "
-            "would batch it again; take the decorator off"
-        )
+def _takes_lists(config: BackendConfig) -> bool | None:
+    """Says that the code takes lists; None where it takes open batches."""
+    return True if config.fill == "closed" else None
+
+
+def _check_class(cls: type) -> None:
+    """Checks that a class is code that can be instantiated without arguments."""
     Definition(cls).checked()
     try:
         inspect.signature(cls).bind()
@@ -119,14 +123,6 @@ def _handler_of_class(cls: type) -> partial[Any]:
             f"the class {cls.__qualname__} is instantiated without arguments: {error}; pass a "
             "function that was made from an instance, or give the parameters defaults"
         ) from None
-    return partial(cast("Callable[..., Any]", handler), None)
-
-
-def _tried(handler: Any, config: BackendConfig) -> Batcher[Any]:
-    """Makes a batcher that is never opened, since that is where a handler is checked."""
-    return Batcher(
-        handler, fill=config.fill, streams=config.streams, **config.batch_options(batched=True)
-    )
 
 
 def _check_annotations(handler: Any) -> None:

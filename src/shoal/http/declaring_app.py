@@ -12,7 +12,7 @@ from shoal.http.declared import declared_on
 from shoal.http.declaring import checked_name
 from shoal.replicas.definition import Definition
 from shoal.serving.config import BackendConfig
-from shoal.serving.naming import checked_methods, checked_path, checked_tag
+from shoal.serving.naming import DEFAULT_METHODS, checked_methods, checked_path, checked_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +37,7 @@ class DeclaringApp(ABC):
         self,
         path: str,
         *,
-        methods: tuple[str, ...] = ("POST",),
+        methods: tuple[str, ...] = DEFAULT_METHODS,
         name: str | None = None,
         **config: Unpack[BackendKeywords],
     ) -> Callable[[H], H]:
@@ -103,7 +103,7 @@ class DeclaringApp(ABC):
         *,
         backend: str | Mapping[str, float],
         path: str | None = None,
-        methods: Sequence[str] = ("POST",),
+        methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
         """Declares an endpoint for backends that are declared already.
 

@@ -7,12 +7,24 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from shoal.batching.held import holding
+from shoal.batching.parking import holds_ctrl_c
 from shoal.http.asgi import ClientLeft, Exchange
 from shoal.http.payload import encoded
-from shoal.http.problem import PROBLEM_JSON, Refused, explained, method_not_allowed, not_found
+from shoal.http.problem import (
+    PROBLEM_JSON,
+    Refused,
+    explained,
+    method_not_allowed,
+    method_unknown,
+    not_found,
+)
 from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts
+from shoal.serving.naming import METHODS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from starlette.types import Receive, Scope, Send
 
     from shoal.http.routing import Route
@@ -35,6 +47,7 @@ class Dispatcher:
         self._id_prefix = secrets.token_hex(4)
         self._id_count = itertools.count(1)
 
+    @holds_ctrl_c
     async def answer(
         self, scope: Scope, receive: Receive, send: Send, routes: dict[str, Route] | None
     ) -> None:
@@ -50,23 +63,25 @@ class Dispatcher:
             scope,
             receive,
             send,
-            send_timeout_s=self._settings.send_timeout_s,
+            self._settings,
             fallback_id=f"{self._id_prefix}-{next(self._id_count):x}",
         )
         name = NO_ENDPOINT
         try:
             try:
-                if routes is None:
-                    raise Refused(not_found())
-                route = routes.get(scope["method"])
+                route = _route_for(scope, routes)
                 if route is None:
-                    raise Refused(method_not_allowed(list(routes)))
-                name = route.name
-                await route.answer(exchange)
+                    allow = (b"allow", ", ".join(_allowed(routes)).encode("ascii"))
+                    await exchange.answer_without_body(204, [allow] if routes else [])
+                else:
+                    name = route.name
+                    with holding():  # items and results are of classes that may do anything
+                        await route.answer(exchange)
             except ClientLeft:
                 raise
             except Exception as error:
-                problem = explained(error, self._settings, name, exchange.request_id)
+                with holding():
+                    problem = explained(error, self._settings, name, exchange.request_id)
                 if exchange.status:
                     raise  # too late to say it; the server breaks the connection off
                 body = encoded(problem.members(exchange.request_id))
@@ -76,3 +91,29 @@ class Dispatcher:
         finally:
             if exchange.status:
                 self.answers.count(name, exchange.status)
+
+
+def _route_for(scope: Scope, routes: Mapping[str, Route] | None) -> Route | None:
+    """Returns what answers; None for a question after the methods that there are.
+
+    Raises:
+        Refused: Nothing does.
+    """
+    method = scope["method"]
+    if routes is None:
+        if method == "OPTIONS" and scope["path"] == "*":  # of the server as a whole
+            return None
+        raise Refused(not_found())
+    route = routes.get(method) or (routes.get("GET") if method == "HEAD" else None)
+    if route is None and method != "OPTIONS":
+        is_known = method in METHODS or method in ("CONNECT", "TRACE")
+        raise Refused(method_not_allowed(_allowed(routes)) if is_known else method_unknown())
+    return route
+
+
+def _allowed(routes: Mapping[str, Route] | None) -> list[str]:
+    """Returns the methods that can be asked for where these routes are."""
+    methods = {"OPTIONS", *(routes or ())}
+    if "GET" in methods:
+        methods.add("HEAD")
+    return sorted(methods)

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields
-from functools import partial
-from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 
-from shoal.batching.parking import Parking, TrioParking
 from shoal.core.option_checks import seconds, whole
 from shoal.http.admin import AdminApi
 from shoal.http.app import App
-from shoal.http.asyncio_server import serve as serve_on_asyncio
 from shoal.http.door import Door
-from shoal.http.server import serve as serve_on_trio
+from shoal.http.listeners import Listening, Unix
+from shoal.http.middleware import check_middleware, with_middleware
+from shoal.http.server import serve
 from shoal.http.server_config import ServerConfig
 
 if TYPE_CHECKING:
@@ -37,13 +35,16 @@ class HttpOptions:
         uds: The path of a UNIX socket to listen at in place of host and port.
         middlewares: What stands before the endpoints: functions that take an ASGI application and
             give back another, or Starlette's `Middleware`; the first is the outermost.
-        token: Who knows it may use the admin API. Without one the API is there only on a loopback
-            address, and on a UNIX socket.
+        token: Who knows it may use the admin API at `host` and `port`. Without one it is not there,
+            be it a loopback address: what comes there may have come through a relay, from anywhere.
+            A UNIX socket, which only this user can open, has it without one.
+        admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
         allowed_modules: The modules that import paths sent to the admin API may lead to, with all
             below them; ``["*"]`` for all.
         graceful_timeout_s: How long requests that are under way at the end may take, in seconds.
         max_connections: How many connections may be open at once.
         max_body_bytes: The largest body that a request may have, in bytes.
+        access_log: Whether each request is logged, by the logger ``shoal.access``.
     """
 
     host: str = "127.0.0.1"
@@ -51,14 +52,17 @@ class HttpOptions:
     uds: str | None = None
     middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = ()
     token: str | None = field(default=None, repr=False)
+    admin_socket: str | None = None
     allowed_modules: Sequence[str] = ()
     graceful_timeout_s: float = 20.0
     max_connections: int = 1000
     max_body_bytes: int = 16 * 2**20
+    access_log: bool = False
 
     def __post_init__(self) -> None:
         _check_text("host", self.host)
         _check_text("uds", "" if self.uds is None else self.uds)
+        _check_text("admin_socket", "" if self.admin_socket is None else self.admin_socket)
         token: Any = self.token
         if token is not None and not isinstance(token, str):
             raise TypeError(f"token must be text, not {type(token).__name__}")
@@ -67,12 +71,7 @@ class HttpOptions:
             raise TypeError(f"port must be a number, not {port!r}")
         if not 0 <= port <= 65535:
             raise ValueError(f"port must be from 0 to 65535, not {port!r}")
-        _check_list("middlewares", self.middlewares)
-        for middleware in self.middlewares:
-            if not callable(getattr(middleware, "cls", middleware)):
-                raise TypeError(
-                    f"a middleware must be a function of an application: {middleware!r}"
-                )
+        check_middleware("middlewares", self.middlewares)
         _check_list("allowed_modules", self.allowed_modules)
         seconds("graceful_timeout_s", self.graceful_timeout_s)
         whole("max_connections", self.max_connections, least=1)
@@ -101,16 +100,6 @@ class HttpOptions:
                 raise TypeError(f"http has no option {name!r}; it has {', '.join(names)}")
         return cls(**keywords)
 
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine's users can reach it."""
-        if self.uds is not None or self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
-
 
 class EmbeddedServer:
     """Serves a controller while it is entered.
@@ -132,11 +121,11 @@ class EmbeddedServer:
 
     async def __aenter__(self) -> Self:
         app = App(max_body_bytes=self._options.max_body_bytes)
-        wrapped = self._wrapped(app)
+        wrapped = self._wrapped(app)  # what is wrong with a middleware is said before all else
         try:
             await self._exit.enter_async_context(app.answering(self._controller))
             tasks = await self._exit.enter_async_context(anyio.create_task_group())
-            await tasks.start(self._serve, wrapped)
+            await tasks.start(self._serve, app, wrapped)
         except BaseException:  # closed without it, so that no group is made of it
             self._stopping.set()
             await self._exit.aclose()
@@ -147,7 +136,7 @@ class EmbeddedServer:
         async with self._exit:
             self._stopping.set()
 
-    async def _serve(self, app: ASGIApp, *, task_status: TaskStatus[None]) -> None:
+    async def _serve(self, served: App, wrapped: ASGIApp, *, task_status: TaskStatus[None]) -> None:
         options = self._options
         config = ServerConfig(
             host=options.host,
@@ -155,15 +144,26 @@ class EmbeddedServer:
             uds=options.uds,
             graceful_timeout_s=options.graceful_timeout_s,
             max_connections=options.max_connections,
+            access_log=options.access_log,
         )
 
         def started(url: str) -> None:
             self.url = url
             task_status.started()
 
-        on_trio = isinstance(Parking.of_this_loop(), TrioParking)
-        serve = serve_on_trio if on_trio else serve_on_asyncio
-        await serve(app, config, shutdown=self._shutdown, started=started, lifespan=False)
+        doors: list[Listening] = []
+        if options.admin_socket is not None:
+            # Who can open the socket is the user that it belongs to, so no token is asked for.
+            address = Unix(options.admin_socket)
+            doors.append(Listening(address=address, app=self._door(served, token=None)))
+        await serve(
+            wrapped,
+            config,
+            shutdown=self._shutdown,
+            started=started,
+            lifespan=False,
+            doors=doors,
+        )
 
     async def _shutdown(self) -> None:
         """Waits until this is left, or the controller was shut down by whomever."""
@@ -178,16 +178,21 @@ class EmbeddedServer:
             tasks.cancel_scope.cancel()
         self._controller.drain()
 
-    def _wrapped(self, app: ASGIApp) -> ASGIApp:
+    def _door(self, served: App, token: str | None) -> Door:
+        api = AdminApi(
+            self._controller,
+            token=token,
+            allowed_modules=self._options.allowed_modules,
+            settings=served.settings,
+        )
+        return Door(api, behind=served, settings=served.settings)
+
+    def _wrapped(self, served: App) -> ASGIApp:
         options = self._options
-        if options.token is not None or options.is_local:
-            api = AdminApi(
-                self._controller, token=options.token, allowed_modules=options.allowed_modules
-            )
-            app = Door(api, behind=app)
-        for middleware in reversed(options.middlewares):
-            app = _with_middleware(middleware, app)
-        return app
+        app: ASGIApp = served
+        if options.token is not None or options.uds is not None:
+            app = self._door(served, options.token)
+        return with_middleware(options.middlewares, app)
 
 
 def _check_text(name: str, value: Any) -> None:
@@ -198,10 +203,3 @@ def _check_text(name: str, value: Any) -> None:
 def _check_list(name: str, value: Any) -> None:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list, not {value!r}")
-
-
-def _with_middleware(middleware: Any, app: ASGIApp) -> ASGIApp:
-    cls = getattr(middleware, "cls", None)
-    if cls is not None:  # one of Starlette's records
-        return cast("ASGIApp", partial(cls, *middleware.args, **middleware.kwargs)(app))
-    return cast("ASGIApp", middleware(app))

@@ -6,8 +6,9 @@ with equal ``X-Serve-Shard-Key`` go to the same backend; both are Ray Serve's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from starlette.datastructures import Headers
@@ -22,6 +23,7 @@ from shoal.http.disconnect import (
     call_unless_client_leaves,
     run_unless_client_leaves,
 )
+from shoal.http.header_check import check_headers
 from shoal.http.payload import encoded
 from shoal.http.problem import (
     Refused,
@@ -32,6 +34,7 @@ from shoal.http.problem import (
     not_open,
 )
 from shoal.http.streaming import answer_with_stream
+from shoal.http.wrong_loop import hint_for
 from shoal.serving.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ if TYPE_CHECKING:
     from shoal.http.settings import HttpSettings
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.line import Line
+
+_log: Final = logging.getLogger("shoal.http")
 
 
 class EndpointRoute:
@@ -60,6 +65,7 @@ class EndpointRoute:
         self.endpoint = endpoint
         self._readers = readers
         self._settings = settings
+        self._has_hinted = False
 
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request.
@@ -74,8 +80,8 @@ class EndpointRoute:
             await self._answer(exchange, endpoint)
         except (ClientLeft, Refused):  # its client's mistakes are no errors of the endpoint
             raise
-        except Exception:
-            endpoint.errors += 1
+        except Exception as error:
+            self._count_failure(error)
             raise
 
     async def _answer(self, exchange: Exchange, endpoint: Endpoint) -> None:
@@ -103,12 +109,9 @@ class EndpointRoute:
             timeout_s = self._settings.answer_timeout_s
         if timeout_s is not None and spent_s:
             timeout_s = max(0.0, timeout_s - spent_s)
-        wishes = Wishes(
-            timeout_s,
-            CallMetadata(exchange.request_id, exchange.scope),
-            _priority(exchange, batcher.options),
-        )
-        answer = endpoint.copied(line, item) if endpoint.shadows else None
+        metadata = CallMetadata(self.name, exchange.request_id, exchange.scope)
+        wishes = Wishes(timeout_s, metadata, _priority(exchange, batcher.options))
+        answer = endpoint.copied(line, item, metadata) if endpoint.shadows else None
         try:
             if line.streams:
                 stream = entry.begin_stream_of(item, wishes)
@@ -132,8 +135,17 @@ class EndpointRoute:
             await exchange.answer(200, JSON, encoded(result))
 
     def _explained(self, error: Exception, exchange: Exchange) -> Problem:
-        self.endpoint.errors += 1
+        self._count_failure(error)
         return explained(error, self._settings, self.name, exchange.request_id)
+
+    def _count_failure(self, error: Exception) -> None:
+        self.endpoint.errors += 1
+        if not self._has_hinted:
+            original = error.__cause__ or error
+            hint = hint_for(f"{type(original).__name__}: {original}")
+            if hint is not None:
+                self._has_hinted = True
+                _log.error("%s: %s", self.name, hint)
 
     def _entry(self, line: Line) -> Entry:
         """Returns where calls enter a line.
@@ -163,8 +175,8 @@ class EndpointRoute:
 
         try:
             await run_unless_client_leaves(exchange.receive, wait)
-        except NoSuchName as error:
-            raise Refused(no_such_method(str(error))) from None
+        except NoSuchName:
+            raise Refused(no_such_method()) from None
         assert found is not None
         return found
 
@@ -194,17 +206,23 @@ def _priority(exchange: Exchange, options: BatchOptions) -> int | None:
 class CallMetadata(Mapping[str, Any]):
     """What a handler finds in ``request.metadata`` of a call that came over HTTP.
 
-    Its keys are ``request_id``, ``method``, ``path`` and ``headers`` (a Starlette `Headers`).
+    Its keys are ``endpoint``, ``context`` (``"http"``), ``request_id``, ``method``, ``path`` and
+    ``headers`` (a Starlette `Headers`).
     """
 
-    __slots__ = ("_request_id", "_scope")
+    __slots__ = ("_endpoint", "_request_id", "_scope")
 
-    def __init__(self, request_id: str, scope: Scope) -> None:
+    def __init__(self, endpoint: str, request_id: str, scope: Scope) -> None:
+        self._endpoint = endpoint
         self._request_id = request_id
         self._scope = scope
 
     def __getitem__(self, key: str) -> Any:
         match key:
+            case "endpoint":
+                return self._endpoint
+            case "context":
+                return "http"
             case "request_id":
                 return self._request_id
             case "method" | "path":
@@ -215,10 +233,13 @@ class CallMetadata(Mapping[str, Any]):
                 raise KeyError(key)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("request_id", "method", "path", "headers"))
+        return iter(_KEYS)
 
     def __len__(self) -> int:
-        return 4
+        return len(_KEYS)
+
+
+_KEYS: Final = ("endpoint", "context", "request_id", "method", "path", "headers")
 
 
 async def _answer_with_response(exchange: Exchange, response: Response) -> None:
@@ -233,6 +254,7 @@ async def _answer_with_response(exchange: Exchange, response: Response) -> None:
     headers = [
         (n, v) for n, v in response.raw_headers if n not in (b"content-type", b"content-length")
     ]
+    check_headers(response.raw_headers)
     await exchange.answer(response.status_code, media_type, bytes(body), headers)
     if response.background is not None:
         await response.background()

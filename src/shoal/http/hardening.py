@@ -8,31 +8,34 @@ which do nothing wrong, or share a connection with one that does, are served.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, cast
 
+import anyio
 import h2.errors
 import h2.events
 import h2.exceptions
 import h11
-import trio
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.events import Body, Data, EndBody, EndData, Response, Trailers
 from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
-from hypercorn.protocol.h11 import H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.h11 import STREAM_ID, H2ProtocolAssumedError, H11Protocol
 from hypercorn.protocol.ws_stream import ASGIWebsocketState, WSStream
-from hypercorn.trio.worker_context import WorkerContext
 from wsproto.events import CloseConnection
 from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
+
+from shoal.http.header_check import check_headers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hypercorn.config import Config
-    from hypercorn.typing import AppWrapper, ConnectionState, TaskGroup
+    from hypercorn.typing import AppWrapper, ConnectionState, TaskGroup, WorkerContext
 
 _BYTES_PER_DEADLINE: Final = 2**18
+_REASONS: Final = {int(status): status.phrase.encode("ascii") for status in HTTPStatus}
 
 
 def time_to_send_s(size: int, send_timeout_s: float) -> float:
@@ -43,8 +46,88 @@ def time_to_send_s(size: int, send_timeout_s: float) -> float:
     return send_timeout_s * (1 + size // _BYTES_PER_DEADLINE)
 
 
+class _Event:
+    """An event as Hypercorn's protocols want it, for whichever loop runs them."""
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    async def clear(self) -> None:
+        self._event = anyio.Event()
+
+    async def set(self) -> None:
+        self._event.set()
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+
+class Context:
+    """What Hypercorn's protocols know of their server, for whichever loop runs it.
+
+    Attributes:
+        terminated: Whether it drains.
+    """
+
+    event_class = _Event
+    sleep = staticmethod(anyio.sleep)
+
+    def __init__(self) -> None:
+        self.terminated = _Event()
+
+    async def mark_request(self) -> None:
+        """A request has begun; nobody counts them here."""
+
+
+class _Requests(h11.Connection):
+    """The state of an HTTP/1.1 connection."""
+
+    @property
+    def they_are_waiting_for_100_continue(self) -> bool:
+        """Never, for Hypercorn: it asks for a body as soon as it may, whatever its size is."""
+        return False
+
+    @property
+    def waits_to_be_asked(self) -> bool:
+        """Whether the client sends its body when it is asked for it."""
+        return self.client_is_waiting_for_100_continue
+
+    def next_event(self) -> Any:
+        """Gives what comes next; a request that others may read differently is an error."""
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            # Who takes the one and who takes the other disagree on where the next request begins.
+            if b"transfer-encoding" in names and (
+                b"content-length" in names or event.http_version != b"1.1"
+            ):
+                raise h11.RemoteProtocolError("a body of two lengths")
+        return event
+
+
 class Http1(H11Protocol):
     """HTTP/1.1 and WebSocket."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.connection = self._requests = _Requests(
+            h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
+        )
+
+    @property
+    def waits_to_be_asked(self) -> bool:
+        """Whether the client sends its body when it is asked for it."""
+        return self._requests.waits_to_be_asked
+
+    async def ask_for_body(self) -> None:
+        """Ask the client for its body, if it still waits for that."""
+        if self._requests.waits_to_be_asked:
+            await self._send_h11_event(
+                h11.InformationalResponse(status_code=100, reason=b"Continue", headers=[])
+            )
 
     @property
     def is_client_done(self) -> bool:
@@ -68,11 +151,34 @@ class Http1(H11Protocol):
             # The protocol refuses the handshake. The stock class says so to the stream only after
             # the refusal is sent, and then fails on the application's acceptance in between.
             stream.closed = True
-        await super().stream_send(event)
+        if isinstance(event, Response):
+            await self._begin_answer(event)
+        else:
+            await super().stream_send(event)
         # A refused handshake is the connection's end, and says so in its headers. The stock class
         # leaves it open, with no task that would ever close it.
         if isinstance(event, EndBody) and isinstance(stream, WSStream):
             await self.send(Closed())
+
+    async def _begin_answer(self, answer: Response) -> None:
+        # As the stock class, which gives no reason. A client that was not asked for its body will
+        # not send it, so that nobody knows where its next request would begin.
+        headers = [*answer.headers, *self.config.response_headers("h11")]
+        is_last = self.keep_alive_requests >= self.config.keep_alive_max_requests
+        if answer.status_code >= 200 and (is_last or self._requests.waits_to_be_asked):
+            headers.append((b"connection", b"close"))
+        make = h11.Response if answer.status_code >= 200 else h11.InformationalResponse
+        reason = _REASONS.get(answer.status_code, b"")
+        await self._send_h11_event(
+            make(status_code=answer.status_code, headers=headers, reason=reason)
+        )
+
+    async def _send_error_response(self, status_code: int) -> None:
+        headers = [(b"content-length", b"0"), (b"connection", b"close")]
+        await self._begin_answer(
+            Response(stream_id=STREAM_ID, status_code=status_code, headers=headers)
+        )
+        await self._send_h11_event(h11.EndOfMessage())
 
     async def _check_protocol(self, event: h11.Request) -> None:
         # HTTP/2 by prior knowledge is served; an upgrade to it is not: it is gone from the standard
@@ -107,8 +213,8 @@ class _BoundedBuffer(StreamBuffer):
     """
 
     def __init__(self) -> None:
-        super().__init__(WorkerContext.event_class)
-        self.ended = trio.Event()
+        super().__init__(Context.event_class)
+        self.ended = anyio.Event()
 
     async def drain(self) -> None:
         await super().drain()
@@ -178,13 +284,15 @@ class Http2(H2Protocol):
         # A client that gives no window stops its stream without stopping the socket, so the
         # socket's deadline never sees it. Only that stream is at fault: it alone is reset.
         if not isinstance(event, Body | Data | EndBody | EndData | Trailers):
+            if isinstance(event, Response):
+                check_headers(event.headers)
             await super().stream_send(event)
             return
         buffer = self.stream_buffers.get(event.stream_id)
         size = len(buffer.buffer) if buffer is not None else 0
         if isinstance(event, Body | Data):
             size += len(event.data)
-        with trio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as patience:
+        with anyio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as patience:
             await super().stream_send(event)
         if patience.cancelled_caught:
             await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
@@ -227,7 +335,7 @@ class Protocol:
         self,
         app: AppWrapper,
         config: Config,
-        context: WorkerContext,
+        context: Context,
         tasks: TaskGroup,
         state: ConnectionState,
         client: tuple[str, int] | None,
@@ -237,11 +345,12 @@ class Protocol:
         send_timeout_s: float,
     ) -> None:
         self._send_timeout_s = send_timeout_s
-        self._parts = (app, config, context, tasks, state, False, client, server, send)
+        shared = cast("WorkerContext", context)
+        self._parts = (app, config, shared, tasks, state, False, client, server, send)
         self._spoken: Http1 | Http2 = Http1(*self._parts)
         # HTTP/1.1 says in its answers that the server drains, and a client to which that was not
         # said may ask once more. The stock class hangs up on it as soon as the drain begins.
-        self._spoken.context = WorkerContext(None)
+        self._spoken.context = cast("WorkerContext", Context())
 
     async def handle(self, event: Event) -> None:
         """Take in what came from the socket, or that it is closed."""
@@ -252,6 +361,14 @@ class Protocol:
             self._spoken.send_timeout_s = self._send_timeout_s
             await self._spoken.initiate()
             await self._spoken.handle(RawData(switch.data))
+
+    @property
+    def ask_for_body(self) -> Callable[[], Awaitable[None]] | None:
+        """What asks the client for its body; None if it needs no asking."""
+        spoken = self._spoken
+        return (
+            spoken.ask_for_body if isinstance(spoken, Http1) and spoken.waits_to_be_asked else None
+        )
 
     @property
     def is_client_done(self) -> bool:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-import trio
+import anyio
+import anyio.lowlevel
 from wsproto.frame_protocol import CloseReason
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hypercorn.typing import ASGIReceiveEvent
 
 _GOODBYES = frozenset({"http.disconnect", "websocket.disconnect"})
@@ -28,15 +31,25 @@ class Inbox:
     Args:
         kind: The scope's type, which says what the goodbye is unless the protocol knows better.
         size: How many pieces may wait to be read.
+        ask: Asks the client for its body, when the application first waits for it; None for a
+            client that needs no asking.
 
     Attributes:
         is_over: Whether the goodbye was said: what the application sends from here on is dropped.
     """
 
-    __slots__ = ("_from_server", "_goodbye", "_goodbye_was_read", "_to_app", "is_over")
+    __slots__ = ("_ask", "_from_server", "_goodbye", "_goodbye_was_read", "_to_app", "is_over")
 
-    def __init__(self, kind: Literal["http", "websocket", "lifespan"], size: int) -> None:
-        self._to_app, self._from_server = trio.open_memory_channel["ASGIReceiveEvent"](size)
+    def __init__(
+        self,
+        kind: Literal["http", "websocket", "lifespan"],
+        size: int,
+        ask: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._ask = ask
+        self._to_app, self._from_server = anyio.create_memory_object_stream["ASGIReceiveEvent"](
+            size
+        )
         self._goodbye: ASGIReceiveEvent = (
             {"type": "websocket.disconnect", "code": CloseReason.ABNORMAL_CLOSURE.value}
             if kind == "websocket"
@@ -53,12 +66,12 @@ class Inbox:
             return
         try:
             self._to_app.send_nowait(message)
-        except trio.WouldBlock:
+        except anyio.WouldBlock:
             try:
                 await self._to_app.send(message)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
+            except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return
 
     def say_goodbye(self) -> None:
@@ -72,22 +85,26 @@ class Inbox:
         # inside a cancelled scope, where a checkpoint would always answer "nothing".
         try:
             return self._from_server.receive_nowait()
-        except trio.WouldBlock:
+        except anyio.WouldBlock:
             pass
-        except trio.EndOfChannel:
+        except anyio.EndOfStream:
             return await self._repeat_goodbye()
+        ask, self._ask = self._ask, None
+        if ask is not None:
+            await ask()
         try:
             return await self._from_server.receive()
-        except trio.EndOfChannel:
+        except anyio.EndOfStream:
             return await self._repeat_goodbye()
 
     async def _repeat_goodbye(self) -> ASGIReceiveEvent:
         # An application that ignores the goodbye and asks again, in a loop, must not stop the rest.
         if self._goodbye_was_read:
-            await trio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
         self._goodbye_was_read = True
         return self._goodbye
 
     def close(self) -> None:
         """The application has returned: nobody reads here any more."""
         self._from_server.close()
+        self._to_app.close()

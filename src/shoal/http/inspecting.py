@@ -9,15 +9,14 @@ from __future__ import annotations
 import inspect
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from shoal.batching.handlers import Handler, OneAtATime
+from shoal.batching.items_or_lists import described
 from shoal.batching.signature import unreadable_annotations
 from shoal.http.payload import reader_for
-from shoal.replicas.accepting import takes_lists
 from shoal.replicas.definition import imported
+from shoal.replicas.instance import adapted, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -48,7 +47,7 @@ class BackendPlan:
         tag: Its tag.
         code: Its import path, or the name of an object.
         config: How it runs.
-        takes: What its code is called with: ``"lists"``, ``"one item"``, ``"an open batch"``; None
+        takes: What its code is given: ``"lists of up to 64 str"``, ``"one dict at a time"``; None
             where the code was not looked at.
         oddity: What is allowed about its options, and hardly meant; None for nothing.
     """
@@ -108,28 +107,20 @@ def _looked_at(plan: BackendPlan, definition: Definition, has_route: bool) -> Ba
     if config.replica.python is not None:
         return plan  # its code need not be there for this interpreter
     function = _function_of(path, definition)
-    batched = definition.accept_batch
-    if batched is None:
-        batched = takes_lists(function) or takes_lists(getattr(function, "func", function))
     with _complaining((*path, "code")):
-        if batched or config.fill != "closed":
-            handler = Handler(
-                function, definition.signature, fill=config.fill, streams=config.streams
-            )
-        else:
-            handler = OneAtATime(function)
+        handler, batched = adapted(function, definition, fill=config.fill, streams=config.streams)
         if has_route:
             _check_annotations(function)
             reader_for(handler.binding.signature)
     try:
-        config.batch_options(batched)
+        size = config.batch_options(batched)["max_batch_size"]
         config.slots(batched)
         oddity = config.oddity(batched)
     except Exception as error:
         with _complaining((*path, *_option_of(config, str(error)))):
             raise
-    takes = "lists" if batched else "one item"
-    return replace(plan, takes=takes if config.fill == "closed" else "an open batch", oddity=oddity)
+    takes = described(handler.binding.signature, size, batched=batched, fill=config.fill)
+    return replace(plan, takes=takes, oddity=oddity)
 
 
 def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[..., Any]:
@@ -152,7 +143,7 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
                     f"init_args={list(definition.init_args)} and "
                     f"init_kwargs={dict(definition.init_kwargs)}: {error}"
                 ) from None
-    return partial(loaded.__call__, None)
+    return cast("Callable[..., Any]", call_of(loaded))
 
 
 def _option_of(config: BackendConfig, error: str) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class Pages:
             "routes": self._answer_routes,
         }
         for name, answer in pages.items():
-            routes.add(f"{RESERVED}/{name}", ("GET", "HEAD"), Page(answer))
+            routes.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
 
     def _statistics(self) -> Iterator[tuple[str, BatcherStatistics]]:
         _, controller = self._now()

@@ -6,13 +6,15 @@ the item is annotated as                    the body is
 ``bytes``                                   the item, as it is, of any media type
 `starlette.requests.Request`                the request's, to be read from it
 nothing, or ``Any``                         any JSON
+``numpy.ndarray``, or an ``NDArray``        nested lists in JSON, or an ``application/x-npy``
 any type that pydantic knows                JSON that is checked against it
 several parameters                          a JSON object with their names; those with defaults may
                                             be left out
 ==========================================  =====================================================
 
-All JSON goes through pydantic, whose parser refuses deep nesting. Where a type needs no checking
-orjson would save a third of a microsecond, of some four hundred that a request takes.
+All JSON goes through pydantic, whose parser refuses deep nesting, once it was looked at by
+`json_scan`. Where a type needs no checking orjson would save a third of a microsecond, of some four
+hundred that a request takes.
 
 A body is checked before its call is made, so that it can't fail its neighbours in a batch. The
 readers and their validators are built once, when the endpoint is declared.
@@ -22,26 +24,28 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Final, NotRequired, Required
+from typing import TYPE_CHECKING, Any, Final, NotRequired, Required, cast
 
-import anyio
 import orjson
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError, with_config
 from pydantic.errors import PydanticUndefinedAnnotation
-from pydantic_core import PydanticSerializationError, to_jsonable_python
+from pydantic_core import PydanticSerializationError, SchemaValidator, to_json, to_jsonable_python
 from starlette.requests import Request
 from typing_extensions import TypedDict, override
 
+from shoal.http.arrays import NPY, Arrays, is_array
+from shoal.http.json_scan import check_json
 from shoal.http.problem import Problem, Refused
+from shoal.http.replayed_request import ReplayedRequest
 
 if TYPE_CHECKING:
     from inspect import Signature
 
-    from starlette.types import Message, Scope
-
     from shoal.http.asgi import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100
+# From so many elements on, the first error of a body is all that is told of it.
+_LARGE: Final = 4096
 
 
 class Reader(ABC):
@@ -79,7 +83,7 @@ class RequestReader(Reader):
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        return replayed(exchange.scope, body)
+        return ReplayedRequest(exchange.scope, body)
 
 
 class NothingReader(Reader):
@@ -98,13 +102,33 @@ class JsonReader(Reader):
     takes = "json"
 
     def __init__(self, annotation: Any) -> None:
-        self._adapter: TypeAdapter[Any] = _adapter(
-            Any if annotation is Parameter.empty else annotation
-        )
+        self._type = JsonType(_adapter(Any if annotation is Parameter.empty else annotation))
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        return _parsed(self._adapter, exchange, body)
+        return self._type.parsed(exchange, body)
+
+
+class ArrayReader(Reader):
+    """Reads one numpy array, from JSON or from a ``.npy`` file."""
+
+    takes = "array"
+
+    def __init__(self, annotation: Any) -> None:
+        self._arrays = Arrays(annotation)
+        self._json = JsonType(TypeAdapter(Any))
+
+    @override
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        given = exchange.headers.get(b"content-type", b"")
+        try:
+            if given.partition(b";")[0].strip().lower() == NPY:
+                return self._arrays.of_npy(body)
+            return self._arrays.of_lists(self._json.parsed(exchange, body))
+        except (ValueError, OverflowError) as error:
+            title = "The body is no array that the endpoint takes"
+            detail = " ".join(str(error).split())
+            raise Refused(Problem(422, "invalid-item", title, detail)) from None
 
 
 class FieldsReader(Reader):
@@ -119,22 +143,12 @@ class FieldsReader(Reader):
                     f"{parameter.name}: list[{parameter.annotation.__name__}] takes the whole "
                     "request, so it must be the handler's only parameter"
                 )
-        fields: dict[str, Any] = {}
-        for parameter in parameters:
-            is_open = parameter.annotation is Parameter.empty
-            annotation: Any = Any if is_open else parameter.annotation
-            is_required = parameter.default is Parameter.empty
-            fields[parameter.name] = (
-                Required[annotation] if is_required else NotRequired[annotation]
-            )
-        # The functional form takes any name, where a model would trip over "json" or "copy".
-        body: Any = TypedDict("Body", fields)  # type: ignore[misc]
-        self._adapter = _adapter(with_config(ConfigDict(extra="forbid"))(body))
+        self._type = JsonType(fields_adapter(parameters))
         self._parameters = parameters
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        fields: dict[str, Any] = _parsed(self._adapter, exchange, body)
+        fields: dict[str, Any] = self._type.parsed(exchange, body)
         return tuple(fields.get(p.name, p.default) for p in self._parameters)
 
 
@@ -157,36 +171,48 @@ def reader_for(signature: Signature) -> Reader:
         return RawReader()
     if annotation is Request:
         return RequestReader()
+    if is_array(annotation):
+        return ArrayReader(annotation)
     return JsonReader(annotation)
 
 
 def encoded(value: Any) -> bytes:
     """Writes a handler's result as JSON.
 
-    It takes what JSON has, numpy arrays and scalars, pydantic models, dataclasses, times, and what
-    pydantic can write beyond that. A float that JSON lacks (NaN, an infinity) becomes ``null``.
+    It takes what JSON has, with integers of any size, numpy arrays and scalars, pydantic models,
+    dataclasses, times, and what pydantic can write beyond that. A float that JSON lacks (NaN, an
+    infinity) becomes ``null``.
 
     Raises:
         TypeError: The value can't be written.
     """
     options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
-    return orjson.dumps(value, default=_jsonable, option=options)
+    try:
+        return orjson.dumps(value, default=_jsonable, option=options)
+    except orjson.JSONEncodeError as error:
+        if "Integer exceeds 64-bit range" not in str(error):
+            raise
+    try:
+        return to_json(value, fallback=_jsonable, inf_nan_mode="null")
+    except (PydanticSerializationError, ValueError) as error:
+        raise TypeError(str(error)) from error
 
 
-def replayed(scope: Scope, body: bytes) -> Request:
-    """Makes a Starlette request whose body has been read already.
+def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
+    """Makes what checks an object that has a member for each parameter, and no others.
 
-    Its ``is_disconnected()`` is always false: the call is cancelled instead, which the handler sees
-    in ``current_batch().requests``.
+    Raises:
+        TypeError: An annotation is none that JSON can be checked against.
     """
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if not messages:
-            await anyio.sleep_forever()
-        return messages.pop()
-
-    return Request(scope, receive)
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        is_open = parameter.annotation is Parameter.empty
+        annotation: Any = Any if is_open else parameter.annotation
+        is_required = parameter.default is Parameter.empty
+        fields[parameter.name] = Required[annotation] if is_required else NotRequired[annotation]
+    # The functional form takes any name, where a model would trip over "json" or "copy".
+    body: Any = TypedDict("Body", fields)  # type: ignore[misc]
+    return _adapter(with_config(ConfigDict(extra="forbid"))(body))
 
 
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
@@ -202,12 +228,46 @@ def _adapter(annotation: Any) -> TypeAdapter[Any]:
     return adapter
 
 
-def _parsed(adapter: TypeAdapter[Any], exchange: Exchange, body: bytes) -> Any:
-    _check_media_type(exchange)
-    try:
-        return adapter.validate_json(body)
-    except ValidationError as error:
-        raise Refused(_of_validation(error)) from None
+class JsonType:
+    """A type that JSON is checked against."""
+
+    def __init__(self, adapter: TypeAdapter[Any]) -> None:
+        self._adapter = adapter
+        self._for_large: SchemaValidator | None = None
+
+    def parsed(self, exchange: Exchange, body: bytes) -> Any:
+        """Returns the value.
+
+        Raises:
+            Refused: The body is none.
+        """
+        _check_media_type(exchange)
+        elements = check_json(body, exchange.max_json_elements)
+        validator = self._adapter if elements < _LARGE else self._ending_at_the_first_error()
+        try:
+            return validator.validate_json(body)
+        except ValidationError as error:
+            raise Refused(_of_validation(error)) from None
+
+    def _ending_at_the_first_error(self) -> SchemaValidator:
+        # Each error takes several times what the element takes that it is about.
+        if self._for_large is None:
+            self._for_large = SchemaValidator(_failing_fast(self._adapter.core_schema))
+        return self._for_large
+
+
+def _failing_fast(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        given = cast("dict[str, Any]", schema)
+        # The value of a default is the user's, and no schema, whatever it looks like.
+        kept = "default" if given.get("type") == "default" else None
+        changed = {k: v if k == kept else _failing_fast(v) for k, v in given.items()}
+        if changed.get("type") in ("list", "tuple", "set", "frozenset"):
+            changed["fail_fast"] = True
+        return changed
+    if isinstance(schema, list):
+        return [_failing_fast(one) for one in list[Any](schema)]  # pyright: ignore[reportUnknownArgumentType]
+    return schema
 
 
 def _check_media_type(exchange: Exchange) -> None:

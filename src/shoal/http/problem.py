@@ -26,6 +26,7 @@ from shoal.errors import (
     ShutDown,
     SlowReader,
 )
+from shoal.http.header_check import check_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,7 +121,7 @@ def problem_of(error: Exception, settings: HttpSettings) -> Problem:
         case Refused():
             return error.problem
         case HTTPException() if 300 <= error.status_code <= 599:
-            return _of_http_exception(error)
+            return _of_http_exception(error, debug=settings.debug)
         case Overloaded():
             title = "The endpoint is overloaded"
             detail = "Too many requests wait for it already; try again later."
@@ -157,7 +158,7 @@ def _internal(error: Exception, *, debug: bool) -> Problem:
     return Problem(500, "internal", title, detail, more=more)
 
 
-def _of_http_exception(error: HTTPException) -> Problem:
+def _of_http_exception(error: HTTPException, *, debug: bool) -> Problem:
     try:
         title = HTTPStatus(error.status_code).phrase
     except ValueError:
@@ -166,6 +167,11 @@ def _of_http_exception(error: HTTPException) -> Problem:
         (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
         for name, value in (error.headers or {}).items()
     )
+    try:
+        check_headers(headers)
+    except ValueError as wrong:
+        _log.error("%s", wrong)
+        return _internal(error, debug=debug)
     detail = "" if error.detail == title else error.detail
     return Problem(error.status_code, "", title, detail, headers)
 
@@ -187,6 +193,11 @@ def method_not_allowed(allowed: list[str]) -> Problem:
     )
 
 
+def method_unknown() -> Problem:
+    """Returns the problem of a method that HTTP does not have."""
+    return Problem(501, "method-unknown", "The method is not known here")
+
+
 def not_open(settings: HttpSettings) -> Problem:
     """Returns the problem of a call to an application whose lifespan has not been entered."""
     return Problem(
@@ -200,9 +211,14 @@ def not_open(settings: HttpSettings) -> Problem:
     )
 
 
-def no_such_method(detail: str) -> Problem:
-    """Returns the problem of a request for a method that the backend's code has not."""
-    return Problem(404, "no-such-method", "There is no such method", detail)
+def no_such_method() -> Problem:
+    """Returns the problem of a request for a method that the backend's code has not.
+
+    It does not say which there are: who may call one was told.
+    """
+    return Problem(
+        404, "no-such-method", "There is no such method", "No method has the name in the header."
+    )
 
 
 def no_such_priority(levels: int) -> Problem:

@@ -1,4 +1,4 @@
-"""The server: ASGI applications on sockets, by Hypercorn's protocols, on trio.
+"""The server: ASGI applications on sockets, by Hypercorn's protocols, on trio or asyncio.
 
 Composed from Hypercorn's parts as its own trio worker is, rather than by patching that worker,
 because the order of the ending is the point. What starts first stops last::
@@ -18,8 +18,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import trio
+import anyio
 
+from shoal.http.access_log import AccessLog
 from shoal.http.connection import Connection, Shared
 from shoal.http.connection_limit import LimitedListener
 from shoal.http.listeners import Listening, bind
@@ -30,7 +31,10 @@ from shoal.http.server_outcome import Outcome
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
+
+    from shoal.http.client_socket import ClientSocket
 
 __all__ = ["Drained", "ServerConfig", "serve"]
 
@@ -87,7 +91,7 @@ class _Door:
         self.listener = listener
         self.shared = shared
 
-    async def accept(self, connections: trio.Nursery) -> None:
+    async def accept(self, connections: TaskGroup) -> None:
         while True:
             connections.start_soon(self._serve, await self.listener.accept())
 
@@ -97,16 +101,16 @@ class _Door:
         self.shared.config.keep_alive_max_requests = 0
         await self.shared.context.terminated.set()
 
-    def drain(self, connections: trio.Nursery) -> None:
-        while (stream := self.listener.accept_waiting()) is not None:
-            connections.start_soon(self._serve, stream)
+    def drain(self, connections: TaskGroup) -> None:
+        while (client := self.listener.accept_waiting()) is not None:
+            connections.start_soon(self._serve, client)
         self.listener.close()
         for connection in tuple(self.shared.connections):
             connections.start_soon(connection.drain)
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    async def _serve(self, client: ClientSocket) -> None:
         try:
-            await Connection(self.shared, stream).run()
+            await Connection(self.shared, client).run()
         finally:
             self.listener.release()
 
@@ -118,15 +122,16 @@ class _Server:
         self._config = config
         self._lifespan = lifespan
         self._doors: list[_Door] = []
-        self._until_shutdown = trio.CancelScope()
-        self._draining = trio.Event()
+        self._until_shutdown = anyio.CancelScope()
+        self._draining = anyio.Event()
         self._outcome = Outcome(lifespan)
 
     def add(self, listening: Listening, listener: LimitedListener) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""
         has_state = self._lifespan is not None and not self._doors
+        app = listening.app
         shared = Shared(
-            app=listening.app,
+            app=AccessLog(app) if self._config.access_log else app,
             config=hypercorn_config(self._config),
             state=self._lifespan.state if self._lifespan is not None and has_state else {},
             send_timeout_s=self._config.send_timeout_s,
@@ -134,22 +139,23 @@ class _Server:
         self._doors.append(_Door(listening, listener, shared))
 
     async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
-        async with trio.open_nursery() as nursery:
+        drain_began_at = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
             if self._lifespan is not None:
-                nursery.start_soon(self._lifespan.run)
-            nursery.start_soon(self._wait_for, shutdown)
-            async with trio.open_nursery() as connections:
-                nursery.start_soon(self._cut_off, connections)
+                tasks.start_soon(self._lifespan.run)
+            tasks.start_soon(self._wait_for, shutdown)
+            async with anyio.create_task_group() as connections:
+                tasks.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
                     await self._start()
                     if self._outcome.is_up:
                         await self._accept(connections)
-                drain_began_at = trio.current_time()
+                drain_began_at = anyio.current_time()
                 if self._outcome.is_up:
                     self._drain(connections)
-            self._outcome.took_s = trio.current_time() - drain_began_at
+            self._outcome.took_s = anyio.current_time() - drain_began_at
             await self._outcome.end_application(self._config.graceful_timeout_s)
-            nursery.cancel_scope.cancel()
+            tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
         """Returns how it went, or raises why there was nothing; see `serve`."""
@@ -176,20 +182,20 @@ class _Server:
         for door in self._doors:
             door.listening.started(door.listener.url)
 
-    async def _accept(self, connections: trio.Nursery) -> None:
-        async with trio.open_nursery() as accepting:
+    async def _accept(self, connections: TaskGroup) -> None:
+        async with anyio.create_task_group() as accepting:
             for door in self._doors:
                 accepting.start_soon(door.accept, connections)
 
-    def _drain(self, connections: trio.Nursery) -> None:
+    def _drain(self, connections: TaskGroup) -> None:
         self._draining.set()
         for door in self._doors:
             door.drain(connections)
 
-    async def _cut_off(self, connections: trio.Nursery) -> None:
+    async def _cut_off(self, connections: TaskGroup) -> None:
         try:
             await self._draining.wait()
-            await trio.sleep(self._config.graceful_timeout_s)
+            await anyio.sleep(self._config.graceful_timeout_s)
             self._outcome.cut = sum(door.shared.running for door in self._doors)
         finally:
             # Sends are shielded: cancelling alone would wait for their deadlines.

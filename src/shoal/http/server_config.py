@@ -30,6 +30,7 @@ class ServerConfig:
         max_connections: How many connections may be open at once at one address; more wait to be
             accepted.
         keep_alive_timeout_s: How long a connection may be idle.
+        access_log: Whether each request is logged; see `shoal.http.access_log`.
 
     Raises:
         ValueError: There are both a UNIX socket and an inherited one.
@@ -44,6 +45,7 @@ class ServerConfig:
     send_timeout_s: float = 10.0
     max_connections: int = 1000
     keep_alive_timeout_s: float = 5.0
+    access_log: bool = False
 
     def __post_init__(self) -> None:
         if self.uds is not None and self.fd is not None:
@@ -66,14 +68,15 @@ class Drained:
 
     Attributes:
         started: Whether it ever listened; False if it was shut down while the application started.
-        finished: Requests and WebSockets that were under way at shutdown, or came in its first
-            moment, and ended by themselves.
-        cut: Those that did not end in time.
+        served: Requests and WebSockets that ended by themselves, from the first to the last.
+        finished: Those of them that were under way at shutdown, or came in its first moment.
+        cut: Requests and WebSockets that did not end in time.
         took_s: Seconds from the shutdown until the last connection had ended.
         failure: What went wrong with the application's lifespan after it had started, if anything.
     """
 
     started: bool
+    served: int = 0
     finished: int = 0
     cut: int = 0
     took_s: float = 0.0

@@ -54,7 +54,7 @@ class Outcome:
         """Returns how it went.
 
         Args:
-            finished: How many requests have finished in the whole run.
+            finished: How many requests have come to an end in the whole run, cut off or not.
 
         Raises:
             OSError: An address can't be listened at.
@@ -62,9 +62,11 @@ class Outcome:
         """
         failure = None if self.lifespan is None else self.lifespan.failure
         if self.is_up:
+            served = finished - self.cut
             return Drained(
                 started=True,
-                finished=finished - self.finished_before - self.cut,
+                served=served,
+                finished=served - self.finished_before,
                 cut=self.cut,
                 took_s=self.took_s,
                 failure=None if failure is None else f"{failure}\n{failure.details}".rstrip(),

@@ -15,6 +15,7 @@ class HttpSettings:
 
     Attributes:
         max_body_bytes: The largest body that a request may have, in bytes.
+        max_json_elements: How many values, keys and containers a body may have that is JSON.
         send_timeout_s: How long the client may take to accept one message of an answer, in seconds.
         answer_timeout_s: How long a call with one result may take whose endpoint has no
             ``request_timeout_s``, in seconds; None for no limit.
@@ -26,6 +27,7 @@ class HttpSettings:
     """
 
     max_body_bytes: int = 16 * 2**20
+    max_json_elements: int = 2**18
     send_timeout_s: float = 10.0
     answer_timeout_s: float | None = 60.0
     heartbeat_s: float = 15.0
@@ -35,6 +37,7 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         _check_whole("max_body_bytes", self.max_body_bytes)
+        _check_whole("max_json_elements", self.max_json_elements)
         _check_whole("retry_after_s", self.retry_after_s)
         _check_seconds("send_timeout_s", self.send_timeout_s)
         _check_seconds("heartbeat_s", self.heartbeat_s)

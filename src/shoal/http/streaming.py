@@ -105,6 +105,9 @@ async def answer_with_stream(
         Exception: What the call raised before its answer had begun.
     """
     form = form_for(exchange.headers.get(b"accept", b""))
+    if exchange.wants_no_body:
+        await exchange.answer_without_body(200, _headers(form))
+        return
 
     async def send_items() -> None:
         async with stream:
@@ -157,12 +160,15 @@ async def _relay(
 
 
 async def _begin(exchange: Exchange, form: Form) -> None:
-    headers = [
+    await exchange.begin(200, _headers(form))
+
+
+def _headers(form: Form) -> list[tuple[bytes, bytes]]:
+    return [
         (b"content-type", form.media_type),
         (b"cache-control", b"no-store"),
         (b"x-accel-buffering", b"no"),  # asks a proxy in front to pass each item on at once
     ]
-    await exchange.begin(200, headers)
 
 
 def _weights(accept: bytes) -> dict[bytes, float]:

@@ -7,12 +7,14 @@ in rounds, so that a machine that slows down meanwhile does not make large batch
 
 from __future__ import annotations
 
+import inspect
 import random
 import time
 import traceback
 from bisect import bisect_left
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from inspect import isclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -21,6 +23,7 @@ import anyio
 from shoal.batching.batcher import Batcher
 from shoal.batching.decorated import Decorated
 from shoal.batching.decorator import open_batchers
+from shoal.batching.items_or_lists import takes_lists
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options import BatchOptions
 from shoal.planning.mistake import Mistake
@@ -75,6 +78,28 @@ class Measured:
         return sample
 
 
+def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Returns what can be run: of a class an instance, of anything else itself.
+
+    Raises:
+        Mistake: The class could not be instantiated, or there are arguments and no class.
+    """
+    if not inspect.isclass(handler):
+        if args or kwargs:
+            raise Mistake("arguments are for a class, and this is none")
+        return handler
+    if "__call__" not in dir(handler):
+        raise Mistake(
+            f"the class {handler.__qualname__} has no __call__, which would be the handler; name "
+            "one that has, or a function"
+        )
+    try:
+        return handler(*args, **kwargs)
+    except Exception as error:
+        traceback.print_exception(error)
+        raise Mistake(f"{handler.__qualname__} could not be instantiated, see above", 1) from None
+
+
 @asynccontextmanager
 async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
     """Opens a batcher for a handler, decorated or not.
@@ -87,6 +112,12 @@ async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
             yield handler.batcher
         return
     try:
+        if callable(handler) and not isclass(handler) and not takes_lists(handler):
+            raise Mistake(
+                f"{handler!r:.100} takes one item at a time, and tune measures batches: annotate "
+                "its parameters as lists, mark it with @shoal.accept_batch, or decorate it with "
+                "@shoal.batch"
+            )
         batcher: Batcher[Any] = Batcher(handler)
     except TypeError as error:
         raise Mistake(str(error).replace("\n", " ")) from None

@@ -6,9 +6,11 @@ import importlib
 import os
 import sys
 import traceback
-from typing import Any
+from typing import Any, Final
 
 from shoal.planning.mistake import Mistake
+
+_IMPORTERS: Final = frozenset({"shoal", "importlib", "_frozen_importlib"})
 
 
 def named(spec: str) -> Any:
@@ -35,7 +37,7 @@ def named(spec: str) -> Any:
         absent = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if absent is not None and f"{module_name}.".startswith(f"{absent}."):
             raise Mistake(f"no module {absent!r} in {os.getcwd()} or installed") from None
-        traceback.print_exception(error)
+        show_failed_import(error)
         raise Mistake(f"importing {spec} failed, see above", 1) from None
     for name in attribute.split("."):
         try:
@@ -43,3 +45,19 @@ def named(spec: str) -> Any:
         except AttributeError:
             raise Mistake(f"{module_name} has no attribute {attribute!r}") from None
     return found
+
+
+def show_failed_import(error: Exception) -> None:
+    """Shows the traceback of an import from where the imported code begins.
+
+    How it came to be imported is twenty lines that are the same for everyone. Of an error that no
+    code was run for, such as a `SyntaxError`, there is only what it says.
+    """
+    shown = error.__traceback__
+    while shown is not None and _package(shown.tb_frame.f_globals) in _IMPORTERS:
+        shown = shown.tb_next
+    traceback.print_exception(error.with_traceback(shown))
+
+
+def _package(module: dict[str, Any]) -> str:
+    return str(module.get("__name__", "")).partition(".")[0]

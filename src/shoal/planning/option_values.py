@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.latency_target import LatencyTarget
-from shoal.core.options import BatchOptions
+from shoal.core.options import BatchOptions, no_option
 from shoal.core.queue_policy import QueuePolicy
 from shoal.planning.mistake import Mistake
 
@@ -22,6 +23,7 @@ _WORDS: Final[Mapping[str, Any]] = {
     "false": False,
     "False": False,
 }
+_OPENING: Final = ("[", "{", '"', "'")
 _FUNCTIONS: Final = ("batch_size_fn", "bucket_by", "pad", "split", "join", "policy")
 
 
@@ -41,7 +43,7 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise Mistake(f"an option is written NAME=VALUE, like priority_levels=3, not {text!r}")
         if name not in names:
-            raise Mistake(f"{name!r} is not an option of a batcher; there are {', '.join(names)}")
+            raise Mistake(no_option(name, names))
         if name in _FUNCTIONS:
             raise Mistake(
                 f"{name} is a function, which can't be written here; costs and buckets of requests "
@@ -66,6 +68,26 @@ def checked(pairs: Mapping[str, Any]) -> BatchOptions:
 def written(pairs: Mapping[str, Any]) -> str:
     """Writes options as keywords."""
     return ", ".join(f"{name}={value!r}" for name, value in pairs.items() if name not in _FUNCTIONS)
+
+
+def value_of(text: str) -> Any:
+    """Reads a value as an application's file has it, and words without quotes as text.
+
+    Raises:
+        Mistake: It begins like TOML, and is none.
+    """
+    text = text.strip()
+    if text == "none":
+        return None
+    try:
+        parsed = tomllib.loads(f"it = {text}")
+    except tomllib.TOMLDecodeError as error:
+        if text.startswith(_OPENING):
+            raise Mistake(f"{text!r} is no TOML value: {error}") from None
+        return text
+    if parsed.keys() != {"it"}:
+        raise Mistake(f"{text!r} is more than one value")
+    return parsed["it"]
 
 
 def _value(text: str) -> Any:

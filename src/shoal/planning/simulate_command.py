@@ -244,4 +244,4 @@ def _most_a_second(simulation: Simulation, handler: Linear) -> float:
     options = simulation.options
     if options.batch_size_fn is not None:
         return math.inf
-    return options.max_concurrent_batches * options.max_batch_size / handler(options.max_batch_size)
+    return options.slots * options.max_batch_size / handler(options.max_batch_size)

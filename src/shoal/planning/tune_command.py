@@ -23,10 +23,10 @@ from shoal.planning.arguments import (
     save_plot,
     whole,
 )
-from shoal.planning.measuring import Measured, measure, opened
+from shoal.planning.measuring import Measured, instance_of, measure, opened
 from shoal.planning.mistake import Mistake
 from shoal.planning.naming import named
-from shoal.planning.option_values import option_pairs
+from shoal.planning.option_values import option_pairs, value_of
 from shoal.planning.tune_plot import plot_tuning
 from shoal.planning.tune_report import tuned_as_data, tuned_as_text
 from shoal.planning.tuning import Search
@@ -54,8 +54,13 @@ examples:
     shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
       --plot why.png
 
-  The handler is a function of a list, decorated with @shoal.batch or not. Measure where it will
-  run, with nothing beside it. The exit code is 0 if some options meet the target, 1 if none do.
+  A class, as a backend has it:
+
+    shoal tune my_module:Classifier --arg large.onnx --item '"a text"' --rate 1000 --p99 0.05
+
+  The handler takes a list: a function, decorated with @shoal.batch or not, or a class with
+  __call__. Measure where it will run, with nothing beside it. The exit code is 0 if some options
+  meet the target, 1 if none do.
 """
 
 _DEFAULT_SIZE: Final = 64
@@ -68,7 +73,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.formatter_class = RawDescriptionHelpFormatter
     parser.set_defaults(run=run)
     parser.add_argument(
-        "handler", metavar="MODULE:HANDLER", help="where the handler is, e.g. my_module:embed"
+        "handler",
+        metavar="MODULE:HANDLER",
+        help="where the handler is: a function, e.g. my_module:embed, or a class whose instance is "
+        "called, e.g. my_module:Classifier",
+    )
+    parser.add_argument(
+        "--arg",
+        action="append",
+        default=[],
+        metavar="VALUE",
+        help="an argument for the class, like large.onnx or 3; repeatable",
+    )
+    parser.add_argument(
+        "--kwarg",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an argument for the class by name, like threads=4; repeatable",
     )
     target = parser.add_argument_group("target")
     target.add_argument(
@@ -138,7 +160,8 @@ def run(arguments: Namespace) -> int:
     """
     pairs = option_pairs(arguments.option)
     with redirect_stdout(sys.stderr):  # what the handler prints is no result of ours
-        handler = named(arguments.handler)
+        args, kwargs = _arguments_of_class(arguments)
+        handler = instance_of(named(arguments.handler), args, kwargs)
         make_item = _items(arguments)
         measuring = partial(_measured, handler, make_item, arguments)
         try:
@@ -160,6 +183,16 @@ def run(arguments: Namespace) -> int:
     if arguments.plot is not None:
         save_plot(partial(plot_tuning, measured, search, candidates), arguments.plot)
     return 0 if candidates[0].meets_target else 1
+
+
+def _arguments_of_class(arguments: Namespace) -> tuple[list[Any], dict[str, Any]]:
+    kwargs: dict[str, Any] = {}
+    for text in arguments.kwarg:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise Mistake(f"--kwarg is written KEY=VALUE, like threads=4, not {text!r}")
+        kwargs[name] = value_of(value)
+    return [value_of(text) for text in arguments.arg], kwargs
 
 
 async def _measured(

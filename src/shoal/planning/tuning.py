@@ -87,8 +87,14 @@ class Search:
             The best first, those that miss the target last.
 
         Raises:
-            Mistake: The options do not go with a size or a wait.
+            Mistake: The options do not go with a size or a wait, or do not bound how many batches
+                run at once.
         """
+        if self.options.max_concurrent_batches is None:
+            raise Mistake(
+                "max_concurrent_batches=none has no size that is best: any rate can be served by "
+                "as many batches at once; give a number to tune for"
+            )
         # With one request a batch there is nothing to wait for.
         pairs = [
             (size, _as_written(self.p99_s * part))
@@ -104,7 +110,7 @@ class Search:
 
     def most(self, size: int) -> float:
         """Returns how many items a second the handler can do in batches of a size or less."""
-        return self.options.max_concurrent_batches * max(
+        return self.options.slots * max(
             measured / self.run_times.usual_s(measured)
             for measured in self.run_times.runs_s
             if measured <= size

@@ -1,49 +1,47 @@
-"""Whether a backend's code takes lists: `accept_batch`, or what its annotations say."""
+"""`accept_batch`: how a backend's code says whether it takes lists."""
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from shoal.batching.signature import annotations_of
+from shoal.batching.items_or_lists import MARK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 C = TypeVar("C", bound="Callable[..., Any]")
 
-_MARK: Final = "__shoal_accept_batch__"
 
-
-def accept_batch(code: C) -> C:
+@overload
+def accept_batch(code: C, /) -> C: ...
+@overload
+def accept_batch(code: bool, /) -> Callable[[C], C]: ...
+def accept_batch(code: Any, /) -> Any:
     """Marks a function, a method, or a class as code that takes lists, and gives it back.
 
     It is needed only where no annotation says so: ``def f(items: list[T]) -> list[R]`` takes lists.
+    ``@accept_batch(False)`` marks code that takes one item at a time though its annotations say
+    list, since its item is one.
 
     Args:
         code: A function or a method; of a class the ``__call__`` is marked.
+
+    Raises:
+        TypeError: It is none of these.
     """
+    if isinstance(code, bool):
+        return partial(_marked, accepts=code)
+    return _marked(code, accepts=True)
+
+
+def _marked(code: C, *, accepts: bool) -> C:
     given: Any = code
     marked: Any = given.__call__ if isinstance(given, type) else given
     try:
-        setattr(marked, _MARK, True)
+        setattr(marked, MARK, accepts)
     except AttributeError:
         raise TypeError(
             f"accept_batch() marks a function, a method or a class, not {code!r}"
         ) from None
     return code
-
-
-def takes_lists(function: Callable[..., Any]) -> bool:
-    """Says whether a function takes lists: it is marked, or all its annotations are of lists."""
-    if getattr(function, _MARK, False) or getattr(type(function).__call__, _MARK, False):
-        return True
-    annotations = annotations_of(function)
-    return bool(annotations) and all(map(_is_list, annotations))
-
-
-def _is_list(annotation: Any) -> bool:
-    origin = typing.get_origin(annotation) or annotation
-    return (
-        isinstance(origin, type)
-        and issubclass(origin, Sequence)
-        and not issubclass(origin, str | bytes | bytearray | tuple)
-    )

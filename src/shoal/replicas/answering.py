@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.held import holding
+from shoal.batching.parking import holds_ctrl_c
 from shoal.replicas.crossing import as_data
 from shoal.replicas.parcels import EMPTY, Parcel, packed, unpickled
 from shoal.replicas.wire import STEPS_AHEAD, Kind, encoded
@@ -70,10 +72,11 @@ class Answering:
                 while self._asked:
                     tasks.start_soon(self._answer, self._asked.popleft(), make)
 
+    @holds_ctrl_c
     async def _answer(self, frame: Frame, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
         job = self._jobs[frame.id]
         try:
-            with job.scope:
+            with job.scope, holding():
                 if make is None:
                     raise RuntimeError("code in this process has nobody to call")
                 call: CallOut = unpickled(frame.body, frame.buffers)

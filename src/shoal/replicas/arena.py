@@ -4,7 +4,8 @@ The problem: a batch of images is tens of megabytes, and through a socket each b
 twice by the kernel, in small pieces. In shared memory the parent copies it once, and the worker
 works on it where it lies. The memory must be there for good: fresh pages cost several times more
 than the copy. It is a ``memfd``, which has no name, so that nothing is left over whoever dies;
-`multiprocessing.shared_memory` has names, and a tracker process that removes them too early.
+`multiprocessing.shared_memory` has names, and a tracker process that removes them too early. Its
+size is sealed: memory that one end had cut off would kill the other by SIGBUS where it reads it.
 
 Each direction has a region. Its sender reserves one block for a message, and reserves it anew only
 when the reader has given it back. The parent copies what it reads out at once. The worker's code
@@ -17,6 +18,7 @@ more dimension.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import pickle
@@ -50,11 +52,12 @@ def new_memory(size: int) -> int | None:
     if sys.platform != "linux" or size == 0:
         return None
     try:
-        fd = os.memfd_create("shoal", os.MFD_CLOEXEC)
+        fd = os.memfd_create("shoal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError:  # not allowed here
         return None
     try:
         os.ftruncate(fd, 2 * _rounded(size))
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except BaseException:
         os.close(fd)
         raise

@@ -12,7 +12,7 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.core.batch import Batch, CutReason
-from shoal.core.request import CallOptions, Request, State
+from shoal.core.request import NOTHING, CallOptions, Request, State
 from shoal.replicas.parcels import unpickled
 
 if TYPE_CHECKING:
@@ -69,26 +69,42 @@ def batch_as_data(batch: Batch, now: float) -> BatchAsData:
         batch: The batch.
         now: The time on the event loop's clock.
     """
-    requests = batch.requests
+    requests = batch.members
     return BatchAsData(
         batch.id,
         batch.reason.value,
         batch.load,
         [request.item for request in requests],
         [now - request.arrived_at for request in requests],
-        [_extras(request.options, now) for request in requests]
-        if any(request.options is not None for request in requests)
-        else None,
+        _all_extras(requests, now),
     )
 
 
-def _extras(options: CallOptions | None, now: float) -> _Extras | None:
-    if options is None:
-        return None
-    left_s = None if options.deadline is None else options.deadline - now
+def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None] | None:
+    """Takes apart what the requests asked for; None where that is nothing.
+
+    Calls by one handle share their metadata, which is taken apart once.
+    """
+    extras: list[_Extras | None] = []
+    shared: Mapping[str, Any] = NOTHING
+    parts: tuple[dict[str, Any], dict[str, bytes]] = {}, {}
+    for request in requests:
+        options = request.options
+        if options is None:
+            extras.append(None)
+            continue
+        if options.metadata is not shared:
+            shared, parts = options.metadata, _parts(options.metadata)
+        left_s = None if options.deadline is None else options.deadline - now
+        extras.append(_Extras(left_s, options.priority, *parts))
+    return extras if any(extras) else None
+
+
+def _parts(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Divides metadata into what is plain, and what is pickled by itself."""
     plain: dict[str, Any] = {}
     pickled: dict[str, bytes] = {}
-    for name, value in options.metadata.items():
+    for name, value in metadata.items():
         if type(value) in _PLAIN:
             plain[name] = value
         else:
@@ -96,7 +112,7 @@ def _extras(options: CallOptions | None, now: float) -> _Extras | None:
             data = _pickled(value)
             if data is not None:
                 pickled[name] = data
-    return _Extras(left_s, options.priority, plain, pickled)
+    return plain, pickled
 
 
 def _pickled(value: Any) -> bytes | None:

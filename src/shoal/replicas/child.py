@@ -141,6 +141,12 @@ class Child:
         self, frame: Frame, answers: Answers, user_config: Any, context: Context
     ) -> None:
         # Not with the others: it brings event loops along, which plain code would wait for in vain.
+        async with import_module("shoal.batching.block").BatcherBlock():
+            await self._work_async(frame, answers, user_config, context)
+
+    async def _work_async(
+        self, frame: Frame, answers: Answers, user_config: Any, context: Context
+    ) -> None:
         make = import_module("shoal.replicas.child_async").AsyncWork
         work = make(answers, self._control, self._socket, self._reader, context)
         instance = answers.instance

@@ -16,8 +16,8 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from shoal.batching.failures import goes_on, own_copy
 from shoal.batching.parking import Parking
-from shoal.errors import HandlerFailed
 from shoal.replicas.calling_out import Errand
 from shoal.replicas.connection import Connection
 from shoal.replicas.hooks import is_async
@@ -144,10 +144,9 @@ class AsyncWork:
         except Exception as error:
             return Kind.ERROR, self._answers.failure(error)
         except BaseException as error:
-            if not self._parking.is_stray(error):
+            if goes_on(error, self._parking):
                 raise
-            stray = HandlerFailed("the code awaited something cancelled")
-            return Kind.ERROR, self._answers.failure(stray)
+            return Kind.ERROR, self._answers.failure(own_copy(error))
 
     async def _call(self, frame: Frame, call: _Call) -> Parcel:
         work = self._answers.opened(frame, anyio.current_time(), call.errand)

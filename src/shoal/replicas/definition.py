@@ -8,8 +8,22 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+
+from shoal.batching.held import held
+from shoal.errors import NotAllowed
+
+
+class OwnPath(str):
+    """An import path that must lead to what its module's own package defines.
+
+    It is of somebody who may have a module's code run, and not whatever that module has imported:
+    with ``from os import system`` in an allowed module, that would be anything.
+    """
+
+    __slots__ = ()
 
 
 def qualified_name(function: Any) -> str:
@@ -29,8 +43,7 @@ class Definition:
         init_kwargs: The same by name.
         accept_batch: Whether it takes lists; None for what its mark and its annotations say.
         signature: A function of one item that says what a call looks like; None for its own.
-        must_be_own: Whether what an import path leads to must be of the package of its module, and
-            not something that the module has imported.
+        refusal: Why it must not be loaded; None if it may be.
     """
 
     target: Any
@@ -38,7 +51,7 @@ class Definition:
     init_kwargs: tuple[tuple[str, Any], ...] = ()
     accept_batch: bool | None = None
     signature: Any = None
-    must_be_own: bool = False
+    refusal: str | None = None
 
     @property
     def import_path(self) -> str | None:
@@ -71,18 +84,24 @@ class Definition:
         Raises:
             ValueError: The import path names nothing that is there.
             TypeError: It names nothing that can be called, or a function that has init args.
+            NotAllowed: It leads to what is not to be loaded.
             Exception: What the module raised when it was imported.
         """
+        self.check_allowed()
         if not isinstance(self.target, str):
             return self.target
         found = imported(self.target)
         self.check_loaded(found)
-        if self.must_be_own:
-            package = self.target.partition(":")[0].partition(".")[0]
-            origin = getattr(found, "__module__", None) or ""
-            if origin.partition(".")[0] != package:
-                raise TypeError(f"{self.target!r} is of {origin or 'no module'}, not of {package}")
         return found
+
+    def check_allowed(self) -> None:
+        """Checks that it may be loaded.
+
+        Raises:
+            NotAllowed: It may not.
+        """
+        if self.refusal is not None:
+            raise NotAllowed(self.refusal)
 
     def check_loaded(self, found: Any) -> None:
         """Checks the function, class or object.
@@ -109,6 +128,22 @@ class Definition:
             )
 
 
+def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
+    """Checks what a class is to be instantiated with by name, and returns it as pairs.
+
+    Raises:
+        TypeError: It does not map names to values.
+    """
+    if init_kwargs is None:
+        return ()
+    if not isinstance(init_kwargs, Mapping):
+        raise TypeError(f"init_kwargs must map names to values, not {init_kwargs!r}")
+    for name in cast("Mapping[object, Any]", init_kwargs):
+        if not isinstance(name, str):
+            raise TypeError(f"init_kwargs must map names to values, and {name!r} is no name")
+    return tuple(cast("Mapping[str, Any]", init_kwargs).items())
+
+
 def split_import_path(path: str) -> tuple[str, str]:
     """Splits ``"package.module:Name"``; the old form ``"package.module.Name"`` will do as well.
 
@@ -124,11 +159,13 @@ def split_import_path(path: str) -> tuple[str, str]:
     return module, name
 
 
+@held
 def imported(path: str) -> Any:
     """Returns what an import path names.
 
     Raises:
         ValueError: It is none, or nothing is there.
+        NotAllowed: It is an `OwnPath`, and leads to another package.
         Exception: What the module raised when it was imported.
     """
     module_name, name = split_import_path(path)
@@ -143,4 +180,15 @@ def imported(path: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             raise ValueError(f"{path!r}: {module_name} has no attribute {name!r}") from None
+    if isinstance(path, OwnPath):
+        origin = getattr(found, "__module__", None)
+        if not isinstance(origin, str) or _package(origin) != _package(module_name):
+            raise NotAllowed(
+                f"{str(path)!r} is of {origin or 'no module'}, and not of {_package(module_name)}: "
+                "here only a module's own functions and classes may be named"
+            )
     return found
+
+
+def _package(module_name: str) -> str:
+    return module_name.partition(".")[0]

@@ -56,6 +56,7 @@ class MethodAsData(NamedTuple):
     answer: bytes | None
     streams: bool
     batched: bool
+    gathers: bool
 
 
 class DescriptionAsData(NamedTuple):
@@ -91,6 +92,7 @@ def description_as_data(description: Description) -> DescriptionAsData:
                 _pickled(method.signature.return_annotation),
                 method.streams,
                 method.batched,
+                method.gathers,
             )
             for method in description.methods.values()
         ],
@@ -155,7 +157,7 @@ def _method(method: MethodAsData, own_module: str | None) -> Method:
         ],
         return_annotation=_annotation(method.answer, own_module),
     )
-    return Method(method.name, signature, method.streams, method.batched)
+    return Method(method.name, signature, method.streams, method.batched, method.gathers)
 
 
 def _annotation(data: bytes | None, own_module: str | None) -> Any:

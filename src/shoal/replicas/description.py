@@ -24,12 +24,15 @@ class Method:
         signature: That of a call of one item, whether or not the code takes lists.
         streams: Whether it answers by a stream.
         batched: Whether it takes lists; else it gets one item at a time.
+        gathers: Whether it is async code of one item that forms batches by itself, by methods that
+            are decorated with `shoal.batch`: so many calls of it must run at once.
     """
 
     name: str
     signature: Signature
     streams: bool
     batched: bool
+    gathers: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,11 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from shoal.batching.block import BatcherBlock
+from shoal.batching.held import held, shown
+from shoal.batching.parking import holds_ctrl_c
 from shoal.errors import ReplicaNotStarted
+from shoal.replicas.as_plain import as_plain
 from shoal.replicas.base import Replica
 from shoal.replicas.hooks import is_async
 from shoal.replicas.inner_calls import InnerCalls, waited_for
@@ -53,7 +57,7 @@ class LocalReplica(Replica):
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        self._work = UnderWay(blueprint.identity)
+        self._work = UnderWay(blueprint.identity, self.kill)
         self._was_killed = False
         self._starting = anyio.CancelScope()
         self._closing = anyio.CancelScope()
@@ -99,39 +103,45 @@ class LocalReplica(Replica):
             self._starting.cancel()
             self._closing.cancel()
 
+    @holds_ctrl_c
     async def run(self, method: str, items: list[Any]) -> Any:
         handler, batched = self._method(method)
         if handler.threaded:
             plain = PlainMethod(handler, batched=batched)
             with waited_for() as calls:
-                return await self._in_thread(Job(partial(plain.results, items)), calls=calls)
+                job = Job(lambda: as_plain(plain.results(items)))
+                return await self._in_thread(job, calls=calls)
         with self._work.at_work():
-            return await handler.results(items)
+            return as_plain(await handler.results(items))
 
+    @holds_ctrl_c
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
         handler, batched = self._method(method)
         if not handler.threaded:
             steps = handler.steps(items)
-            try:
-                while (step := await self._next(steps)) is not DONE:
-                    yield step
-            finally:
-                with self._work.identified():
-                    await steps.aclose()
+            # One scope for all steps: the code may have scopes of its own from one to the next.
+            with self._work.within_scope() as scope:
+                try:
+                    while (step := await self._next(steps, scope)) is not DONE:
+                        yield step
+                finally:
+                    with self._work.running():
+                        await steps.aclose()
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
-        job = Job(plain.next, undo=plain.close)
+        job = Job(lambda: as_plain(plain.next()), undo=plain.close)
         calls = InnerCalls()
         try:
             while (step := await self._next_in_thread(job, calls)) is not DONE:
                 yield step
                 self._work.check_open()
-                job = Job(plain.next, undo=plain.close)
+                job = Job(lambda: as_plain(plain.next()), undo=plain.close)
         finally:
             if plain.is_open and not job.is_given_up and self._has_threads:
                 with anyio.CancelScope(shield=True):
                     await self._in_thread(Job(plain.close))
 
+    @holds_ctrl_c
     async def reconfigure(self, user_config: Any) -> None:
         self._work.check_open()
         hook = self._takes_user_config(user_config)
@@ -141,6 +151,7 @@ class LocalReplica(Replica):
         with self._work.at_work():
             await hook(user_config)
 
+    @holds_ctrl_c
     async def check_health(self) -> None:
         self._work.check_open()
         hook = self.instance.hook("health")
@@ -183,6 +194,13 @@ class LocalReplica(Replica):
             self._threads.remove(scope)
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
+        with self._work.identified():
+            block = BatcherBlock()  # its batchers know this replica as theirs
+            async with block:
+                self._work.block = block
+                await self._serve(task_status)
+
+    async def _serve(self, task_status: TaskStatus[Description]) -> None:
         await self._start()
         self._work.is_open = True
         task_status.started(self.instance.description)
@@ -214,7 +232,7 @@ class LocalReplica(Replica):
         if self._starting.cancel_called:
             why = self._work.end or f"was not ready within {timeout_s} s"
         elif cause is not None:
-            why = f"could not be started: {cause!r}"
+            why = f"could not be started: {shown(cause)}"
         else:
             return
         try:
@@ -225,10 +243,11 @@ class LocalReplica(Replica):
     async def _construct(self) -> None:
         definition = self.blueprint.definition
         if definition.import_path is None and not inspect.isclass(definition.target):
-            self.instance = Instance(definition)  # none of the user's code runs
+            self.instance = held(Instance)(definition)  # hardly any of the user's code runs
         else:
             self.instance = await self._in_thread(Job(partial(Instance, definition)), shield=False)
 
+    @held
     def _takes_user_config(self, user_config: Any) -> Callable[..., Any]:
         hook = self.instance.hook("reconfigure")
         if hook is None:
@@ -239,25 +258,28 @@ class LocalReplica(Replica):
         return hook
 
     async def _close(self) -> None:
-        hook = self.instance.hook("close")
-        if hook is None:
-            return
         try:
-            await self._call(hook)
+            if (hook := self.instance.hook("close")) is not None:
+                await self._call(hook)
         except Exception:
             logger.exception("%s: close() failed", self.tag)
 
+    @holds_ctrl_c
     async def _call(self, hook: Callable[..., Any], *args: Any) -> None:
         """Calls a hook while no work is taken; cancelling this gives up a plain one."""
         if not is_async(hook):
             await self._in_thread(Job(partial(hook, *args)), shield=False)
             return
-        with self._work.identified():
+        with self._work.running():
             await hook(*args)
 
-    async def _next(self, steps: AsyncGenerator[Any, None]) -> Any:
-        with self._work.at_work():
-            return await anext(steps, DONE)
+    @holds_ctrl_c
+    async def _next(self, steps: AsyncGenerator[Any, None], scope: anyio.CancelScope) -> Any:
+        with self._work.cancellable(scope), self._work.running():
+            step = as_plain(await anext(steps, DONE))
+        if scope.cancel_called:
+            raise self._work.died()  # whatever the code made of that
+        return step
 
     async def _next_in_thread(self, job: Job, calls: InnerCalls) -> Any:
         with waited_for(calls):
@@ -280,6 +302,8 @@ class LocalReplica(Replica):
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
         """Hears what came of a job."""
+        if error is not None:
+            error = self._work.told(error)
         if not job.answer(value, error) and job.undo is not None:
             self._start_job(Job(job.undo))
         self._work.is_done(job)

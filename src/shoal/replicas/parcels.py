@@ -10,6 +10,7 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.batching.held import held
 from shoal.replicas.wire import MOST_GIVEN_BACK, encoded
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Parcel:
 EMPTY: Final = Parcel(b"")
 
 
+@held
 def packed(content: Any) -> Parcel:
     """Pickles an object.
 
@@ -65,6 +67,7 @@ def packed(content: Any) -> Parcel:
     return Parcel(body, buffers, sum(memoryview(buffer).nbytes for buffer in buffers))
 
 
+@held
 def unpickled(data: Buffer, buffers: Iterable[Any] = ()) -> Any:
     """Unpickles what the other end of a socket pair has pickled.
 

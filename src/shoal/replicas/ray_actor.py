@@ -26,6 +26,7 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.current import running_batch
+from shoal.batching.decorator import open_batchers
 from shoal.replicas.crossing import ErrorAsData, as_data, slots_as_data
 from shoal.replicas.current import Identity, running_replica
 from shoal.replicas.describing import Defaults, DescriptionAsData, description_as_data
@@ -67,6 +68,8 @@ class ReplicaActor:
         self._identity = Identity(*identity)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
+        self._batchers = self._portal.wrap_async_context_manager(open_batchers())
+        self._batchers.__enter__()
         # Deadlines are on the clock of that loop, and are wanted in threads that can't ask it.
         self._clock_offset = self._portal.call(anyio.current_time) - time.monotonic()
         self._methods: dict[str, _Method] = {}

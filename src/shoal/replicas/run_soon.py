@@ -17,15 +17,24 @@ class Soon(Protocol):
     def __call__(self, function: Callable[..., object], *args: Any) -> None: ...
 
 
+def into_this_loop() -> tuple[str, Soon]:
+    """Returns the name of the event loop that runs the caller, and what reaches it from threads.
+
+    The latter raises a RuntimeError when the loop is closed.
+    """
+    token: Any = anyio.lowlevel.current_token()
+    native: Any = getattr(token, "native_token", token)  # before anyio 4.11 it is not wrapped
+    if hasattr(native, "run_sync_soon"):
+        return "trio", native.run_sync_soon
+    return "asyncio", native.call_soon_threadsafe
+
+
 def loop_of_caller() -> tuple[str, Soon]:
     """Returns the name of the event loop that runs the caller, and what reaches it from threads.
 
     What comes when the loop is closed is dropped.
     """
-    token: Any = anyio.lowlevel.current_token()
-    native: Any = getattr(token, "native_token", token)  # before anyio 4.11 it is not wrapped
-    name = "trio" if hasattr(native, "run_sync_soon") else "asyncio"
-    hand_over: Any = native.run_sync_soon if name == "trio" else native.call_soon_threadsafe
+    name, hand_over = into_this_loop()
 
     def soon(function: Callable[..., object], *args: Any) -> None:
         with suppress(RuntimeError):

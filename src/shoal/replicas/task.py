@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.batching.handlers import Handler
+from shoal.batching.parking import holds_ctrl_c
 from shoal.replicas.local import LocalReplica
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class TaskReplica(LocalReplica):
         # Who sends the work limits it, so the limiter has nothing left to limit.
         self._limiter = anyio.CapacityLimiter(math.inf)
 
+    @holds_ctrl_c
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
         handler, _ = self._method(method)
         with self._work.at_work():

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import anyio
 
+from shoal.batching.failures import ends_the_program, goes_on, own_copy
+from shoal.batching.held import shown
+from shoal.batching.parking import Parking
 from shoal.errors import ReplicaDied
 from shoal.replicas.current import running_replica
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
+    from shoal.batching.block import BatcherBlock
     from shoal.replicas.current import Identity
     from shoal.replicas.jobs import Job
 
@@ -22,19 +26,23 @@ class UnderWay:
 
     Args:
         identity: The replica's.
+        kill: Ends the replica, with the reason.
 
     Attributes:
         is_open: Whether work is taken.
         end: How the replica ended, for messages, once it has.
         ended: Set when it has ended.
         jobs: The jobs whose threads are not done with them.
+        block: Where batchers open that the code calls; None for where others do.
     """
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
+        self._kill = kill
         self.is_open = False
         self.end: str | None = None
         self.ended = anyio.Event()
         self.jobs: set[Job] = set()
+        self.block: BatcherBlock | None = None
         self._identity = identity
         self._scopes: set[anyio.CancelScope] = set()
         self._idle = anyio.Event()
@@ -58,9 +66,41 @@ class UnderWay:
         """The user's code runs in this block, and may ask which replica it is in."""
         token = running_replica.set(self._identity)
         try:
-            yield
+            with nullcontext() if self.block is None else self.block.in_context():
+                yield
         finally:
             running_replica.reset(token)
+
+    @contextmanager
+    def running(self) -> Generator[None]:
+        """The user's code runs in this block, and may raise anything.
+
+        Raises:
+            ReplicaDied: It raised what would end a process, and so it has ended its replica.
+            HandlerFailed: It raised what is no `Exception`.
+            Exception: What it raised.
+        """
+        try:
+            with self.identified():
+                yield
+        except Exception:
+            raise
+        except BaseException as error:
+            if not ends_the_program(error) and goes_on(error, Parking.of_this_loop()):
+                raise
+            raise self.told(error) from error
+
+    def told(self, error: BaseException) -> Exception:
+        """Makes of what the code raised what its callers are told.
+
+        What would end a process ends the replica, once it is ready.
+        """
+        if isinstance(error, Exception):
+            return error
+        if self.is_open and ends_the_program(error):
+            self._kill(f"its code raised {shown(error)}")
+            return self.died()
+        return own_copy(error)
 
     @contextmanager
     def at_work(self) -> Generator[None]:
@@ -69,21 +109,43 @@ class UnderWay:
         Raises:
             ReplicaDied: The replica is not ready, or ended meanwhile.
         """
-        self.check_open()
+        with self.within_scope() as scope, self.cancellable(scope), self.running():
+            yield
+
+    @contextmanager
+    def within_scope(self) -> Generator[anyio.CancelScope]:
+        """Async code runs in this block, at once or step by step, in a cancel scope of its own.
+
+        Raises:
+            ReplicaDied: The replica ended while the code was `cancellable`.
+        """
         scope = anyio.CancelScope()
-        self._scopes.add(scope)
         try:
-            with scope, self.identified():
-                yield
-        except Exception as error:
-            if scope.cancel_called:
+            with scope:
+                yield scope
+        except GeneratorExit:  # the steps are not wanted any more
+            raise
+        except BaseException as error:
+            if scope.cancel_called and not goes_on(error, Parking.of_this_loop()):
                 raise self.died() from error
             raise
+        if scope.cancel_called:
+            raise self.died()
+
+    @contextmanager
+    def cancellable(self, scope: anyio.CancelScope) -> Generator[None]:
+        """The code of a scope runs in this block, and is cancelled when the replica ends.
+
+        Raises:
+            ReplicaDied: The replica is not ready.
+        """
+        self.check_open()
+        self._scopes.add(scope)
+        try:
+            yield
         finally:
             self._scopes.remove(scope)
             self._look_if_idle()
-        if scope.cancel_called:
-            raise self.died()
 
     def has_begun(self, job: Job) -> None:
         """Notes that a thread will do a job."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.traffic import Shadow, Traffic
 from shoal.replicas.definition import split_import_path
-from shoal.serving.naming import checked_methods, checked_route, checked_tag
+from shoal.serving.naming import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.state_records import DeclaredEndpoint, DeclaredShadow
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 _KEYS: Final = ("route", "methods", "backend", "traffic", "shadows")
 _SHADOW_KEYS: Final = ("backend", "proportion", "compare")
-_DEFAULT_METHODS: Final = ("POST",)
 
 
 class EndpointChecks:
@@ -51,7 +50,7 @@ class EndpointChecks:
             return None
         route = self._try((*path, "route"), checked_route, given.get("route"))
         methods = self._try(
-            (*path, "methods"), checked_methods, given.get("methods", _DEFAULT_METHODS)
+            (*path, "methods"), checked_methods, given.get("methods", DEFAULT_METHODS)
         )
         traffic = self._traffic(path, given)
         shadows = self._shadows((*path, "shadows"), given.get("shadows", []))
@@ -128,6 +127,7 @@ class EndpointChecks:
                     f"{method} {route} is answered by the endpoint {taken[1]!r} already, in line "
                     f"{self._flaws.line(taken)}",
                 )
+                break
 
     def _is_backend(self, path: Path, tag: Any) -> bool:
         if isinstance(tag, str) and tag in self._backends:

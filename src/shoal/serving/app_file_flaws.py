@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from shoal.core.option_checks import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -100,9 +101,9 @@ class Flaws:
 
 def unknown(known: Collection[str], name: str) -> str:
     """Says that there is no such key, and which could be meant."""
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    if near:
-        return f"there is no such key; did you mean {near[0]!r}?"
+    near = nearest(name, known)
+    if near is not None:
+        return f"there is no such key; did you mean {near!r}?"
     return f"there is no such key; there are {', '.join(known)}"
 
 

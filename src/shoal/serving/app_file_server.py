@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from shoal.core.option_checks import seconds, whole, yes_or_no
 from shoal.serving.config_replicas import more_than_0
@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from shoal.serving.app_file_flaws import Flaws
+
+
+EventLoop = Literal["trio", "asyncio"]
+"""What a server's process runs; asyncio is uvloop where that is installed."""
 
 
 def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
@@ -58,14 +62,24 @@ def _overload_status(name: str, value: Any) -> int:
     return int(value)
 
 
+def _event_loop(name: str, value: Any) -> EventLoop:
+    if value not in get_args(EventLoop):
+        raise ValueError(f'{name} must be "trio" or "asyncio", not {value!r}')
+    found: EventLoop = value
+    return found
+
+
 SERVER_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "host": _text,
     "port": _port,
+    "event_loop": _event_loop,
     "graceful_timeout_s": seconds,
     "send_timeout_s": more_than_0,
     "max_connections": _at_least_1,
     "keep_alive_timeout_s": more_than_0,
+    "access_log": yes_or_no,
     "max_body_bytes": _at_least_1,
+    "max_json_elements": _at_least_1,
     "answer_timeout_s": _seconds_or_none,
     "heartbeat_s": more_than_0,
     "overload_status": _overload_status,

@@ -10,10 +10,11 @@ import anyio
 
 from shoal.batching.current import running_batch
 from shoal.core.option_checks import seconds, whole
-from shoal.core.request import NOTHING
 from shoal.core.terms import Wishes
+from shoal.serving.query import item_without_data
 
 if TYPE_CHECKING:
+    from shoal.batching.entry import Entry
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.line import Line
 
@@ -57,23 +58,39 @@ class Asked:
             given["priority"] = whole("priority", given["priority"], least=1)
         return replace(self, **given)
 
-    def wishes(self, spent_s: float = 0.0) -> Wishes | None:
-        """Returns what the engine is asked for; None for nothing.
+    def item_without_data(self, line: Line, entry: Entry) -> Any:
+        """Returns the item of a call without arguments: an empty request, for code that takes one.
+
+        Raises:
+            TypeError: The code needs arguments.
+        """
+        item = item_without_data(line.batcher.signature, self.http_method, self.http_headers)
+        return entry.item((), {}) if item is None else item
+
+    def metadata(self, endpoint: str) -> Mapping[str, Any]:
+        """Returns what the code finds in the request's metadata.
 
         Args:
+            endpoint: The name of the endpoint that is called.
+        """
+        metadata: dict[str, Any] = {"context": "python", "endpoint": endpoint}
+        if self.http_method is not None or self.http_headers is not None:
+            metadata["method"] = self.http_method or ""
+            metadata["headers"] = self.http_headers or {}
+        return metadata
+
+    def wishes(self, metadata: Mapping[str, Any], spent_s: float = 0.0) -> Wishes | None:
+        """Returns what the engine is asked for beside the metadata; None for nothing.
+
+        Args:
+            metadata: What the code finds in the request's metadata.
             spent_s: How much of its time a call has used up, in seconds.
         """
         timeout_s = _time_left()
         if self.timeout_s is not None:
             own_s = max(0.0, self.timeout_s - spent_s)
             timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
-        metadata = NOTHING
-        if self.http_method is not None or self.http_headers is not None:
-            metadata = {
-                "method": self.http_method or "",
-                "headers": self.http_headers or {},
-            }
-        if timeout_s is None and self.priority is None and metadata is NOTHING:
+        if timeout_s is None and self.priority is None:
             return None
         return Wishes(timeout_s, metadata, self.priority)
 
@@ -86,7 +103,7 @@ def _time_left() -> float | None:
     batch = running_batch.get(None)
     if batch is None:
         return None
-    deadlines = [request.deadline for request in batch.requests]
+    deadlines = [request.deadline for request in batch.members]
     limits = [deadline for deadline in deadlines if deadline is not None]
     if len(limits) < len(deadlines) or not limits:
         return None

@@ -119,42 +119,16 @@ class Backend(Lines):
         self.configure_lines(config)
         self.supervisor.adopt(config)
         if (description := self.supervisor.description) is not None:
-            slots = config.slots(description.method(CALL).batched)
+            code = description.method(CALL)
+            slots = config.slots(code.batched, gathers=code.gathers)
             self.pool.resize(slots, config.max_ongoing_requests)
         self._scaling.configure(config.autoscaling)
         self.log_oddity()
-
-    async def scale(self, num_replicas: int) -> None:
-        """Changes the number of replicas, and waits until there are so many.
-
-        Raises:
-            ReplicaNotStarted: One could not be started; then the number is as before.
-        """
-        before = self.supervisor.wanted
-        self.set_wanted(num_replicas)
-        try:
-            await self.supervisor.settle()
-        except BaseException:
-            self.set_wanted(before)
-            raise
 
     def set_wanted(self, num_replicas: int) -> None:
         """Changes the number of replicas, without waiting for them."""
         self.supervisor.scale(num_replicas)
         self.resize_lines()
-
-    async def replace(self, config: BackendConfig) -> None:
-        """Replaces the replicas one by one.
-
-        Raises:
-            ReplicaNotStarted: A new one could not be started; the old ones stay.
-        """
-        undo = self.supervisor.replace(config)
-        try:
-            await self.supervisor.settle()
-        except BaseException:
-            undo()
-            raise
 
     async def close(self, *, at_once: bool = False) -> None:
         """Ends it, once what is in its lines has been answered.
@@ -162,7 +136,7 @@ class Backend(Lines):
         Args:
             at_once: Whether to fail that instead.
 
-        Cancellation: it ends at once.
+        Cancellation: it ends at once; `wait_ended` says when it has.
         """
         self.is_closing = True
         self._scaling.configure(None)
@@ -171,6 +145,10 @@ class Backend(Lines):
             await self.supervisor.end(at_once=at_once)
         finally:
             self._closing.set()
+        await self.wait_ended()
+
+    async def wait_ended(self) -> None:
+        """Waits until nothing of it runs any more."""
         await self._ended.wait()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
@@ -189,6 +167,7 @@ class Backend(Lines):
         return sum([kept.ongoing for kept in self.supervisor.kept])
 
     def _make(self, tag: str, place: int, config: BackendConfig) -> Replica:
+        self.definition.check_allowed()
         replica = placement_of(config.placement)(
             Blueprint(
                 identity=Identity(self.tag, tag),

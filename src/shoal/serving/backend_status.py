@@ -29,6 +29,7 @@ def status_of(backend: Backend) -> BackendStatus:
     """Returns what a backend has, and how it is."""
     supervisor = backend.supervisor
     failures = supervisor.failures
+    failure = backend.failure or failures.last
     lines = list(backend.statistics())
     return BackendStatus(
         tag=backend.tag,
@@ -53,5 +54,5 @@ def status_of(backend: Backend) -> BackendStatus:
         starts=failures.starts,
         deaths=failures.deaths,
         restarts=failures.restarts,
-        failure=None if failures.last is None else str(failures.last),
+        failure=None if failure is None else str(failure),
     )

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from shoal.errors import NoSuchName
 from shoal.replicas.calling_out import CallOut, WayOut, way_out
 from shoal.serving.asking import Asked
-from shoal.serving.optioned import Optioned
+from shoal.serving.naming import checked_tag
+from shoal.serving.optioned import SYNC_CALL, Optioned, no_such_attribute
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -48,7 +49,7 @@ class ChildHandle(Optioned):
     """Calls an endpoint from a replica's process; see `Handle`."""
 
     way: WayOut
-    endpoint: str
+    endpoint: str  # pyright: ignore[reportIncompatibleMethodOverride] (a field is read alike)
     asked: Asked = field(default_factory=Asked)
 
     @property
@@ -85,12 +86,18 @@ class ChildClient:
     async def __aexit__(self, *exc_info: object) -> None:
         return None
 
+    def __enter__(self) -> ChildSyncClient:
+        return self.sync
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
     @property
     def sync(self) -> ChildSyncClient:
         """The same for plain code."""
         return ChildSyncClient()
 
-    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildHandle | None:
+    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildHandle:
         """Returns what calls an endpoint; see `Client.get_handle`."""
         way = way_out.get()
         is_there = await way.call_async(CallOut(endpoint=endpoint, method_name=IS_THERE))
@@ -100,22 +107,25 @@ class ChildClient:
 class ChildSyncClient:
     """The same for plain code."""
 
-    def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildSyncHandle | None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        return None
+
+    def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildSyncHandle:
         """Returns what calls an endpoint; see `Client.get_handle`."""
         way = way_out.get()
         is_there = way.call(CallOut(endpoint=endpoint, method_name=IS_THERE))
-        handle = _handle_of(way, endpoint, is_there=is_there, missing_ok=missing_ok)
-        return None if handle is None else handle.sync
+        return _handle_of(way, endpoint, is_there=is_there, missing_ok=missing_ok).sync
 
 
-def _handle_of(
-    way: WayOut, endpoint: str, *, is_there: bool, missing_ok: bool
-) -> ChildHandle | None:
-    if is_there:
-        return ChildHandle(way, endpoint, Asked())
+def _handle_of(way: WayOut, endpoint: str, *, is_there: bool, missing_ok: bool) -> ChildHandle:
     if missing_ok:
-        return None
-    raise NoSuchName(f"there is no endpoint {endpoint!r}")
+        checked_tag("an endpoint's name", endpoint)
+    elif not is_there:
+        raise NoSuchName(f"there is no endpoint {endpoint!r}")
+    return ChildHandle(way, endpoint, Asked())
 
 
 class ChildStream:
@@ -173,6 +183,11 @@ class ChildSyncHandle:
     def stream(self, *args: Any, **kwargs: Any) -> ChildSyncStream:
         """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""
         return ChildSyncStream(self._way.stream(self._handle.call_out(args, kwargs, stream=True)))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_such_attribute(name, SYNC_CALL)
 
 
 class ChildSyncStream:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.serving.naming import DEFAULT_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -67,16 +69,21 @@ class Client(Protocol):
         """Changes the options that are named, and no others.
 
         Batching, bounds and the number of replicas change at once. A new ``user_config`` is given
-        to each replica's ``reconfigure``. What only a new replica can take in replaces the replicas
-        one by one, each ready before an old one drains.
+        to each replica's ``reconfigure``. What only a new replica can take in replaces them: new
+        ones are started one by one, and the old ones drain when all of those are ready.
 
         Raises:
             NoSuchName: There is no such backend.
             TypeError: An option is unknown or has the wrong type; nothing is changed.
             ValueError: An option is out of its range; nothing is changed.
-            ReplicaNotStarted: A new replica could not be started; the old ones stay, nothing is
-                changed.
+            ReplicaNotStarted: A new replica could not be started, or died before all were there;
+                the old ones stay, nothing is changed.
+            ReplicaDied: A replica died of the new user config, or was ill after it; one with the
+                old config has taken its place, nothing is changed.
             Exception: What ``reconfigure`` raised; the old config is given back to the replicas.
+
+        Cancellation: what was changed so far is undone; once all is changed it stays, and nobody
+        waits for the old replicas to end.
         """
         ...
 
@@ -99,15 +106,19 @@ class Client(Protocol):
             NoSuchName: There is no such backend.
             ValueError: The number is less than 1.
             ReplicaNotStarted: A new replica could not be started; then the number is as before.
+
+        Cancellation: as for `update_backend_config`.
         """
         ...
 
     async def restart_backend(self, tag: str) -> None:
-        """Replaces the replicas one by one, each ready before an old one drains.
+        """Replaces the replicas: the old ones drain when all new ones are ready.
 
         Raises:
             NoSuchName: There is no such backend.
             ReplicaNotStarted: A new replica could not be started; the old ones stay.
+
+        Cancellation: as for `update_backend_config`.
         """
         ...
 
@@ -121,6 +132,9 @@ class Client(Protocol):
         Raises:
             NoSuchName: There is no such backend.
             InUse: An endpoint sends it traffic, or shadow traffic.
+
+        Cancellation: once it is deleted, what is in its line is answered all the same. Another call
+        waits for that too, and one with `force` ends it.
         """
         ...
 
@@ -130,7 +144,7 @@ class Client(Protocol):
         *,
         backend: str | None,
         route: str | None = None,
-        methods: Sequence[str] = ("GET",),
+        methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
         """Creates an endpoint all of whose traffic goes to one backend.
 
@@ -138,7 +152,8 @@ class Client(Protocol):
             name: What to call it: 1 to 64 of ``A-Z a-z 0-9 _ . : -``.
             backend: The backend; None to hold its requests until traffic is set.
             route: Its path, which starts with "/"; None for handles alone.
-            methods: The HTTP methods that it answers.
+            methods: The HTTP methods that it answers. What code gets of a request without a body,
+                such as a GET, is its query.
 
         Raises:
             NameTaken: There is an endpoint of that name, or one with that route and method.
@@ -184,6 +199,9 @@ class Client(Protocol):
     ) -> None:
         """Copies a share of an endpoint's requests to a backend, whose answers are dropped.
 
+        A backend that has traffic of the endpoint as well gets no copy of what it answers itself;
+        copies of the rest wait in the line of its own requests, which they may delay.
+
         Args:
             endpoint: The endpoint.
             backend: The backend that gets the copies.
@@ -198,19 +216,18 @@ class Client(Protocol):
         """
         ...
 
-    @overload
-    async def get_handle(self, endpoint: str, missing_ok: Literal[False] = False) -> Handle: ...
-    @overload
-    async def get_handle(self, endpoint: str, missing_ok: bool) -> Handle | None: ...
-    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> Handle | None:
+    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> Handle:
         """Returns what calls an endpoint.
 
         Args:
             endpoint: The endpoint.
-            missing_ok: Whether to return None where there is no such endpoint.
+            missing_ok: Whether the endpoint may be yet to come: calls raise `NoSuchName` until it
+                is there.
 
         Raises:
             NoSuchName: There is no such endpoint.
+            TypeError: The name is no text, with `missing_ok`.
+            ValueError: No endpoint can have that name, with `missing_ok`.
         """
         ...
 
@@ -219,5 +236,10 @@ class Client(Protocol):
         ...
 
     async def shutdown(self) -> None:
-        """Ends the controller, once what is under way has been answered. Idempotent."""
+        """Ends the controller, once what is under way has been answered, within its time limits.
+
+        Idempotent; another call waits for the same end.
+
+        Cancellation: nobody waits for the end any more, which comes all the same.
+        """
         ...

@@ -7,9 +7,11 @@ lays others over them, and all are checked together again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from shoal.batching.held import held
 from shoal.replicas.base import ReplicaOptions
 from shoal.serving.config_batching import (
     BATCH_NAMES,
@@ -17,6 +19,7 @@ from shoal.serving.config_batching import (
     OF_LISTS,
     SERVED_DEFAULTS,
     batch_size,
+    concurrency,
     fitted,
     loaded,
     one_at_a_time,
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
     from shoal.batching.handlers import Fill
     from shoal.core.autoscaling import AutoscalingOptions
     from shoal.replicas.base import Placement
+
+ONGOING_WHERE_CODE_GATHERS: Final = 100
+"""How many requests a replica has at once whose code forms batches by itself."""
 
 _REPLICA_NAMES: Final = tuple(field.name for field in fields(ReplicaOptions))
 
@@ -174,29 +180,28 @@ class BackendConfig:
         # A size is always among them, so that a batcher with another one is given this.
         return {**SERVED_DEFAULTS, "max_batch_size": batch_size(options), **options}
 
-    def slots(self, batched: bool) -> int:
-        """Returns how many batches a replica may have at once.
+    def slots(self, batched: bool, *, gathers: bool = False) -> float:
+        """Returns how many batches a replica may have at once; infinity for any number.
 
         It is ``max_concurrent_batches``, as far as that many full batches are no more than
         ``max_ongoing_requests``. Code that takes one item at a time has batches of one, and there
         ``max_ongoing_requests`` alone is enough: 1 unless one of the two is given, and the lesser
-        one of both.
+        one of both. For code that forms batches by itself it is 100 unless one is given.
 
         Args:
             batched: Whether the code takes lists.
+            gathers: Whether it is async code of one item that forms batches by itself.
 
         Raises:
             ValueError: An option is for code that takes lists.
         """
         options = self._fitted(batched)
-        slots: int | None = options.get("max_concurrent_batches")
         most = self.max_ongoing_requests
+        is_given = "max_concurrent_batches" in options
         if most is None:
-            return slots or DEFAULTS.max_concurrent_batches
-        if self._takes_lists(batched):
-            slots = slots or DEFAULTS.max_concurrent_batches
+            return ONGOING_WHERE_CODE_GATHERS if gathers and not is_given else concurrency(options)
         fit = most // batch_size(options)
-        return fit if slots is None else min(slots, fit)
+        return min(concurrency(options), fit) if is_given or self._takes_lists(batched) else fit
 
     def oddity(self, batched: bool) -> str | None:
         """Says what is allowed about these options, and hardly meant; None for nothing.
@@ -209,9 +214,8 @@ class BackendConfig:
         """
         most = self.max_ongoing_requests
         options = self.batching if self._takes_lists(batched) else one_at_a_time(self.batching)
-        slots = options.get("max_concurrent_batches", DEFAULTS.max_concurrent_batches)
-        wanted = batch_size(options) * slots
-        if most is None or most >= wanted:
+        wanted = batch_size(options) * concurrency(options)
+        if most is None or most >= wanted or wanted == math.inf:
             return None
         return (
             f"max_ongoing_requests={most} is below max_batch_size * max_concurrent_batches = "
@@ -288,3 +292,14 @@ def _keywords(given: Any) -> Any:
         if not isinstance(name, str):
             raise TypeError(f"{name!r} is not an option of a backend: an option has a name")
     return keywords
+
+
+@held
+def same_user_config(one: BackendConfig, other: BackendConfig) -> bool:
+    """Says whether two configs tell the code the same.
+
+    Raises:
+        Exception: What the user config's own comparison raised.
+    """
+    first, second = one.user_config, other.user_config
+    return first is second or bool(first == second)

@@ -7,6 +7,7 @@ something in its place that can be called, and the function itself is checked wh
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final, cast
@@ -52,6 +53,8 @@ OF_LISTS: Final = (
     "join",
     "allowed_batch_sizes",
     "pad",
+    "batch_wait_timeout_s",
+    "idle_timeout_s",
 )
 """What says how a batch is made up, and means nothing to code that takes one item at a time."""
 
@@ -145,6 +148,12 @@ def fitted(batching: Mapping[str, Any], most: int) -> dict[str, Any]:
     return found
 
 
+def concurrency(batching: Mapping[str, Any]) -> float:
+    """Returns ``max_concurrent_batches``; infinity where it is None, for no bound."""
+    bound: int | None = batching.get("max_concurrent_batches", DEFAULTS.max_concurrent_batches)
+    return math.inf if bound is None else bound
+
+
 def batch_size(batching: Mapping[str, Any]) -> int:
     """Returns ``max_batch_size``."""
     return cast("int", batching.get("max_batch_size", DEFAULTS.max_batch_size))
@@ -157,11 +166,17 @@ def one_at_a_time(batching: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: One of them is for code that takes lists.
     """
     for name in OF_LISTS:
-        value = batching.get(name)
-        if value is not None and value != 1:
+        if name not in batching:
+            continue
+        value = batching[name]
+        says_nothing = value in (0, None) if name.endswith("_s") else value in (1, None)
+        if name == "batch_wait_timeout_s" and value is None:
+            says_nothing = False  # until the batch is full
+        if not says_nothing:
             raise ValueError(
                 f"{name}={value!r} is for code that takes lists, and this takes one item at a "
-                "time; mark it with @shoal.accept_batch, or annotate its parameter with list[T]"
+                "time; mark it with @shoal.accept_batch, annotate its parameter with list[T], or "
+                f"leave {name} out"
             )
     return {**batching, "max_batch_size": 1}
 

@@ -30,7 +30,9 @@ def durable_options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(name: str, value: Any) -> Any:
     if value is None:
         return None
-    if (name in FUNCTIONS or name == "placement") and not isinstance(value, str):
+    if isinstance(value, str):
+        return str(value)  # an import path may be an `OwnPath`
+    if name in FUNCTIONS or name == "placement":
         raise NotDurable(
             f"{name}={value!r} is an object of this process, which can't be kept or sent; "
             f'give its import path: {name}="package.module:name"'

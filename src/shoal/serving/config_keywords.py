@@ -1,12 +1,12 @@
 """The options of a backend as keywords: their names, their old names, and what to say of others."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Final, TypedDict
 
 from shoal.batching.handlers import Fill
 from shoal.core.autoscaling import AutoscalingOptions
 from shoal.core.latency_target import LatencyTarget
+from shoal.core.option_checks import nearest
 from shoal.core.option_keywords import Order, Overload, Padding, PriorityMixing
 from shoal.core.policies.base import BatchPolicy
 from shoal.core.queue_policy import QueuePolicy
@@ -43,7 +43,7 @@ class BackendKeywords(TypedDict, total=False):
     max_batch_size: int
     batch_wait_timeout_s: float | None
     idle_timeout_s: float | None
-    max_concurrent_batches: int
+    max_concurrent_batches: int | None
     max_queued_requests: int | None
     overload: Overload
     batch_size_fn: Callable[[Any], float] | str | None
@@ -115,6 +115,10 @@ def _old_name(ours: str) -> str:
 
 
 def _unknown(name: object) -> str:
-    near = get_close_matches(str(name), [*NAMES, *RENAMED], n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else "shoal.BackendConfig says which there are"
+    near = nearest(name, [*NAMES, *RENAMED])
+    hint = (
+        f"did you mean {near!r}?"
+        if near is not None
+        else "shoal.BackendConfig says which there are"
+    )
     return f"{name!r} is not an option of a backend; {hint}"

@@ -8,19 +8,20 @@ replicas, to drain them) is outside of that lock, and under one for each backend
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
+from shoal.core.option_checks import yes_or_no
 from shoal.core.traffic import Traffic
 from shoal.errors import InUse
-from shoal.replicas.definition import Definition
+from shoal.replicas.definition import Definition, named_arguments
 from shoal.replicas.placements import placement_of
 from shoal.serving.backend_status import status_of
-from shoal.serving.changing import change, change_back
+from shoal.serving.changing import changed, restart
 from shoal.serving.config import BackendConfig
 from shoal.serving.declaring import declared_backend, declared_endpoint
 from shoal.serving.endpoint import Endpoint
 from shoal.serving.handle import EndpointHandle
-from shoal.serving.naming import checked_methods, checked_route, checked_tag
+from shoal.serving.naming import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.owning import Owner
 from shoal.serving.shadow import ShadowFlow
 from shoal.serving.status import Status
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from shoal.serving.client import Client
+    from shoal.serving.owning import Leaving
 
 
 class Controller(Owner):
@@ -39,6 +41,8 @@ class Controller(Owner):
 
     Args:
         state: Where to keep what is declared, and to restore it from; None to keep nothing.
+        imports: What may be imported of what the state names; None for all.
+        program: What the program declares by itself, and may restore whatever it names.
 
     Attributes:
         backends: The backends, by tag.
@@ -69,7 +73,7 @@ class Controller(Owner):
         checked_tag("a backend's tag", tag)
         code = definition
         if not isinstance(definition, Definition):
-            code = Definition(definition, init_args, tuple((init_kwargs or {}).items())).checked()
+            code = Definition(definition, init_args, named_arguments(init_kwargs)).checked()
         options = BackendConfig.of(config)
         placement_of(options.placement)
         self._declarations.check_backend(tag, code, options)
@@ -89,17 +93,11 @@ class Controller(Owner):
     ) -> None:
         """See `Client.update_backend_config`."""
         async with self._changing_backend(tag) as backend:
-            changed = backend.config.changed(config)
-            self._declarations.check_backend(tag, backend.definition, changed)
-            before = backend.config
-            await change(backend, changed)
-            try:
-                async with self._declaring:
-                    self.check_open()
-                    await self._declarations.put_backend(tag, backend.definition, changed)
-            except BaseException:
-                await change_back(backend, before)
-                raise
+            config = backend.config.changed(config)
+            self._declarations.check_backend(tag, backend.definition, config)
+            async with changed(backend, config), self._declaring:
+                self.check_open()
+                await self._declarations.put_backend(tag, backend.definition, config)
 
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
         """See `Client.scale_backend`."""
@@ -108,7 +106,7 @@ class Controller(Owner):
     async def restart_backend(self, tag: str) -> None:
         """See `Client.restart_backend`."""
         async with self._changing_backend(tag) as backend:
-            await backend.replace(backend.config)
+            await restart(backend)
 
     async def get_backend_config(self, tag: str) -> BackendConfig:
         """See `Client.get_backend_config`."""
@@ -122,22 +120,29 @@ class Controller(Owner):
 
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
         """See `Client.delete_backend`."""
-        async with self._changing_backend(tag) as backend:
-            async with self._declaring:
-                self.check_open()
-                users = [name for name, e in self.endpoints.items() if e.uses(tag)]
-                if users:
-                    raise InUse(
-                        f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
-                        "elsewhere with set_traffic or shadow_traffic first, or delete the endpoint"
-                    )
-                await self._declarations.delete_backend(tag)
-                del self.backends[tag]
-                self._reserved.add(tag)
-            try:
-                await backend.close(at_once=force)
-            finally:
-                self._reserved.discard(tag)
+        self.check_open()
+        at_once = yes_or_no("force", force)
+        try:
+            leaving = self._leaving.get(tag)
+        except TypeError:  # as in `_backend`
+            leaving = None
+        if leaving is None:
+            leaving = await self._deleted(tag, at_once=at_once)
+        elif at_once:
+            leaving.end_at_once()
+        await leaving.has_gone.wait()
+
+    async def _deleted(self, tag: str, *, at_once: bool) -> Leaving:
+        async with self._changing_backend(tag), self._declaring:
+            self.check_open()
+            users = [name for name, e in self.endpoints.items() if e.uses(tag)]
+            if users:
+                raise InUse(
+                    f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
+                    "elsewhere with set_traffic or shadow_traffic first, or delete the endpoint"
+                )
+            await self._declarations.delete_backend(tag)
+            return self._let_go(tag, at_once=at_once)
 
     async def create_endpoint(
         self,
@@ -145,7 +150,7 @@ class Controller(Owner):
         *,
         backend: str | None,
         route: str | None = None,
-        methods: Sequence[str] = ("GET",),
+        methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
         """See `Client.create_endpoint`."""
         weights = None if backend is None else {backend: 1.0}
@@ -245,18 +250,13 @@ class Controller(Owner):
             else:
                 found.shadows = shadows
 
-    @overload
-    async def get_handle(
-        self, endpoint: str, missing_ok: Literal[False] = False
-    ) -> EndpointHandle: ...
-    @overload
-    async def get_handle(self, endpoint: str, missing_ok: bool) -> EndpointHandle | None: ...
-    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> EndpointHandle | None:
+    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> EndpointHandle:
         """See `Client.get_handle`."""
         self.check_open()
-        if missing_ok and endpoint not in self.endpoints:
-            return None
-        self.endpoint(endpoint)
+        if missing_ok:
+            checked_tag("an endpoint's name", endpoint)
+        else:
+            self.endpoint(endpoint)
         return EndpointHandle(self, endpoint)
 
     async def status(self) -> Status:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
+from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import anyio.lowlevel
 import anyio.to_thread
 
-from shoal.errors import NotDurable, ShutDown
+from shoal.errors import NotAllowed, NotDurable, ShutDown
 from shoal.replicas.definition import Definition
 from shoal.serving.config import BackendConfig
+from shoal.serving.config_durable import durable_options
 from shoal.serving.state_records import (
     DeclaredBackend,
     DeclaredEndpoint,
@@ -20,13 +24,48 @@ from shoal.serving.state_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from shoal.core.traffic import Traffic
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.shadow import ShadowFlow
     from shoal.serving.state import StateFile
     from shoal.serving.state_records import Change, DeclaredState
+
+
+logger: Final = logging.getLogger("shoal.serving")
+
+
+class Imports(Protocol):
+    """What may be imported of what a state file names; see `shoal.http.admin_imports`."""
+
+    def checked(self, path: str) -> str:
+        """Checks an import path, and returns what is to be loaded in its place.
+
+        Raises:
+            NotAllowed: It leads to a module that was not allowed.
+        """
+        ...
+
+    def checked_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Checks a backend's options, and returns them with their paths as `checked` does.
+
+        Raises:
+            NotAllowed: One chooses code that was not allowed.
+        """
+        ...
+
+
+class Program(NamedTuple):
+    """What a program declares by itself, which it may restore as it is.
+
+    Attributes:
+        backends: Code and configs, by tag.
+        comparisons: What compares answers: import paths.
+    """
+
+    backends: Mapping[str, tuple[Definition, BackendConfig]]
+    comparisons: Collection[str]
 
 
 class Restored(NamedTuple):
@@ -46,6 +85,9 @@ class Declarations:
 
     Args:
         state: The file; None to keep nothing.
+        imports: What may be imported of what it names; None for all, since only this program has
+            written to it.
+        program: What the program declares.
 
     Attributes:
         of_program: What the program declares by itself, as `declared_backend` and
@@ -53,10 +95,17 @@ class Declarations:
         gone: What of that was deleted, and must stay so.
     """
 
-    def __init__(self, state: StateFile | None) -> None:
+    def __init__(
+        self,
+        state: StateFile | None,
+        imports: Imports | None = None,
+        program: Program | None = None,
+    ) -> None:
         self.of_program: set[str] = set()
         self.gone: frozenset[str] = frozenset()
         self._state = state
+        self._imports = imports
+        self._program = program or Program({}, ())
         self._writing = Lock()
         self._is_closed = False
 
@@ -131,21 +180,47 @@ class Declarations:
             await anyio.lowlevel.checkpoint()
             return Restored([], [])
         state: DeclaredState = await anyio.to_thread.run_sync(self._state.load)
-        backends = [
-            (
-                one.tag,
-                Definition(one.import_path, tuple(one.init_args), tuple(one.init_kwargs.items())),
-                BackendConfig.of(one.config),
-            )
-            for one in state.backends.values()
-        ]
+        backends = [(one.tag, *self._allowed(one)) for one in state.backends.values()]
         self.gone = frozenset(
             [
                 *map(declared_backend, state.gone_backends),
                 *map(declared_endpoint, state.gone_endpoints),
             ]
         )
-        return Restored(backends, list(state.endpoints.values()))
+        return Restored(backends, [self._compared(one) for one in state.endpoints.values()])
+
+    def _allowed(self, one: DeclaredBackend) -> tuple[Definition, BackendConfig]:
+        """Returns a backend's code, which refuses to be loaded where that is not allowed."""
+        path, config, refusal = one.import_path, dict(one.config), None
+        code, declared = self._program.backends.get(one.tag, (None, BackendConfig()))
+        if self._imports is not None:
+            own = _durable(declared)
+            try:
+                if code is None or path != code.import_path:
+                    path = self._imports.checked(path)
+                changed = {name: value for name, value in config.items() if own.get(name) != value}
+                config |= self._imports.checked_config(changed)
+            except NotAllowed as error:
+                refusal = f"the state file has it, and --allow-module does not: {error}"
+        definition = Definition(
+            path, tuple(one.init_args), tuple(one.init_kwargs.items()), refusal=refusal
+        )
+        return definition, BackendConfig.of(config)
+
+    def _compared(self, endpoint: DeclaredEndpoint) -> DeclaredEndpoint:
+        """Returns an endpoint whose answers are compared by what may be imported alone."""
+        shadows = dict(endpoint.shadows)
+        for tag, shadow in endpoint.shadows.items():
+            path = shadow.compare
+            if path is None or self._imports is None or path in self._program.comparisons:
+                continue
+            try:
+                path = self._imports.checked(path)
+            except NotAllowed:
+                logger.exception("%s: shadow answers are not compared", tag)
+                path = None
+            shadows[tag] = replace(shadow, compare=path)
+        return replace(endpoint, shadows=shadows)
 
     def close(self) -> None:
         """Lets go of the file."""
@@ -164,6 +239,15 @@ class Declarations:
             if self._is_closed:
                 raise ShutDown("the controller was shut down before this could be written down")
             state.apply(change)
+
+
+def _durable(config: BackendConfig) -> dict[str, Any]:
+    """Returns those of a config's options that a state file can have."""
+    found: dict[str, Any] = {}
+    for name, value in config.given().items():
+        with suppress(NotDurable):
+            found |= durable_options({name: value})
+    return found
 
 
 def declared_backend(tag: str) -> str:

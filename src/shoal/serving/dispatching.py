@@ -54,12 +54,13 @@ class Dispatcher:
 
     async def _run(self, items: list[Any]) -> Any:
         tries = 0
+        size = _requests(items)
         while True:
-            size = _requests(items)
             member = self._pool.take(size) or await self._pool.wait(size)
             with self._pool.at_work(member, size) as replica:
                 try:
-                    return await replica.run(self._method, items)
+                    # Each run has a list of its own, which the code may change.
+                    return await replica.run(self._method, list(items))
                 except ReplicaDied as death:
                     self._check_retry(member, death, tries)
             tries += 1
@@ -180,7 +181,7 @@ class _Attempt:
                 slot is END
                 or slot is StopIteration
                 or slot is StopAsyncIteration
-                or isinstance(slot, BaseException)
+                or issubclass(type(slot), BaseException)
             ):
                 self._over.add(position)
             elif slot is not SKIP:

@@ -136,23 +136,30 @@ class Endpoint:
             f"the endpoint {self.name!r} had no backend for the call within {timeout_s} s"
         )
 
-    def copied(self, line: Line, item: Any) -> Answer | None:
+    def copied(self, line: Line, item: Any, metadata: Mapping[str, Any]) -> Answer | None:
         """Sends copies of a request to the shadows that take it.
+
+        A backend that has traffic as well gets no copy of a request that it answers itself: that
+        would be compared with itself, and stand in the line of its neighbours.
 
         Args:
             line: The line that the request enters.
             item: Its item.
+            metadata: Its metadata.
 
         Returns:
             What wants to be told the answer; None if nothing does.
         """
-        taking = [f for f in self.shadows.values() if f.takes(random.random())]  # noqa: S311
+        method = line.method.name
+        others = [f for f in self.shadows.values() if f.backend.lines.get(method) is not line]
+        taking = [f for f in others if f.takes(random.random())]  # noqa: S311
         if not taking:
             return None
         args, kwargs = OneItemBinding(line.batcher.signature).columns([item])
         answer = Answer()
+        copied = {**metadata, "shadow": True}
         for flow in taking:
-            self._start_task(flow.copy, line.method.name, tuple(args), kwargs, answer)
+            self._start_task(flow.copy, method, tuple(args), kwargs, copied, answer)
         if not any(flow.compares for flow in taking):
             return None
         return answer

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio.lowlevel
 
+from shoal.core.terms import Wishes
 from shoal.serving.asking import routed
 from shoal.serving.compared_stream import ComparedStream
 
@@ -99,9 +100,14 @@ class EndpointStream:
                     f"{line.batcher.name} gives one result; write result = await handle.call(item)"
                 )
             entry = line.entry()
-            item = entry.item(self._args, self._kwargs)
-            stream = entry.begin_stream_of(item, asked.wishes(spent_s))
-            answer = endpoint.copied(line, item) if endpoint.shadows else None
+            if self._args or self._kwargs:
+                item = entry.item(self._args, self._kwargs)
+            else:
+                item = asked.item_without_data(line, entry)
+            metadata = asked.metadata(endpoint.name)
+            wishes = asked.wishes(metadata, spent_s) or Wishes(metadata=metadata)
+            stream = entry.begin_stream_of(item, wishes)
+            answer = endpoint.copied(line, item, metadata) if endpoint.shadows else None
             self._stream = stream if answer is None else ComparedStream(stream, answer)
             return self._stream
         except Exception:

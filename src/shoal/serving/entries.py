@@ -30,7 +30,10 @@ class Entries:
         Raises:
             NoSuchName: There is none of that name.
         """
-        found = self.endpoints.get(name)
+        try:
+            found = self.endpoints.get(name)
+        except TypeError:  # what can't be hashed is no name either
+            found = None
         if found is None:
             there = ", ".join(sorted(self.endpoints)) or "none"
             raise NoSuchName(f"there is no endpoint {name!r}; there are: {there}")

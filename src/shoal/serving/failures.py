@@ -44,6 +44,15 @@ class Failures:
         self.starts += 1
         return max(0.0, self._restarts.next_at - anyio.current_time())
 
+    def forget(self, last: Exception | None) -> None:
+        """Has the next start come without a wait, since it is that of another config.
+
+        Args:
+            last: The last failure that is still of interest.
+        """
+        self._restarts.forget()
+        self.last = last
+
     def ready(self) -> None:
         """Notes that a replica has become ready."""
         self._restarts.started(anyio.current_time())
@@ -68,10 +77,10 @@ class Failures:
             self.start_failures += 1
             self._restarts.failed(now, point, began_at=kept.began_at)
 
-    def not_started(self) -> ReplicaNotStarted:
-        """Returns the last failure as that of whoever waits for a replica to start."""
-        if isinstance(self.last, ReplicaNotStarted):
-            return self.last
-        failure = ReplicaNotStarted(f"no replica of {self._name} could be started: {self.last}")
-        failure.__cause__ = self.last
+    def not_started(self, cause: Exception | None) -> ReplicaNotStarted:
+        """Returns a replica's failure as that of whoever waits for it to start."""
+        if isinstance(cause, ReplicaNotStarted):
+            return cause
+        failure = ReplicaNotStarted(f"no replica of {self._name} could be started: {cause}")
+        failure.__cause__ = cause
         return failure

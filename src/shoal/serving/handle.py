@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from shoal.batching.current import running_batch
+from shoal.core.request import shared_options
 from shoal.serving.asking import Asked, routed
 from shoal.serving.child_handle import handle_again
 from shoal.serving.endpoint_stream import EndpointStream
@@ -55,6 +56,8 @@ class EndpointHandle(Optioned):
         self._owner = owner
         self._endpoint = endpoint
         self._asked = asked or Asked()
+        self._metadata = self._asked.metadata(endpoint)
+        self._shared = shared_options(self._metadata)
         self._is_inside = is_inside
 
     @property
@@ -84,10 +87,17 @@ class EndpointHandle(Optioned):
                     "    async with handle.stream(item) as stream: ..."
                 )
             entry = line.entry()
-            item = entry.item(args, kwargs)
-            call = entry.begin_item(item, self._asked.wishes(spent_s))
+            if args or kwargs:
+                item = entry.item(args, kwargs)
+            else:
+                item = self._asked.item_without_data(line, entry)
+            wishes = self._asked.wishes(self._metadata, spent_s)
+            if wishes is None:
+                call = entry.begin_shared(item, self._shared)
+            else:
+                call = entry.begin_item(item, wishes)
             if endpoint.shadows:
-                answer = endpoint.copied(line, item)
+                answer = endpoint.copied(line, item, self._metadata)
             result = await call
             if answer is not None:
                 answer.set(result)

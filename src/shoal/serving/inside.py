@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shoal.replicas.calling_out import way_out
 from shoal.serving.child_handle import ChildClient, running_controller
+from shoal.serving.sync_client import check_may_block
 
 if TYPE_CHECKING:
-    from shoal.serving.client import Client
+    from shoal.serving.client import Client, SyncClient
 
 
 class InsideClient:
@@ -21,6 +22,13 @@ class InsideClient:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        return None
+
+    def __enter__(self) -> SyncClient:
+        check_may_block("async with shoal.connect() as client:")
+        return self._client.sync
+
+    def __exit__(self, *exc_info: object) -> None:
         return None
 
     def __getattr__(self, name: str) -> Any:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.failures import goes_on
+from shoal.batching.held import shown
+from shoal.batching.parking import Parking
 from shoal.core.replica_life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 
@@ -45,7 +48,8 @@ class Kept:
 
     Attributes:
         replica: The replica.
-        config: What it was started with.
+        made_with: What it was started with.
+        config: What it goes by since.
         version: Of what version of the backend it is; another one when it is to be replaced.
         is_worn_out: Whether it is to be replaced though nothing is wrong with it.
         life: Where it is in its life.
@@ -57,6 +61,7 @@ class Kept:
 
     def __init__(self, replica: Replica, config: BackendConfig, version: int) -> None:
         self.replica = replica
+        self.made_with = config
         self.config = config
         self.version = version
         self.is_worn_out = False
@@ -91,8 +96,10 @@ class Kept:
         except (ReplicaDied, ReplicaNotStarted) as error:
             # Without its traceback, whose frames hold this, and all that is of the replica.
             self.failure = error.with_traceback(None)
-        except Exception as error:  # a placement's mistake must not end its neighbours
-            self.failure = self._explained(f"it ended with {error!r}")
+        except BaseException as error:  # a placement's mistake must not end its neighbours
+            if goes_on(error, Parking.of_this_loop()):
+                raise
+            self.failure = self._explained(f"it ended with {shown(error)}")
             self.failure.__cause__ = error
         finally:
             self._end()
@@ -117,6 +124,16 @@ class Kept:
             return ReplicaDied(f"{self.replica.tag}: {what}", replica=self.replica.tag)
         return ReplicaNotStarted(f"{self.replica.tag}: {what}")
 
+    async def passes_first_check(self) -> bool:
+        """Checks a replica that has just started; kills it if it is not healthy."""
+        trouble = await self.trouble()
+        if trouble is None:
+            return True
+        if not self._ended.is_set():
+            self._kill(f"its first health check failed: {trouble}")
+            await self.give_up()
+        return False
+
     async def watch_health(self, on_unhealthy: Callable[[Kept], None]) -> None:
         """Checks the replica's health for as long as it is ready, and kills it when it is bad.
 
@@ -128,7 +145,7 @@ class Kept:
             await anyio.sleep(self.config.health_check_period_s)
             if not self.life.takes_work:
                 return
-            trouble = await self._trouble()
+            trouble = await self.trouble()
             failures = 0 if trouble is None else failures + 1
             if trouble is not None:
                 logger.warning("%s: a health check failed: %s", self.replica.tag, trouble)
@@ -139,7 +156,8 @@ class Kept:
                 await self.give_up()
                 return
 
-    async def _trouble(self) -> str | None:
+    async def trouble(self) -> str | None:
+        """Checks the replica's health; returns what is wrong with it, None for nothing."""
         timeout_s = self.config.health_check_timeout_s
         try:
             with anyio.fail_after(timeout_s):
@@ -147,7 +165,7 @@ class Kept:
         except TimeoutError as error:
             return str(error) or f"no answer within {timeout_s:g} s"
         except Exception as error:
-            return repr(error)
+            return shown(error)
         return None
 
     def _kill(self, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -10,6 +11,7 @@ import anyio
 from shoal.errors import BatcherClosed
 from shoal.serving.config_batching import unset_batch_options
 from shoal.serving.dispatching import Dispatcher, open_handler
+from shoal.serving.held import with_held_functions
 from shoal.serving.line import Line
 
 if TYPE_CHECKING:
@@ -84,6 +86,17 @@ class Lines:
             self.lines[method] = line
             return line
 
+    async def mend_lines(self) -> None:
+        """Opens those anew whose batchers broke.
+
+        Raises:
+            Exception: What a policy raised when it was made.
+        """
+        for method, line in [*self.lines.items()]:
+            if line.batcher.failure is not None:
+                del self.lines[method]
+                await self.line(method)
+
     def configure_lines(self, config: BackendConfig) -> None:
         """Has all lines take in another config, or none.
 
@@ -145,10 +158,14 @@ class Lines:
         description = self.supervisor.description
         if not method.batched and description is not None and description.method(CALL).batched:
             config = config.of_one()
-        options = {**unset_batch_options(), **config.batch_options(method.batched)}
+        options = with_held_functions(
+            {**unset_batch_options(), **config.batch_options(method.batched)}
+        )
         # A slot for each batch that the replicas may have; the pool says how many they can take.
-        slots = max(1, self.supervisor.wanted) * config.slots(method.batched)
-        return {**options, "max_concurrent_batches": slots}
+        slots = max(1, self.supervisor.wanted) * config.slots(
+            method.batched, gathers=method.gathers
+        )
+        return {**options, "max_concurrent_batches": None if slots == math.inf else int(slots)}
 
     def resize_lines(self) -> None:
         """Says how many replicas there are to those that reckon with it."""

@@ -5,15 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import Any, Final, cast
+from urllib.parse import unquote
 
 RESERVED: Final = "/-"
 """Where the server's own routes are."""
+
+DEFAULT_METHODS: Final = ("GET", "POST")
+"""The HTTP methods of an endpoint for which none are named, whoever declares it: Ray Serve's
+``create_endpoint`` has GET, with data in the query, and an item as JSON needs POST."""
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 TAG_FORM: Final = "a name has 1 to 64 of the characters A-Z a-z 0-9 _ . : -, and not dots alone"
 """What a name looks like, for messages."""
 
+_ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _TAG: Final = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.:-]{1,64}")
 
 
@@ -63,7 +69,7 @@ def checked_path(path: Any, line: str) -> str:
 
     Raises:
         TypeError: It is no text.
-        ValueError: It is no path, or is reserved.
+        ValueError: It is no path, is reserved, or no request could reach it.
     """
     if not isinstance(path, str):
         raise TypeError(f"a path must be text, not {path!r}; write {line}")
@@ -75,7 +81,27 @@ def checked_path(path: Any, line: str) -> str:
         )
     if path == RESERVED or path.startswith(f"{RESERVED}/"):
         raise ValueError(f"{path!r}: the paths under {RESERVED}/ are the application's own")
+    if (why := _why_unreachable(path)) is not None:
+        raise ValueError(f"no request can reach {path!r}: {why}")
     return path
+
+
+def _why_unreachable(path: str) -> str | None:
+    """Says why requests for a path come for another one, or not at all; None if they don't."""
+    if path.startswith("//"):
+        return f'what follows "//" is taken for the name of a host; write "/{path.lstrip("/")}"'
+    if {".", ".."} & set(path.split("/")):
+        return 'clients take the steps "." and ".." out of a path; write it without them'
+    if escape := _ESCAPE.search(path):
+        return (
+            f"{escape[0]!r} is decoded before a path is looked up; write the character itself, "
+            f"{unquote(path)!r}"
+        )
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return "it holds half a character, for which there is no form in a request"
+    return None
 
 
 def checked_methods(methods: Any) -> tuple[str, ...]:
@@ -86,7 +112,8 @@ def checked_methods(methods: Any) -> tuple[str, ...]:
         ValueError: There is none, or one that is unknown.
     """
     if isinstance(methods, str) or not isinstance(methods, Iterable):
-        raise TypeError(f'methods must be a tuple, not {methods!r}; write methods=("POST",)')
+        one = methods if isinstance(methods, str) else "POST"
+        raise TypeError(f"methods must be a tuple, not {methods!r}; write methods={(one,)!r}")
     found: list[str] = []
     for method in cast("Iterable[object]", methods):
         if not isinstance(method, str):

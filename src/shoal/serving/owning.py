@@ -1,4 +1,9 @@
-"""What the controller owns, how long, and under which locks; the verbs are `Controller`'s."""
+"""What the controller owns, how long, and under which locks; the verbs are `Controller`'s.
+
+To drain is the controller's work and not its callers': a backend that was deleted, and all of them
+at the end, are drained by tasks of the controller, which callers only wait for. So who asked for it
+may leave, and aborts nothing.
+"""
 
 from __future__ import annotations
 
@@ -32,27 +37,65 @@ if TYPE_CHECKING:
     from shoal.serving.asking import Asked
     from shoal.serving.client import Client
     from shoal.serving.config import BackendConfig
+    from shoal.serving.declaring import Imports, Program
     from shoal.serving.state import StateFile
     from shoal.serving.state_records import DeclaredShadow
 
 logger: Final = logging.getLogger("shoal.serving")
 
 
+class Leaving:
+    """A backend that was deleted, and is drained.
+
+    Args:
+        backend: The backend.
+
+    Attributes:
+        has_gone: Set when its tag is free again.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.has_gone = anyio.Event()
+        self._backend = backend
+        self._draining = anyio.CancelScope()
+
+    async def run(self, *, at_once: bool) -> None:
+        """Ends the backend.
+
+        Args:
+            at_once: Whether to fail what is in its line, and not to wait for it.
+        """
+        with self._draining:
+            await self._backend.close(at_once=at_once)
+        await self._backend.wait_ended()
+
+    def end_at_once(self) -> None:
+        """Waits no more for what is in its line."""
+        self._draining.cancel()
+
+
 class Owner(Entries, ABC):
     """Owns backends and endpoints while it is open."""
 
-    def __init__(self, state: StateFile | None = None) -> None:
+    def __init__(
+        self,
+        state: StateFile | None = None,
+        imports: Imports | None = None,
+        program: Program | None = None,
+    ) -> None:
         super().__init__()
         self.backends: dict[str, Backend] = {}
         self.url: str | None = None
-        self._declarations = Declarations(state)
+        self._declarations = Declarations(state, imports, program)
         self._reserved: set[str] = set()
+        self._leaving: dict[str, Leaving] = {}
         self._declaring = anyio.Lock()
         self._tasks: TaskGroup | None = None
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
         self._is_shut_down = False
         self._was_opened = False
+        self._ending = anyio.Event()
         self._ended = anyio.Event()
 
     async def __aenter__(self) -> Self:
@@ -92,18 +135,40 @@ class Owner(Entries, ABC):
 
     async def shutdown(self) -> None:
         """See `Client.shutdown`."""
-        if not self._is_shut_down:
-            self._is_shut_down = True
-            try:
-                self.drain()
-                # The last one first: code may call endpoints that were there before it.
-                closed: list[Backend] = []
-                while left := [one for one in self.backends.values() if one not in closed]:
-                    closed.append(left[-1])
-                    await left[-1].close()
-            finally:
-                self._ended.set()
+        self._is_shut_down = True
+        self._ending.set()
+        if self._tasks is None:  # it was not opened
+            self._ended.set()
         await self._ended.wait()
+
+    async def _drained(self) -> None:
+        """Waits until all that is under way has been answered, or has run out of time."""
+        self.drain()
+        for leaving in [*self._leaving.values()]:
+            await leaving.has_gone.wait()
+        # The last one first: code may call endpoints that were there before it.
+        closed: list[Backend] = []
+        while left := [one for one in self.backends.values() if one not in closed]:
+            closed.append(left[-1])
+            await left[-1].close()
+
+    def _let_go(self, tag: str, *, at_once: bool) -> Leaving:
+        """Begins to drain a backend, whose tag is free when that has ended.
+
+        Args:
+            tag: Which.
+            at_once: Whether to fail what is in its line instead.
+        """
+        leaving = self._leaving[tag] = Leaving(self.backends.pop(tag))
+        self._start_task(self._see_off, tag, leaving, at_once)
+        return leaving
+
+    async def _see_off(self, tag: str, leaving: Leaving, at_once: bool) -> None:
+        try:
+            await leaving.run(at_once=at_once)
+        finally:
+            del self._leaving[tag]
+            leaving.has_gone.set()
 
     def drain(self) -> None:
         """Has batches wait for company no more, and no request for traffic; calls are taken."""
@@ -121,7 +186,9 @@ class Owner(Entries, ABC):
                     self._tasks = tasks
                     await self._restore()
                     task_status.started()
-                    await self._ended.wait()
+                    await self._ending.wait()
+                    await self._drained()
+                    self._ended.set()  # before the portal ends, by which threads wait for it
                     tasks.cancel_scope.cancel()
                     await portal.stop(cancel_remaining=True)
         finally:
@@ -183,14 +250,17 @@ class Owner(Entries, ABC):
             self._add_endpoint(endpoint)
 
     def _backend(self, tag: str) -> Backend:
-        found = self.backends.get(tag)
+        try:
+            found = self.backends.get(tag)
+        except TypeError:  # what can't be hashed is no tag either
+            found = None
         if found is None:
             there = ", ".join(sorted(self.backends)) or "none"
             raise NoSuchName(f"there is no backend {tag!r}; there are: {there}")
         return found
 
     def _reserve(self, tag: str) -> None:
-        if tag in self.backends or tag in self._reserved:
+        if tag in self.backends or tag in self._reserved or tag in self._leaving:
             raise NameTaken(
                 f"there is a backend {tag!r} already; change it with update_backend_config, or "
                 "choose another tag and move traffic to it with set_traffic"

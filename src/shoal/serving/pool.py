@@ -27,7 +27,7 @@ class Member:
 
     Attributes:
         replica: The replica.
-        slots: How many batches it takes at once.
+        slots: How many batches it takes at once; infinity for any number.
         most: How many requests it takes at once; None for as many as those have.
         batches: How many it has now.
         ongoing: How many requests these are.
@@ -36,7 +36,7 @@ class Member:
     """
 
     replica: Replica
-    slots: int
+    slots: float
     most: int | None = None
     batches: int = 0
     ongoing: int = 0
@@ -58,7 +58,7 @@ class Member:
             self._idle.set()
             self._idle = None
 
-    def room(self, size: int) -> int:
+    def room(self, size: int) -> float:
         """Returns how many more batches of some size it can take; an idle one takes any."""
         if not self.replica.takes_work:
             return 0  # its supervisor will hear of it
@@ -98,7 +98,7 @@ class Pool:
         self._change: anyio.Event | None = None  # there is one while somebody waits for it
         self.failure: BaseException | None = None
 
-    def free(self, size: int, line: LineRoom) -> int:
+    def free(self, size: int, line: LineRoom) -> float:
         """Returns how many more batches of some size it can take from a line.
 
         While the backend has failed it takes any, which fail at once: their callers are told.
@@ -127,7 +127,7 @@ class Pool:
         self._listeners.append(on_change)
         return lambda: self._listeners.remove(on_change)
 
-    def add(self, replica: Replica, slots: int, most: int | None = None) -> Member:
+    def add(self, replica: Replica, slots: float, most: int | None = None) -> Member:
         """Takes in a replica that is ready.
 
         Args:
@@ -147,7 +147,7 @@ class Pool:
                 tell()
             self._changed()
 
-    def resize(self, slots: int, most: int | None) -> None:
+    def resize(self, slots: float, most: int | None) -> None:
         """Changes how much each replica takes at once; arguments as for `add`."""
         for member in self._members.values():
             member.slots, member.most = slots, most
@@ -242,8 +242,8 @@ class LineRoom:
         self._size = size
 
     @property
-    def free(self) -> int:
-        """How many more batches the replicas can take."""
+    def free(self) -> float:
+        """How many more batches the replicas can take; infinity for any number."""
         return self._pool.free(self._size(), self)
 
     def is_full(self) -> bool:

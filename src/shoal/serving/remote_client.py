@@ -6,17 +6,26 @@ JSON can't carry: code is named by import paths, and calls take and give what JS
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast
 
+from shoal.core.option_checks import yes_or_no
+from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
+from shoal.replicas.definition import named_arguments
 from shoal.serving.config import BackendConfig
-from shoal.serving.naming import is_tag
+from shoal.serving.naming import (
+    DEFAULT_METHODS,
+    checked_methods,
+    checked_route,
+    checked_tag,
+    is_tag,
+)
 from shoal.serving.portal_thread import PortalThread
 from shoal.serving.remote_connection import Connection
 from shoal.serving.remote_handle import RemoteHandle
 from shoal.serving.status import Status
 from shoal.serving.sync_client import SyncFace, SyncHandleFace
-from shoal.serving.wire_forms import config_given, made
+from shoal.serving.wire_forms import changes_given, check_keys, config_given, made
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +42,8 @@ def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600
             await client.set_traffic("classify", {"old": 0.9, "new": 0.1})
 
     Entering it checks that the server is there. Without ``async with``, close it with `aclose`. A
-    client belongs to the event loop where it is first used; for threads there is ``.sync``.
+    client belongs to the event loop where it is first used. A program without an event loop writes
+    ``with shoal.connect(url) as client:``, and gets the client's ``.sync`` face.
 
     Args:
         url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
@@ -98,6 +108,13 @@ class RemoteClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
+    def __enter__(self) -> RemoteSyncFace:
+        return self.sync.connected()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.sync.close()
+        self.close_to(_CLOSED)
+
     async def aclose(self) -> None:
         """Closes the connections; the server goes on. Idempotent."""
         if self._sync is not None:
@@ -113,11 +130,15 @@ class RemoteClient:
         init_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """See `Client.create_backend`; the definition is an import path."""
+        checked_tag("a backend's tag", tag)
+        keywords = dict(named_arguments(init_kwargs))
+        check_keys("init_args", init_args)
+        check_keys("init_kwargs", keywords)
         body = {
             "tag": tag,
             "definition": definition,
             "init_args": init_args,
-            "init_kwargs": dict(init_kwargs or {}),
+            "init_kwargs": keywords,
             "config": config_given(config),
         }
         await self._connection.ask("POST", "backends", body)
@@ -126,7 +147,8 @@ class RemoteClient:
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
         """See `Client.update_backend_config`."""
-        await self._connection.ask("PATCH", _backend(tag), config_given(config))
+        path = _backend(tag)
+        await self._connection.ask("PATCH", path, changes_given(config))
 
     async def get_backend_config(self, tag: str) -> BackendConfig:
         """See `Client.get_backend_config`."""
@@ -147,7 +169,8 @@ class RemoteClient:
 
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
         """See `Client.delete_backend`."""
-        await self._connection.ask("DELETE", f"{_backend(tag)}?force={int(force)}")
+        at_once = yes_or_no("force", force)
+        await self._connection.ask("DELETE", f"{_backend(tag)}?force={int(at_once)}")
 
     async def create_endpoint(
         self,
@@ -155,10 +178,16 @@ class RemoteClient:
         *,
         backend: str | None,
         route: str | None = None,
-        methods: Sequence[str] = ("GET",),
+        methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
         """See `Client.create_endpoint`."""
-        body = {"name": name, "backend": backend, "route": route, "methods": methods}
+        checked_tag("an endpoint's name", name)
+        body = {
+            "name": name,
+            "backend": backend,
+            "route": checked_route(route),
+            "methods": checked_methods(methods),
+        }
         await self._connection.ask("POST", "endpoints", body)
 
     async def list_endpoints(self) -> Mapping[str, Mapping[str, Any]]:
@@ -172,7 +201,9 @@ class RemoteClient:
 
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         """See `Client.set_traffic`."""
-        await self._connection.ask("PUT", f"{_endpoint(endpoint)}/traffic", weights)
+        path = f"{_endpoint(endpoint)}/traffic"
+        Traffic.checked(weights, weights)
+        await self._connection.ask("PUT", path, weights)
 
     async def shadow_traffic(
         self,
@@ -184,26 +215,19 @@ class RemoteClient:
     ) -> None:
         """See `Client.shadow_traffic`; `compare` is an import path."""
         _check_name("backend", backend)
+        Shadow(backend, proportion)
         await self._connection.ask(
             "PUT",
             f"{_endpoint(endpoint)}/shadows/{backend}",
             {"proportion": proportion, "compare": compare},
         )
 
-    @overload
-    async def get_handle(
-        self, endpoint: str, missing_ok: Literal[False] = False
-    ) -> RemoteHandle: ...
-    @overload
-    async def get_handle(self, endpoint: str, missing_ok: bool) -> RemoteHandle | None: ...
-    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle | None:
+    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:
         """See `Client.get_handle`."""
-        try:
+        if missing_ok:
+            checked_tag("an endpoint's name", endpoint)
+        else:
             await self._connection.ask("GET", _endpoint(endpoint))
-        except NoSuchName:
-            if missing_ok:
-                return None
-            raise
         return RemoteHandle(endpoint, self._connection, self._sync_handle)
 
     async def status(self) -> Status:
@@ -256,6 +280,19 @@ class RemoteSyncFace(SyncFace):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    def connected(self) -> Self:
+        """Checks that the server is there, and returns itself.
+
+        Raises:
+            As every verb of `RemoteClient`.
+        """
+        try:
+            self._thread.run(self._remote.status, "async with shoal.connect(...) as client:")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
     def shutdown(self) -> None:
         """See `Client.shutdown`."""
         self._thread.run(self._remote.shutdown, "await client.shutdown()")
@@ -263,12 +300,12 @@ class RemoteSyncFace(SyncFace):
 
     def close(self) -> None:
         """Closes the connections and ends the thread; the server goes on. Idempotent."""
-        self._remote.close_to("this client is closed")
+        self._remote.close_to(_CLOSED)
         self._thread.close(self._remote.aclose)
 
     async def aclose(self) -> None:
         """Does what `close` does, without blocking the event loop."""
-        self._remote.close_to("this client is closed")
+        self._remote.close_to(_CLOSED)
         await self._thread.aclose(self._remote.aclose)
 
     def close_to(self, reason: str) -> None:
@@ -281,6 +318,7 @@ class RemoteSyncFace(SyncFace):
 
 
 _SHUT_DOWN = "this client was shut down"
+_CLOSED = "this client is closed"
 
 
 def _backend(tag: str) -> str:

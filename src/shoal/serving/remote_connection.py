@@ -12,7 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
 
-from shoal.errors import NotAllowed, ShutDown
+from shoal.errors import ItemTooLarge, NotAllowed, ShutDown
 from shoal.serving.wire_errors import WireError, received
 from shoal.serving.wire_forms import written
 
@@ -34,7 +34,13 @@ _MARGIN_S: Final = 10.0
 _SILENCE_S: Final = 60.0
 
 # Refusals of the door itself, which `KINDS` has no class for.
-_REFUSALS: Final = frozenset({"wrong-token", "cross-origin", "misdirected"})
+_REFUSALS: Final[Mapping[str, type[Exception]]] = {
+    "wrong-token": NotAllowed,
+    "cross-origin": NotAllowed,
+    "misdirected": NotAllowed,
+    "body-too-large": ItemTooLarge,
+    "invalid-json": ValueError,
+}
 
 
 class Connection:
@@ -125,7 +131,7 @@ class Connection:
         kind = str(problem.get("type", "")).removeprefix(PROBLEM)
         text = str(problem.get("detail") or problem.get("title") or f"status {status}")
         if kind in _REFUSALS:
-            return NotAllowed(text)
+            return _REFUSALS[kind](text)
         error = received(WireError(kind, text, problem))
         if error is not None:
             return error

@@ -12,7 +12,9 @@ import anyio
 import anyio.lowlevel
 
 from shoal.errors import DeadlineExceeded
+from shoal.serving.asking import Asked
 from shoal.serving.optioned import Optioned
+from shoal.serving.wire_forms import check_keys
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 _LEAST_S = 0.001
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RemoteHandle(Optioned):
     """Calls an endpoint of a server; see `Handle`. Arguments and results are what JSON has.
 
@@ -36,7 +38,7 @@ class RemoteHandle(Optioned):
         chosen: The options that are not None.
     """
 
-    endpoint: str
+    endpoint: str  # pyright: ignore[reportIncompatibleMethodOverride] (a field is read alike)
     connection: Connection
     to_sync: Callable[[RemoteHandle], SyncHandleFace]
     chosen: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -80,9 +82,13 @@ class RemoteHandle(Optioned):
         return RemoteStream(self.connection, open_)
 
     def _optioned(self, given: dict[str, Any]) -> Self:
+        Asked().with_changes(given)
         if "http_headers" in given:
             given["http_headers"] = dict(given["http_headers"])
         return replace(self, chosen={**self.chosen, **given})
+
+    def __repr__(self) -> str:
+        return f"<Handle of the endpoint {self.endpoint!r} at {self.connection.url}>"
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -98,6 +104,8 @@ class RemoteHandle(Optioned):
         """Returns how long the call may take, and the scope's deadline if that is what says so."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         given_s: float | None = self.chosen.get("timeout_s")
+        if given_s == math.inf:
+            given_s = None
         deadline = anyio.current_effective_deadline()
         left_s = max(deadline - anyio.current_time(), _LEAST_S)
         if left_s < (math.inf if given_s is None else given_s):
@@ -107,7 +115,9 @@ class RemoteHandle(Optioned):
     def _body(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout_s: float | None
     ) -> dict[str, Any]:
-        options = dict(self.chosen)
+        check_keys("an argument", args)
+        check_keys("an argument", kwargs)
+        options = {name: value for name, value in self.chosen.items() if name != "timeout_s"}
         if timeout_s is not None:
             options["timeout_s"] = timeout_s
         return {"args": args, "kwargs": kwargs, "options": options}

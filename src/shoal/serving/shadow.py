@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import inspect
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.held import held, holding
+from shoal.batching.parking import holds_ctrl_c
+from shoal.core.terms import Wishes
 from shoal.core.traffic import Shadow
 from shoal.replicas.definition import imported, qualified_name
 from shoal.serving.status import ShadowStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from shoal.serving.backend import Backend
 
@@ -81,6 +85,8 @@ class ShadowFlow:
                 f"compare must be a plain function of two answers, or the import path of one, not "
                 f"{compare!r}"
             )
+        if self._are_alike is not None:
+            self._are_alike = held(partial(_compared, self._are_alike))
         self._under_way = 0
         self._sent = self._dropped = self._failed = self._agreed = self._disagreed = 0
         self._latency_s = 0.0
@@ -114,14 +120,20 @@ class ShadowFlow:
         self._sent += 1
         return True
 
+    @holds_ctrl_c
     async def copy(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], answer: Answer
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        metadata: Mapping[str, Any],
+        answer: Answer,
     ) -> None:
         """Sends one copy that was taken, and counts how it ends."""
         started = anyio.current_time()
         try:
-            with anyio.fail_after(_TIMEOUT_S):
-                result = await self._result(method, args, kwargs)
+            with anyio.fail_after(_TIMEOUT_S), holding():
+                result = await self._result(method, args, kwargs, Wishes(metadata=metadata))
         except Exception as error:
             self._failed += 1
             logger.debug("%s: a shadow request failed", self.backend.tag, exc_info=error)
@@ -135,17 +147,19 @@ class ShadowFlow:
             if await answer.wait():
                 self._count_alike(answer.value, result)
 
-    async def _result(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _result(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes
+    ) -> Any:
         line = await self.backend.line(method)
         if not line.streams:
-            return await line.entry().begin(args, kwargs, None)
-        async with line.entry().begin_stream(args, kwargs, None) as stream:
+            return await line.entry().begin(args, kwargs, wishes)
+        async with line.entry().begin_stream(args, kwargs, wishes) as stream:
             return [item async for item in stream]
 
     def _count_alike(self, first: Any, second: Any) -> None:
         assert self._are_alike is not None
         try:
-            agreed = bool(self._are_alike(first, second))
+            agreed = self._are_alike(first, second)
         except Exception as error:
             self._failed += 1
             logger.warning("%s: compare raised", self.backend.tag, exc_info=error)
@@ -171,3 +185,7 @@ class ShadowFlow:
             disagreed=self._disagreed,
             latency_s=self._latency_s,
         )
+
+
+def _compared(compare: Callable[[Any, Any], object], first: Any, second: Any) -> bool:
+    return bool(compare(first, second))

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _APPLICATION_ID_AT: Final = slice(68, 72)  # in the header of any SQLite database
 _MAGIC: Final = b"SQLite format 3\0"
+_OWNER_ALONE: Final = stat.S_IRUSR | stat.S_IWUSR
 
 
 class StateFile:
@@ -51,9 +52,10 @@ class StateFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> StateFile:
-        """Opens a state file, or makes one where there is none, or an empty file.
+        """Opens a state file, or makes one where there is none.
 
-        A file that is refused stays as it is, byte for byte.
+        An empty file is not taken for a new one: it may have held a state, which would be lost in
+        silence. A file that is refused stays as it is, byte for byte.
 
         Raises:
             StateRefused: It is damaged, of another program, in use, or of a newer version of Shoal,
@@ -127,19 +129,25 @@ def _lock(path: Path) -> Generator[None]:
 
 
 def _is_new(path: Path) -> bool:
-    is_new = not path.exists() or path.stat().st_size == 0
-    if is_new and any(path.with_name(path.name + end).exists() for end in ("-wal", "-journal")):
+    is_there = path.exists()
+    is_empty = is_there and path.stat().st_size == 0
+    logs = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
+    if (is_empty or not is_there) and any(log.exists() for log in logs):
         raise StateRefused("it is gone, or empty, and its log is still there")
-    return is_new
+    if is_empty:
+        raise StateRefused(
+            "it is empty, so what it may have held is lost; put a copy of it in its place, or "
+            "remove it to begin with nothing"
+        )
+    return not is_there
 
 
 def _create(path: Path) -> None:
     """Makes the file beside its place, whole, and moves it there."""
     new = path.with_name(f"{path.name}.new")
-    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else stat.S_IRUSR | stat.S_IWUSR
     for end in ("", "-wal", "-journal"):  # what one that was killed in here has left
         new.with_name(new.name + end).unlink(missing_ok=True)
-    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ALONE))
     with closing(_connect(new, "rw")) as database:
         _prepare(database)
         with database:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.errors import NotDurable
+from shoal.serving.naming import DEFAULT_METHODS
 from shoal.serving.state_json import exact_json
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class DeclaredEndpoint:
 
     name: str
     route: str | None = None
-    methods: tuple[str, ...] = ("GET",)
+    methods: tuple[str, ...] = DEFAULT_METHODS
     traffic: Mapping[str, float] = field(default_factory=dict[str, float])
     shadows: Mapping[str, DeclaredShadow] = field(default_factory=dict[str, DeclaredShadow])
 

@@ -8,14 +8,17 @@ try again after a failure is decided in `core.restarting`. Here it is only carri
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shoal.core.replica_life import LifeState
 from shoal.core.rollout import Seen, decide
 from shoal.replicas.current import Identity
+from shoal.serving.config import same_user_config
 from shoal.serving.config_batching import DEFAULTS
 from shoal.serving.keeping import Kept
 from shoal.serving.not_made import NotMade
@@ -23,7 +26,7 @@ from shoal.serving.watched import Watched
 from shoal.serving.wearing_out import may_wear_out, worn_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     from anyio.abc import TaskGroup
 
@@ -64,6 +67,7 @@ class Supervisor(Watched):
         self._tasks = tasks
         self._enter = enter
         self._number = 0
+        self._versions = count(self._version + 1)
 
     def begin(self) -> None:
         """Starts the first replicas."""
@@ -76,28 +80,41 @@ class Supervisor(Watched):
             self.wanted = wanted
             self._reconcile()
 
-    def replace(self, config: BackendConfig) -> Callable[[], None]:
-        """Replaces all replicas by such of another config, or of the same.
+    @contextmanager
+    def changing(self) -> Generator[None]:
+        """Ends no replica that takes work while the block runs, and leaves just these if it fails.
 
-        Returns:
-            What undoes that, as long as none of the old ones is gone.
+        What failed before says nothing of what is to come, so nothing waits for that any more.
         """
-        before, old_version = self.config, self._version
-        self.config, self._version = config, self._version + 1
-        new_version = self._version
-        self._reconcile()
-
-        def undo() -> None:
-            self.config = before
-            # The old ones are of the new version from here on; those of the new one are not.
+        config, version, wanted = self.config, self._version, self.wanted
+        failure = self.failures.last
+        self._before_change = there = list(self.kept)
+        self._lost = None
+        self.failures.forget(failure)
+        for kept in there:
+            if kept.life.state is LifeState.NEW:
+                kept.version = _STALE  # it waits; another one need not
+        try:
+            self._reconcile()
+            yield
+        except BaseException:
+            self.config, self._version = config, version
+            self.failures.forget(failure)
+            if not self._is_ending:
+                self.wanted = wanted
             for kept in self.kept:
-                if kept.version == new_version:
+                if kept not in there and kept.made_with is not config:
                     kept.version = _STALE
-                elif kept.version == old_version:
-                    kept.version = new_version
+            raise
+        finally:
+            self._before_change = None
             self._reconcile()
 
-        return undo
+    def replace(self, config: BackendConfig) -> None:
+        """Replaces all replicas by such of another config, or of the same; during a change."""
+        self.config = config
+        self._version = next(self._versions)
+        self._reconcile()
 
     def adopt(self, config: BackendConfig) -> None:
         """Takes in a config that replicas need not be replaced for."""
@@ -147,7 +164,8 @@ class Supervisor(Watched):
             Seen(i, _STALE if k.is_worn_out else k.version, k.life.state, k.ongoing)
             for i, k in enumerate(self.kept)
         ]
-        decision = decide(seen, self.wanted, self._version, surge=1)
+        keeps_ready = self._before_change is not None and not self._is_ending
+        decision = decide(seen, self.wanted, self._version, keeps_ready=keeps_ready)
         to_drain = [self.kept[i] for i in decision.drain]
         for _ in range(decision.start):
             self._start()
@@ -155,7 +173,9 @@ class Supervisor(Watched):
             self._drain(kept)
 
     def _start(self) -> None:
-        taken = {kept.replica.blueprint.number for kept in self.kept}
+        # The one that it replaces, and has the place of, may be there as yet.
+        same = [kept for kept in self.kept if kept.version == self._version]
+        taken = {kept.replica.blueprint.number for kept in same}
         place = next(place for place in count() if place not in taken)
         kept = Kept(self._made(place), self.config, self._version)
         self._number += 1
@@ -172,7 +192,7 @@ class Supervisor(Watched):
 
     def _compare(self, kept: Kept, config: BackendConfig) -> None:
         """Has a replica replaced that was being started while the others were told something."""
-        if kept.config.user_config != config.user_config:
+        if not same_user_config(kept.config, config):
             kept.version = _STALE
 
     def _drain(self, kept: Kept) -> None:
@@ -190,13 +210,23 @@ class Supervisor(Watched):
         self._enter()
         try:
             async with anyio.create_task_group() as tasks:
-                await kept.run(delay_s, partial(self._is_ready, tasks))
+                await kept.run(delay_s, partial(self._has_started, tasks))
                 tasks.cancel_scope.cancel()
         except BaseException:  # this task is being cancelled, and so are all of them
             self._is_over = True
             raise
         finally:
             self._has_ended(kept)
+
+    def _has_started(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
+        if description.checks_health:
+            tasks.start_soon(self._admit_healthy, tasks, kept, description)
+        else:
+            self._is_ready(tasks, kept, description)
+
+    async def _admit_healthy(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
+        if await kept.passes_first_check():
+            self._is_ready(tasks, kept, description)
 
     def _is_ready(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
         kept.ready_at = anyio.current_time()
@@ -205,7 +235,8 @@ class Supervisor(Watched):
             kept.life.on("ready")
             self.description = self.description or description
             self._compare(kept, self.config)
-            slots = self.config.slots(description.methods["__call__"].batched)
+            code = description.methods["__call__"]
+            slots = self.config.slots(code.batched, gathers=code.gathers)
             kept.config = self.config
             kept.member = self._pool.add(kept.replica, slots, self.config.max_ongoing_requests)
             tasks.start_soon(kept.watch_health, self._is_unhealthy)
@@ -226,6 +257,8 @@ class Supervisor(Watched):
             logger.error("%s: %s", kept.replica.tag, kept.failure)
             is_replaced = self.wanted > 0
             self.failures.failed(kept, kept.failure, is_replaced=is_replaced)
+            if self._before_change is not None and kept not in self._before_change:
+                self._lost = self._lost or kept.failure
             if self.failures.is_open and not self.ready():
                 self._pool.fail(kept.failure)
         self._reconcile()

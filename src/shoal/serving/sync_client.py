@@ -13,13 +13,16 @@ import functools
 import threading
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
 
 import anyio
 
+from shoal.batching.held import holding
+from shoal.batching.parking import holds_ctrl_c
 from shoal.errors import ShutDown
 from shoal.replicas.calling_out import WorkCancelled
 from shoal.replicas.inner_calls import inner_calls
+from shoal.serving.optioned import SYNC_CALL, no_such_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -87,7 +90,7 @@ class PortalBridge:
         """Does what `Bridge.run` says. A thread that is interrupted cancels the coroutine."""
         check_may_block(instead, self._thread_id)
         try:
-            future = self._portal.start_task_soon(function)
+            future = self._portal.start_task_soon(_held, function)
         except RuntimeError:
             raise ShutDown("the event loop of this client has ended") from None
         calls = inner_calls.get(None)
@@ -103,6 +106,13 @@ class PortalBridge:
         except BaseException:
             future.cancel()
             raise
+
+
+@holds_ctrl_c
+async def _held(function: Callable[[], Awaitable[T]]) -> T:
+    """Calls a function that may call code of the user's; what it raises must not end the loop."""
+    with holding():
+        return await function()
 
 
 def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
@@ -150,7 +160,7 @@ class SyncFace:
         @functools.wraps(method)
         def block(*args: Any, **kwargs: Any) -> Any:
             result = self._bridge.run(lambda: method(*args, **kwargs), f"await client.{verb}(...)")
-            if verb == "get_handle" and result is not None:
+            if verb == "get_handle":
                 return SyncHandleFace(result, self._bridge)
             return result
 
@@ -204,6 +214,11 @@ class SyncHandleFace:
     def options(self, **options: Any) -> SyncHandleFace:
         """Returns the same handle with options of its own; see `Handle.options`."""
         return SyncHandleFace(self._handle.options(**options), self._bridge)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_such_attribute(name, SYNC_CALL)
 
 
 class SyncStream:

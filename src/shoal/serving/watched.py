@@ -43,24 +43,43 @@ class Watched:
         self._version = 0
         self._change = anyio.Event()
         self._is_ending = self._is_over = False
+        # While a change is under way: those that were there before it, and why one failed since.
+        self._before_change: list[Kept] | None = None
+        self._lost: Exception | None = None
 
     def ready(self) -> list[Kept]:
         """Returns the replicas that take work."""
         return [kept for kept in self.kept if kept.life.takes_work]
 
     async def settle(self) -> None:
-        """Waits until there are as many replicas as wanted, all of this version, and no others.
+        """Waits, during a change, until there are as many replicas of this version as wanted.
 
         Raises:
-            ReplicaNotStarted: One could not be started meanwhile.
+            ReplicaNotStarted: One that was started for the change failed to, or died.
         """
-        before = self.failures.start_failures
-        while not self._is_settled():
+        while self._lost is None and not self._is_complete():
             self._check_goes_on()
-            if self.failures.start_failures > before:
-                raise self.failures.not_started()
             await self._change.wait()
         self._check_goes_on()
+        if self._lost is not None:
+            raise self.failures.not_started(self._lost)
+
+    async def wait_drained(self) -> None:
+        """Waits until there are no replicas but those that there should be, or none at all."""
+        while self._has_others() and not (self._is_ending or self._is_over):
+            await self._change.wait()
+
+    async def wait_restored(self, count: int) -> None:
+        """Waits, after a change that failed, until nothing is left of it.
+
+        Args:
+            count: How many replicas took work before.
+        """
+        while len(self.ready()) < min(count, self.wanted) or any(
+            kept.version != self._version for kept in self.kept
+        ):
+            self._check_goes_on()
+            await self._change.wait()
 
     async def first_ready(self) -> Description:
         """Waits for the first replica, and returns what it can do.
@@ -72,7 +91,7 @@ class Watched:
         while self.description is None:
             self._check_goes_on()
             if self.failures.start_failures >= self.config.num_replicas:
-                raise self.failures.not_started()
+                raise self.failures.not_started(self.failures.last)
             await self._change.wait()
         return self.description
 
@@ -112,16 +131,16 @@ class Watched:
         self._is_over = True
         self._tell()
 
-    def _is_settled(self) -> bool:
-        ready = [kept for kept in self.ready() if kept.version == self._version]
+    def _is_complete(self) -> bool:
+        return sum(kept.version == self._version for kept in self.ready()) >= self.wanted
+
+    def _has_others(self) -> bool:
         # Not those that are worn out: in a busy backend there may always be some on their way out.
-        others = [
-            kept
-            for kept in self.kept
-            if not kept.life.is_over
+        return any(
+            not kept.life.is_over
             and (kept.version != self._version or (kept.life.is_leaving and not kept.is_worn_out))
-        ]
-        return len(ready) >= self.wanted and not others
+            for kept in self.kept
+        )
 
     def _tell(self) -> None:
         self._change.set()

@@ -21,9 +21,39 @@ def written(value: Any) -> bytes:
 
     Raises:
         TypeError: It holds something that JSON has not.
-        ValueError: It holds a float that JSON has not, or holds itself.
+        ValueError: It holds a float or text that JSON has not, or holds itself.
     """
-    return json.dumps(value, default=_plain, allow_nan=False, separators=(",", ":")).encode()
+    try:
+        text = json.dumps(
+            value, default=_plain, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
+    except ValueError as error:
+        raise ValueError(f"this can't be sent as JSON: {error}") from None
+    return text.encode()
+
+
+def check_keys(what: str, value: Any) -> None:
+    """Checks that the keys of dicts are text: JSON would silently make text of others.
+
+    Args:
+        what: What the value is, for messages.
+        value: What is to be sent.
+
+    Raises:
+        TypeError: One is not.
+    """
+    if isinstance(value, Mapping):
+        for key, one in cast("Mapping[object, Any]", value).items():
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"{what} can't be sent as JSON: the key {key!r} of a dict would arrive as "
+                    "text; write text for keys"
+                )
+            check_keys(what, one)
+    elif isinstance(value, (list, tuple)):
+        for one in cast("Sequence[Any]", value):
+            if isinstance(one, (Mapping, list, tuple)):
+                check_keys(what, one)
 
 
 HIDDEN: Final = "***"
@@ -38,8 +68,24 @@ def config_given(config: BackendConfig | Mapping[str, Any] | None) -> Mapping[st
         NotDurable: An option is an object that can't be sent.
     """
     if isinstance(config, Mapping):
+        for name, value in cast("Mapping[object, Any]", config).items():
+            if not isinstance(name, str):
+                BackendConfig.of(config)  # which says what is wrong with that
+            if name == "user_config":
+                check_keys("user_config", value)
         return config
     return BackendConfig.of(config).durable()
+
+
+def changes_given(changes: Any) -> Mapping[str, Any]:
+    """Returns what a user gave as changes of a config, to be sent.
+
+    Raises:
+        As `config_given`; and None, which stands for the defaults there, is no change.
+    """
+    if not isinstance(changes, (BackendConfig, Mapping)):
+        BackendConfig().changed(changes)  # which says what is wrong with that
+    return config_given(cast("Any", changes))
 
 
 def config_shown(config: BackendConfig) -> dict[str, Any]:

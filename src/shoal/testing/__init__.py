@@ -1,14 +1,25 @@
 """What a test of code that batches needs: time that jumps, handlers played by hand, checks.
 
 Nothing here knows a test framework. `shoal.testing.asgi` drives an application message by message.
+A name is loaded when it is first asked for, as in `shoal`: a worker process that plays a part in a
+check, and needs one small module of this package, then starts as fast as any other.
 """
 
-from shoal.core.simulation import simulate
-from shoal.testing.policy_check import check_policy
-from shoal.testing.replica_check import check_replica
-from shoal.testing.requests import make_request
-from shoal.testing.scripted import ScriptedBatch, ScriptedHandler, ScriptedSteps, ScriptedStreams
-from shoal.testing.virtual_time import run_virtually, settle, virtual_backend
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.core.simulation import simulate
+    from shoal.testing.policy_check import check_policy
+    from shoal.testing.replica_check import check_replica
+    from shoal.testing.requests import make_request
+    from shoal.testing.scripted import (
+        ScriptedBatch,
+        ScriptedHandler,
+        ScriptedSteps,
+        ScriptedStreams,
+    )
+    from shoal.testing.virtual_time import run_virtually, settle, virtual_backend
 
 __all__ = [
     "ScriptedBatch",
@@ -23,3 +34,30 @@ __all__ = [
     "simulate",
     "virtual_backend",
 ]
+
+_WHERE = {
+    "ScriptedBatch": "shoal.testing.scripted",
+    "ScriptedHandler": "shoal.testing.scripted",
+    "ScriptedSteps": "shoal.testing.scripted",
+    "ScriptedStreams": "shoal.testing.scripted",
+    "check_policy": "shoal.testing.policy_check",
+    "check_replica": "shoal.testing.replica_check",
+    "make_request": "shoal.testing.requests",
+    "run_virtually": "shoal.testing.virtual_time",
+    "settle": "shoal.testing.virtual_time",
+    "simulate": "shoal.core.simulation",
+    "virtual_backend": "shoal.testing.virtual_time",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first asked for."""
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'shoal.testing' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(module), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

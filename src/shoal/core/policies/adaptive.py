@@ -72,7 +72,7 @@ class AdaptiveRule:
         target: What is to be held.
         model: The run times; whoever runs the batches tells it.
         max_batch_size: The most in one batch, whatever the target allows.
-        slots: How many batches may be in the handler at once.
+        slots: How many batches may be in the handler at once; infinity for any number.
     """
 
     __slots__ = (
@@ -93,7 +93,7 @@ class AdaptiveRule:
     )
 
     def __init__(
-        self, target: LatencyTarget, model: LatencyModel, max_batch_size: int, slots: int
+        self, target: LatencyTarget, model: LatencyModel, max_batch_size: int, slots: float
     ) -> None:
         self._planned_s = target.planned_s
         self._growth = target.growth

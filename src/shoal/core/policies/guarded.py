@@ -59,7 +59,7 @@ class Guarded(BatchPolicy):
 
     def put_back(self, requests: Sequence[Request]) -> None:
         self._waiting = dict.fromkeys((*requests, *self._waiting))
-        self._policy.put_back(requests)
+        self._policy.put_back(list(requests))  # its own, which it may change
 
     def waiting(self) -> Iterable[Request]:
         return list(self._waiting)

@@ -50,7 +50,10 @@ class SizeOrWait(BatchPolicy):
 
     def remove(self, request: Request) -> None:
         self._left += 1
-        if is_worth_a_sweep(self._line, len(self.queue) - self._left):
+        if self._left == len(self.queue):  # nobody waits, and what has ended is kept by nobody
+            self.queue.clear()
+            self._left = 0
+        elif is_worth_a_sweep(self._line, len(self.queue) - self._left):
             self._line.sweep()
             self._left = 0
 
@@ -86,6 +89,9 @@ class SizeOrWait(BatchPolicy):
                 taken.append(request)
             else:
                 self._left -= 1
+        if self._left == len(queue):
+            queue.clear()
+            self._left = 0
         return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:

@@ -96,19 +96,23 @@ class Preferred(Sizing):
     """Triton's rule: the largest preferred size that is there at once; others wait out the window.
 
     What is larger than the last preferred size, or can't grow to it, does not wait either. When the
-    window is over all goes that is there; where there is no window, the preferred size still does.
+    window is over all goes that a batch has room for, whatever sizes are preferred; where there is
+    no window, the preferred size still does.
     """
 
-    __slots__ = ("_has_window", "_sizes")
+    __slots__ = ("_has_window", "_most", "_sizes")
 
-    def __init__(self, sizes: Sequence[int], *, has_window: bool) -> None:
+    def __init__(self, sizes: Sequence[int], most: float, *, has_window: bool) -> None:
         self._sizes = sizes
+        self._most = most
         self._has_window = has_window
 
     def enough(self, size: float) -> float:
         return self._sizes[0]
 
     def target(self, size: float, costs: Costs, *, waits: bool) -> float:
+        if self._has_window and not waits:
+            return self._most
         most = self._sizes[-1]
         total: float = 0
         best: float = 0
@@ -120,7 +124,7 @@ class Preferred(Sizing):
             total += cost
             if total in self._sizes:
                 best = total
-        if best and (waits or not self._has_window):
+        if best:
             return best
         if waits and can_grow and total < most:
             return 0
@@ -155,5 +159,6 @@ def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
         return Allowed(options.allowed_batch_sizes, options.padding, model)
     if options.preferred_batch_sizes is not None:
         has_window = options.batch_wait_timeout_s != 0 or options.idle_timeout_s is not None
-        return Preferred(options.preferred_batch_sizes, has_window=has_window)
+        sizes = options.preferred_batch_sizes
+        return Preferred(sizes, options.max_batch_size, has_window=has_window)
     return Bound(options.max_batch_size)

@@ -1,0 +1,220 @@
+// The crowd: its figures, its controls, and the worker that can be killed.
+
+import { post } from "./server.js";
+import { Timeline } from "./timeline.js";
+
+const $ = (id) => document.getElementById(id);
+
+const SIDES = { batched: "digits", single: "one-by-one" };
+const SETTINGS = { clients: "clients", "max-batch-size": "max_batch_size", wait: "wait_ms" };
+const SHOWN = [
+  ["rate", "answers/s"],
+  ["mean_batch", "mean batch"],
+  ["p50_s", "half within"],
+  ["p99_s", "99% within"],
+];
+const REASONS = { full: "it was full", timer: "its oldest request had waited long enough" };
+const SPOKEN_MS = 2000; // How often the description of a drawing changes, for those who hear it.
+const CALM_MS = 1000; // How often is drawn for those who want less motion.
+const FIGURES_MS = 500; // How often the figures change: faster can't be read.
+
+const round = (value) => (value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
+const time = (seconds) =>
+  seconds === null ? "–" : seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
+
+export class Crowd {
+  paused = false;
+  #timelines = {};
+  #figures = {};
+  #frame = null;
+  #settings = null;
+  #wanted = null; // Settings that the server has not been told yet.
+  #telling = false;
+  #saidAt = -Infinity;
+  #shownAt = -Infinity;
+  #died = null; // When the worker died, on the server's clock.
+  #backAfter = null;
+
+  constructor() {
+    for (const side of Object.keys(SIDES)) {
+      const canvas = document.querySelector(`#${side} canvas`);
+      this.#timelines[side] = new Timeline(canvas, { plain: side === "single" });
+      this.#figures[side] = figuresIn(document.querySelector(`#${side} dl`));
+    }
+    for (const id of Object.keys(SETTINGS)) {
+      $(id).addEventListener("input", () => this.#change());
+    }
+    $("controls").addEventListener("submit", (event) => event.preventDefault());
+    $("kill").addEventListener("click", () => this.#kill());
+    document.addEventListener("drawn", ({ detail }) => this.#timelines.batched.mark(detail.id));
+    const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
+    let drawnAt = -Infinity;
+    const draw = (now) => {
+      if (!this.paused && now - drawnAt >= (calm.matches ? CALM_MS : 0)) {
+        drawnAt = now;
+        for (const timeline of Object.values(this.#timelines)) {
+          timeline.draw();
+        }
+      }
+      requestAnimationFrame(draw);
+    };
+    requestAnimationFrame(draw);
+  }
+
+  /** Show a frame; the first of a connection begins everything anew. */
+  take(frame, isFirst) {
+    this.#frame = frame;
+    if (isFirst) {
+      this.#died = this.#backAfter = null;
+      for (const timeline of Object.values(this.#timelines)) {
+        timeline.reset();
+      }
+    }
+    if (this.#wanted === null && !this.#telling) {
+      this.#settle(frame.settings);
+    }
+    this.#watchWorker(frame);
+    for (const [side, name] of Object.entries(SIDES)) {
+      const { queued, running, state } = frame.sides[name];
+      const room = frame.settings.max_batch_size; // One scale for both.
+      this.#timelines[side].take(frame.now, frame.batches[name], { queued, running, room, state });
+    }
+    const now = performance.now();
+    if (!this.paused && now - this.#shownAt > FIGURES_MS) {
+      this.#shownAt = now;
+      this.#show(frame);
+    }
+    if (now - this.#saidAt > SPOKEN_MS) {
+      this.#saidAt = now;
+      this.#describe(frame);
+    }
+  }
+
+  /** The server is away: let the drawing stand. */
+  stand() {
+    for (const timeline of Object.values(this.#timelines)) {
+      timeline.stand();
+    }
+    $("kill").disabled = true;
+  }
+
+  #show({ sides, slow_motion: slowMotion }) {
+    const { batched, single } = { batched: sides[SIDES.batched], single: sides[SIDES.single] };
+    for (const side of Object.keys(SIDES)) {
+      const figures = sides[SIDES[side]].figures;
+      this.#figures[side].rate.textContent = round(figures.rate);
+      this.#figures[side].p50_s.textContent = time(figures.p50_s);
+      this.#figures[side].p99_s.textContent = time(figures.p99_s);
+      this.#figures[side].mean_batch.textContent = figures.mean_batch.toFixed(1);
+    }
+    const ratio = batched.figures.rate / single.figures.rate;
+    $("ratio").textContent = Number.isFinite(ratio) ? `${round(ratio)} times the answers` : "";
+    $("slow-motion").textContent = slowMotion;
+    const { asked, answered, failed, given_up: left, open } = batched.figures;
+    const n = (value) => value.toLocaleString("en");
+    $("account").textContent =
+      `${n(asked)} asked = ${n(answered)} answered + ${n(failed)} failed + ${n(left)} left + ${n(open)} waiting`;
+  }
+
+  #describe({ sides }) {
+    for (const side of Object.keys(SIDES)) {
+      const { figures, queued } = sides[SIDES[side]];
+      const { canvas, last } = this.#timelines[side];
+      const run = last ? `, the last run for ${last.size}, sent because ${REASONS[last.reason] ?? last.reason}` : "";
+      canvas.setAttribute(
+        "aria-label",
+        `Runs of the model, ${side === "batched" ? "in batches" : "one request at a time"}: ` +
+          `${round(figures.rate)} answers a second, ${queued} waiting${run}`,
+      );
+    }
+  }
+
+  // ---- settings ----
+
+  #settle(settings) {
+    this.#settings = settings;
+    for (const [id, name] of Object.entries(SETTINGS)) {
+      $(id).value = settings[name];
+    }
+    this.#label(settings);
+  }
+
+  #label(settings) {
+    $("crowd-size").textContent = settings.clients;
+    $("clients-value").textContent = settings.clients;
+    $("max-batch-size-value").textContent = settings.max_batch_size;
+    $("wait-value").textContent = settings.wait_ms / 1000;
+  }
+
+  /** Tell the server what the sliders say: one change at a time, the latest one last. */
+  async #change() {
+    this.#wanted = Object.fromEntries(
+      Object.entries(SETTINGS).map(([id, name]) => [name, Number($(id).value)]),
+    );
+    this.#label(this.#wanted);
+    if (this.#telling) {
+      return;
+    }
+    this.#telling = true;
+    try {
+      while (this.#wanted !== null) {
+        const wanted = this.#wanted;
+        this.#wanted = null;
+        await post("/show/settings", wanted);
+      }
+      $("show-error").textContent = "";
+    } catch (error) {
+      $("show-error").textContent = error.message;
+    } finally {
+      this.#telling = false;
+    }
+  }
+
+  // ---- the worker ----
+
+  async #kill() {
+    $("kill").disabled = true;
+    try {
+      await post("/show/kill", {});
+      $("show-error").textContent = "";
+    } catch (error) {
+      $("show-error").textContent = error.message;
+    }
+  }
+
+  #watchWorker({ now, sides }) {
+    const { state, worker, deaths } = sides[SIDES.batched];
+    const isUp = state === "ready";
+    if (!isUp && deaths > 0 && this.#died === null) {
+      this.#died = now;
+    }
+    if (isUp && this.#died !== null) {
+      this.#backAfter = now - this.#died;
+      this.#died = null;
+    }
+    $("kill").disabled = !isUp || worker === null;
+    $("worker").dataset.state = isUp ? "ready" : "down";
+    const back = this.#backAfter === null ? "" : `, back after ${this.#backAfter.toFixed(1)} s`;
+    const text = isUp
+      ? `Worker is up: process ${worker ?? "…"}${back}`
+      : "The worker was killed. All calls wait for the next one, which is starting";
+    if ($("worker").textContent !== text) {
+      $("worker").textContent = text;
+    }
+  }
+}
+
+function figuresIn(list) {
+  const values = {};
+  for (const [name, label] of SHOWN) {
+    const box = document.createElement("div");
+    const term = document.createElement("dt");
+    term.textContent = label;
+    values[name] = document.createElement("dd");
+    values[name].dataset.figure = name;
+    values[name].textContent = "–";
+    box.append(term, values[name]);
+    list.append(box);
+  }
+  return values;
+}

@@ -1,0 +1,63 @@
+// The server's feed of the show: one stream, joined again whenever it breaks off.
+
+import { Refused, lines, post } from "./server.js";
+
+const FIRST_RETRY_MS = 500;
+const LAST_RETRY_MS = 4000;
+
+/**
+ * Watch the show for as long as the page is to be seen.
+ *
+ * @param take Called with each frame, and whether it is the first of a connection.
+ * @param say Called with "connecting", "live" or "away", and what to tell of it.
+ */
+export async function watch(take, say) {
+  let retryMs = FIRST_RETRY_MS;
+  for (;;) {
+    await visible();
+    const hidden = new AbortController();
+    const leave = () => document.hidden && hidden.abort();
+    document.addEventListener("visibilitychange", leave);
+    try {
+      const answer = await post("/show", {}, {
+        accept: "application/x-ndjson",
+        signal: hidden.signal,
+      });
+      let isFirst = true;
+      for await (const line of lines(answer)) {
+        if ("item" in line) {
+          take(line.item, isFirst);
+          if (isFirst) {
+            say("live", "Live");
+          }
+          isFirst = false;
+          retryMs = FIRST_RETRY_MS;
+        }
+      }
+      say("away", "The server is away; trying again");
+    } catch (error) {
+      if (error.name !== "AbortError") {
+        say("away", error instanceof Refused ? error.message : "The server is away; trying again");
+      }
+    } finally {
+      document.removeEventListener("visibilitychange", leave);
+    }
+    if (!document.hidden) {
+      await new Promise((resolve) => setTimeout(resolve, retryMs));
+      retryMs = Math.min(retryMs * 2, LAST_RETRY_MS);
+    }
+  }
+}
+
+function visible() {
+  return new Promise((resolve) => {
+    const look = () => {
+      if (!document.hidden) {
+        document.removeEventListener("visibilitychange", look);
+        resolve();
+      }
+    };
+    document.addEventListener("visibilitychange", look);
+    look();
+  });
+}

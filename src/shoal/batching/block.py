@@ -1,0 +1,286 @@
+"""A block in which batched functions open at their first call: `open_batchers` without names.
+
+The problem is where a batcher's tasks belong that nobody has opened by name. Not to the caller that
+comes first: its cancellation and its context would be theirs. So there is a block, which a program
+has around its ``main``, and a batcher that is missing is opened in the nursery and the context of
+that block, at once and without a wait: calls that race for it find it open, in their order.
+
+Which block a call belongs to: that which it was made in, by the context of its task; for a task
+that a server has started elsewhere, the last that was entered in its event loop and has not ended.
+
+The end is not an order of closing. Batchers call one another, also in circles, so closing one of
+them first would fail calls of handlers that are running. Instead calls from outside are refused,
+and those that running handlers make are taken, until nothing is in line and nothing runs in any of
+them; then all are closed. Each waits no longer than its own ``graceful_shutdown_timeout_s``.
+
+A method's batcher belongs to an instance, and must not keep it: the block knows instances by weak
+references, and gives a batcher back when its instance has gone. Who makes a call keeps the instance
+until the answer is there.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import AsyncExitStack, contextmanager, suppress
+from contextvars import ContextVar, copy_context
+from functools import wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
+
+import anyio
+from anyio.lowlevel import RunVar
+
+from shoal.batching.current import running_batch
+from shoal.batching.parking import EventLoop, Parking
+from shoal.errors import BatcherClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from anyio.abc import TaskGroup, TaskStatus
+
+    from shoal.batching.batcher import Batcher
+    from shoal.batching.entry import Entry
+    from shoal.batching.handlers import Handler
+    from shoal.core.batch import Batch
+
+_block: Final[ContextVar[BatcherBlock | None]] = ContextVar("shoal.batcher_block", default=None)
+_blocks: Final[RunVar[tuple[BatcherBlock, ...]]] = RunVar("shoal.batcher_blocks", default=())
+
+
+class Face(Protocol):
+    """What calls are made through."""
+
+    def bound_to(self, receiver: object) -> Face:
+        """Returns the face of one receiver, as a new object."""
+        ...
+
+    def enter_at(self, entry: Entry) -> None:
+        """Has the calls of this thread enter there."""
+        ...
+
+    def enter_no_more(self, entry: Entry) -> None:
+        """Has no calls enter there any more."""
+        ...
+
+
+class Batched(Protocol):
+    """What a block opens: a decorated handler."""
+
+    @property
+    def handler(self) -> Handler:
+        """The handler; unbound where it is a method."""
+        ...
+
+    def key(self, receiver: object) -> tuple[EventLoop, int | None]:
+        """Returns the key of this thread's batcher for a receiver."""
+        ...
+
+    def new_handler(self, receiver: object) -> Handler:
+        """Makes the handler for a receiver."""
+        ...
+
+    def new_batcher(self, receiver: object, handler: Handler) -> Batcher[Any]:
+        """Makes the batcher for a receiver, of its handler."""
+        ...
+
+    def face_of(self, receiver: object) -> Face:
+        """Returns what the calls of a receiver are made through."""
+        ...
+
+    def publish(self, receiver: object, opened: Opened) -> None:
+        """Has calls find a batcher."""
+        ...
+
+    def withdraw(self, key: tuple[EventLoop, int | None], opened: Opened) -> None:
+        """Has no more calls find it."""
+        ...
+
+
+class Opened(NamedTuple):
+    """A batcher that is open, and where its calls enter.
+
+    Attributes:
+        batcher: The batcher.
+        entry: Where its calls enter.
+        face: The object that calls are made through; None where each access makes one, because the
+            instance is not to be kept.
+    """
+
+    batcher: Batcher[Any]
+    entry: Entry
+    face: Face | None
+
+
+class BatcherBlock:
+    """Opens batchers when they are first called, while it is entered."""
+
+    def __init__(self) -> None:
+        self.is_closing = False
+        self.loop = EventLoop.here()
+        # An instance may go at any time, in any thread: what it had is taken out of the first then,
+        # and put into the second. So the first is copied before it is gone through.
+        self._opened: dict[tuple[Batched, tuple[EventLoop, int | None]], Opened] = {}
+        self._given_back: list[Batcher[Any]] = []
+        self._scope = anyio.CancelScope()
+        self._exit = AsyncExitStack()
+        self._closing = anyio.Event()
+        self._change = anyio.Event()
+        self._before: BatcherBlock | None = None
+        self._tasks: TaskGroup
+
+    async def __aenter__(self) -> Self:
+        self._soon = Parking.of_this_loop().soon
+        self._before = _block.get()
+        _block.set(self)
+        self._context = copy_context()
+        async with AsyncExitStack() as stack:
+            tasks = await stack.enter_async_context(anyio.create_task_group())
+            await tasks.start(self._run)
+            self._exit = stack.pop_all()
+        # The batchers go on while the block is cancelled, so that who cleans up gets answers.
+        self._scope.shield = True
+        _blocks.set((*_blocks.get(), self))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._scope.shield = False
+        try:
+            async with self._exit:
+                self._close()
+        finally:
+            _blocks.set(tuple(block for block in _blocks.get() if block is not self))
+            self._opened.clear()
+            if _block.get() is self:  # not so where it is left in another context
+                _block.set(self._before)
+
+    @contextmanager
+    def in_context(self) -> Generator[None]:
+        """Calls that are made in this block of code belong to this block of batchers."""
+        token = _block.set(self)
+        try:
+            yield
+        finally:
+            _block.reset(token)
+
+    async def _run(self, *, task_status: TaskStatus[None]) -> None:
+        with self._scope:
+            async with anyio.create_task_group() as self._tasks:
+                task_status.started()
+                await self._closing.wait()
+
+    def open(self, opening: Batched, receiver: object) -> Opened:
+        """Opens the batcher of a function, or of a method of an instance; returns at once.
+
+        Raises:
+            TypeError: An option does not fit the function.
+            ValueError: An option is out of its range.
+        """
+        place = (opening, opening.key(receiver))
+        if (there := self._opened.get(place)) is not None:
+            return there  # the block is closing, so that it is found by nobody else
+        handler = opening.new_handler(receiver)
+        is_kept = receiver is None or not _keep_weakly(
+            handler, opening, receiver, self._gone(place)
+        )
+        batcher = opening.new_batcher(receiver, handler)
+        self._context.copy().run(batcher.begin, self._tasks)
+        face = opening.face_of(receiver) if is_kept else None
+        opened = self._opened[place] = Opened(batcher, batcher.find(), face)
+        if self.is_closing:
+            batcher.stop(self._all_at_rest, self._changed)
+        else:
+            opening.publish(receiver, opened)
+        return opened
+
+    def runs(self, batch: Batch | None) -> bool:
+        """Says whether a batch is in a handler of one of its batchers."""
+        return batch is not None and any(
+            one.batcher.runs(batch) for one in list(self._opened.values())
+        )
+
+    def _close(self) -> None:
+        self.is_closing = True
+        self._stop_given_back()
+        for (opening, key), opened in list(self._opened.items()):
+            opening.withdraw(key, opened)
+            opened.batcher.stop(self._all_at_rest, self._changed)
+        self._closing.set()
+
+    async def _all_at_rest(self) -> None:
+        """Waits until no batcher has anything in line or in its handler."""
+        while not all(one.batcher.is_at_rest for one in list(self._opened.values())):
+            await self._change.wait()
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = anyio.Event()
+
+    def _gone(
+        self, place: tuple[Batched, tuple[EventLoop, int | None]]
+    ) -> Callable[[object], None]:
+        """Returns what is called when an instance has gone, in whatever thread that is."""
+
+        def gone(_: object) -> None:
+            # At once, since another instance may come to have the same id.
+            if (opened := self._opened.pop(place, None)) is not None:
+                opening, key = place
+                opening.withdraw(key, opened)
+                self._given_back.append(opened.batcher)
+                with suppress(RuntimeError):  # the event loop has ended
+                    self._soon(self._stop_given_back)
+
+        return gone
+
+    def _stop_given_back(self) -> None:
+        while self._given_back:
+            self._given_back.pop().stop()
+
+
+def block_here() -> BatcherBlock | None:
+    """Returns the block that a call belongs to; None if there is none in this event loop.
+
+    Raises:
+        BatcherClosed: It is being left, and the call is none of a handler that still runs in it.
+    """
+    with suppress(RuntimeError):  # no event loop runs in this thread
+        blocks = _blocks.get()
+        if not blocks:
+            return None
+        batch = running_batch.get(None)
+        own = _block.get()
+        for block in blocks:
+            if block.is_closing and block.runs(batch):
+                return block
+        if own in blocks and not own.is_closing:
+            return own
+        for block in reversed(blocks):
+            if not block.is_closing:
+                return block
+        raise BatcherClosed("the block of shoal.open_batchers() is being left")
+    return None
+
+
+def loops_of_context() -> list[EventLoop]:
+    """Returns the event loop of the block that the caller's context belongs to; none without."""
+    block = _block.get()
+    return [] if block is None or block.is_closing else [block.loop]
+
+
+def _keep_weakly(
+    handler: Handler, opening: Batched, receiver: object, gone: Callable[[object], None]
+) -> bool:
+    """Has a handler know its instance by a weak reference; says whether that can be."""
+    try:
+        instance = weakref.ref(receiver, gone)
+    except TypeError:  # its class has __slots__
+        return False
+    function = opening.handler.function
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(instance(), *args, **kwargs)
+
+    call.__signature__ = signature(handler.function)  # type: ignore[attr-defined]
+    handler.function = call
+    return True

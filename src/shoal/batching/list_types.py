@@ -1,0 +1,84 @@
+"""Whether an annotation can hold a list: what tells code of lists from code of one item.
+
+A handler's parameters get lists, whatever they are annotated as. An annotation that no list fits is
+a mistake then: ``normalize: bool = False`` would get ``[False]``, which is true. So it is refused,
+but only where that is certain. Arrays and tables are let pass, since what has a length and elements
+may be meant as a batch; so is everything that can't be read or that says nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from inspect import Parameter
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+_TEXT_OF_LIST: Final = re.compile(r"(\w+\.)*([Ll]ist|(Mutable)?Sequence)\s*(\[|$)")
+_NO_LISTS: Final = (str, bytes, bytearray, memoryview, tuple, Mapping, AbstractSet)
+
+
+class Holds(Enum):
+    """What an annotation can hold."""
+
+    LIST = "a list"
+    ITEM = "no list"
+    EITHER = "either"
+
+
+def held_by(annotation: Any) -> Holds:
+    """Says whether an annotation is of a list, of something else for certain, or of either."""
+    if isinstance(annotation, str):  # it can't be read
+        return Holds.LIST if _TEXT_OF_LIST.match(annotation) else Holds.EITHER
+    annotation = _bare(annotation)
+    if annotation is None or annotation is NoneType:
+        return Holds.ITEM
+    origin = typing.get_origin(annotation) or annotation
+    if origin is Literal:
+        return Holds.ITEM
+    if origin is typing.Union or origin is UnionType:
+        parts = {held_by(part) for part in typing.get_args(annotation)}
+        return Holds.ITEM if parts == {Holds.ITEM} else Holds.EITHER
+    if not inspect.isclass(origin) or origin in (object, Any, Parameter.empty):
+        return Holds.EITHER
+    return _held_by_class(origin)
+
+
+def is_unannotated(annotation: Any) -> bool:
+    """Says whether an annotation tells nothing."""
+    annotation = _bare(annotation)
+    is_open = annotation is Parameter.empty or annotation is Any or annotation is object
+    return is_open or isinstance(annotation, (TypeVar, str))
+
+
+def _bare(annotation: Any) -> Any:
+    """Takes off what says nothing of the type: `Annotated`, `NewType`, names of types."""
+    while True:
+        if typing.get_origin(annotation) is Annotated:
+            annotation = typing.get_args(annotation)[0]
+        elif hasattr(annotation, "__supertype__"):
+            annotation = annotation.__supertype__
+        elif type(annotation).__name__ == "TypeAliasType":  # Python 3.12's type statement
+            annotation = annotation.__value__
+        else:
+            return annotation
+
+
+def _held_by_class(cls: type) -> Holds:
+    if issubclass(cls, _NO_LISTS):
+        return Holds.ITEM
+    if issubclass(cls, Sequence):
+        return Holds.LIST
+    try:
+        if issubclass(list, cls):
+            return Holds.EITHER
+    except TypeError:  # a protocol, which can't be asked
+        return Holds.EITHER
+    # Not of its metaclass: an enum has a length, and its members have none.
+    names = {name for base in cls.__mro__ for name in vars(base)}
+    is_array_like = {"__len__", "__getitem__"} <= names or "__array__" in names
+    return Holds.EITHER if is_array_like else Holds.ITEM

@@ -1,0 +1,123 @@
+"""``shoal logs``: what a detached server, and the processes of its replicas, have written.
+
+A server that was started with ``--detach`` writes its log into a file, and what its replicas'
+processes print is in there too, each line with the tag of its replica.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import deque
+from contextlib import suppress
+from typing import IO, TYPE_CHECKING, Final
+
+from shoal.commands.arguments import add_name_argument, count, describe
+from shoal.commands.places import Place
+from shoal.planning.arguments import print_out
+from shoal.planning.mistake import Mistake
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable
+
+_EXAMPLE: Final = """\
+  shoal logs
+  shoal logs --lines 1000 --name canary
+  shoal logs small --follow
+  shoal logs small#0
+"""
+_LOOK_S: Final = 0.2
+"""How often it is looked whether there is more."""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Describes the command line."""
+    describe(
+        parser,
+        _run,
+        "Show the log of a server that was started with --detach. What processes of its replicas\n"
+        "print is in it as well. A server in the foreground writes its log to its own stderr.",
+        _EXAMPLE,
+    )
+    parser.add_argument(
+        "tag",
+        metavar="TAG",
+        nargs="?",
+        help="only what is about this backend (small), or this replica (small#0)",
+    )
+    add_name_argument(parser)
+    parser.add_argument(
+        "-n",
+        "--lines",
+        type=count,
+        default=100,
+        metavar="N",
+        help="how many lines to show, the last ones (%(default)s)",
+    )
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="show what comes, until the server ends or ^C"
+    )
+
+
+def _run(arguments: Namespace) -> int:
+    place = Place.of(arguments.name)
+    is_wanted = _about(arguments.tag)
+    try:
+        log = place.log.open("rb")
+    except FileNotFoundError:
+        raise Mistake(_no_log(place), 1) from None
+    with log, suppress(BrokenPipeError):
+        last: deque[str] = deque(maxlen=arguments.lines)
+        rest = _read(log, b"", is_wanted, last.append)
+        for line in last:
+            print_out(line)
+        while arguments.follow:
+            is_running = place.holder() is not None  # before the reading, or its end could be lost
+            rest = _read(log, rest, is_wanted, _show)
+            if not is_running:
+                break
+            time.sleep(_LOOK_S)
+        if rest and is_wanted(text := rest.decode(errors="replace")):
+            _show(text)
+    return 0
+
+
+def _read(
+    log: IO[bytes], rest: bytes, is_wanted: Callable[[str], bool], take: Callable[[str], object]
+) -> bytes:
+    """Reads what there is, and passes on the lines that are wanted; returns what has no end yet."""
+    if log.tell() > os.fstat(log.fileno()).st_size:  # somebody has emptied it
+        log.seek(0)
+        rest = b""
+    for piece in log:
+        rest += piece
+        if rest.endswith(b"\n"):
+            line, rest = rest.decode(errors="replace").rstrip("\r\n"), b""
+            if is_wanted(line):
+                take(line)
+    return rest
+
+
+def _about(tag: str | None) -> Callable[[str], bool]:
+    """Returns what says whether a line is about a backend, or one of its replicas."""
+    if tag is None:
+        return lambda _: True
+    of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"
+    form = re.compile(rf" [A-Z]+ shoal[\w.]*: {re.escape(tag)}{of_backend}: ")
+    return lambda line: form.search(line) is not None
+
+
+def _show(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - at once, so that it can be followed through a pipe
+
+
+def _no_log(place: Place) -> str:
+    named = "" if place.name == "default" else f" --name {place.name}"
+    if place.holder() is not None:
+        return (
+            f"the server {place.name!r} was started without --detach: it writes its log to the "
+            "stderr of the terminal that it was started in"
+        )
+    return f"there is no log at {place.log}; start a server with `shoal start --detach{named}`"

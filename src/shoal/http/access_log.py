@@ -1,0 +1,105 @@
+"""The access log: a line of JSON for each request that was answered, or left.
+
+It is middleware that is there only when it is asked for, so that it costs nothing otherwise. It
+holds neither bodies nor headers, and of the URL only the path: tokens are sent in queries, too.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from time import perf_counter
+from typing import TYPE_CHECKING, Final
+
+import orjson
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOGGER: Final = "shoal.access"
+"""The name of its logger."""
+
+_log: Final = logging.getLogger(LOGGER)
+
+
+class AccessLog:
+    """Writes a line for each request to an application, once that has ended.
+
+    ============== ================================================================================
+    ``time``       when it began, in UTC, ISO 8601
+    ``client``     its client's address; null at a UNIX socket
+    ``protocol``   ``"HTTP/1.1"``, ``"HTTP/2"``, or ``"WebSocket"``
+    ``method``     the method
+    ``path``       the path, without the query
+    ``status``     the status of the answer; null if none began
+    ``bytes``      how many bytes of a body were handed to the server
+    ``duration_s`` how long it took, in seconds
+    ``request_id`` the ``X-Request-ID`` of the answer; null if it has none
+    ============== ================================================================================
+
+    Args:
+        app: The application.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers as the application does."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        entry = _Entry(scope)
+
+        async def noting(message: Message) -> None:
+            entry.note(message)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            entry.write()
+
+
+class _Entry:
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._began_at = datetime.now(UTC)
+        self._began = perf_counter()
+        self._status: int | None = None
+        self._request_id: str | None = None
+        self._bytes = 0
+
+    def note(self, message: Message) -> None:
+        match message["type"]:
+            case "http.response.start":
+                self._status = message["status"]
+                for name, value in message.get("headers", ()):
+                    if name.lower() == b"x-request-id":
+                        self._request_id = value.decode("latin-1")
+            case "http.response.body":
+                self._bytes += len(message.get("body", b""))
+            case "websocket.accept":
+                self._status = 101
+            case "websocket.close" if self._status is None:
+                self._status = 403
+            case _:
+                pass
+
+    def write(self) -> None:
+        scope = self._scope
+        is_http = scope["type"] == "http"
+        client = scope.get("client")
+        line = {
+            "time": self._began_at.isoformat(timespec="milliseconds"),
+            "client": None if client is None else f"{client[0]}:{client[1]}",
+            "protocol": f"HTTP/{scope['http_version']}" if is_http else "WebSocket",
+            "method": scope.get("method", "GET"),
+            # What is no text is written as an escape, and stays one line.
+            "path": scope["path"].encode("utf-8", "backslashreplace").decode(),
+            "status": self._status,
+            "bytes": self._bytes,
+            "duration_s": round(perf_counter() - self._began, 6),
+            "request_id": self._request_id,
+        }
+        _log.info("%s", orjson.dumps(line).decode())

@@ -1,0 +1,116 @@
+"""One client's socket, on either event loop: what is read, what is sent, and how it is closed.
+
+It waits until the kernel says that the socket is ready, and then reads or writes itself, so that
+both loops do the same: nothing is buffered here, what a client has sent and we have not read waits
+in the kernel, and a send that has returned has been handed over. The rival, asyncio's transports,
+read ahead of whoever reads, and buffer what is sent.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from contextlib import suppress
+from typing import Any, Final
+
+import anyio
+import anyio.lowlevel
+
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+
+
+class ClientSocket:
+    """A connected stream socket, which this object owns from now on.
+
+    One task may read it while another one sends.
+
+    Args:
+        connected: The socket.
+    """
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._is_open = True
+        with suppress(OSError):  # a UNIX socket has no such thing
+            # An answer that is sent in two parts would wait for the client's delayed
+            # acknowledgement of the first, some 40 ms.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+
+    @property
+    def name(self) -> Any:
+        """Our address."""
+        return self._socket.getsockname()
+
+    @property
+    def peer(self) -> Any:
+        """The client's address.
+
+        Raises:
+            OSError: It is gone.
+        """
+        return self._socket.getpeername()
+
+    async def receive(self, most: int) -> bytes:
+        """Waits for bytes, and returns them; none when the client will send no more.
+
+        Raises:
+            OSError: The connection was lost.
+            anyio.ClosedResourceError: The socket was closed here.
+        """
+        while self._is_open:
+            try:
+                data = self._socket.recv(most)
+            except (BlockingIOError, InterruptedError):
+                await anyio.wait_readable(self._socket)
+            else:
+                await anyio.lowlevel.checkpoint()
+                return data
+        raise anyio.ClosedResourceError
+
+    async def send(self, data: bytes) -> None:
+        """Sends it all.
+
+        Raises:
+            OSError: The connection was lost.
+            anyio.ClosedResourceError: The socket was closed here.
+
+        Cancellation: A part may have been sent.
+        """
+        left = memoryview(data)
+        while self._is_open:
+            try:
+                left = left[self._socket.send(left) :]
+            except (BlockingIOError, InterruptedError):
+                await anyio.wait_writable(self._socket)
+            else:
+                if not left:
+                    await anyio.lowlevel.checkpoint()
+                    return
+        raise anyio.ClosedResourceError
+
+    def has_unread(self) -> bool:
+        """Says whether there is something to read, or the client has closed its side."""
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
+    def end_sending(self) -> None:
+        """Says to the client that nothing more will come."""
+        with suppress(OSError):  # the client is gone
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Closes the socket, and wakes who waits for it; what was sent is still delivered."""
+        if self._is_open:
+            self._is_open = False
+            anyio.notify_closing(self._socket)
+            self._socket.close()
+
+    def abort(self) -> None:
+        """Closes the socket by force: what the client has not taken is thrown away."""
+        if self._is_open:
+            with suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self.close()

@@ -1,0 +1,29 @@
+"""Headers that an application sends: what could be read as another header is not sent."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+
+
+def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Checks that each header is one, and no more than one.
+
+    Not every server and protocol does: HTTP/2 carries line breaks, and a proxy that passes them on
+    as HTTP/1.1 sends what is behind them as headers of its own.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for name, value in headers:
+        if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise ValueError(
+                f"the header {name!r} can't be sent with the value {value!r}: a name is made of "
+                "letters, digits and hyphens, and a value has no line breaks or control characters"
+            )

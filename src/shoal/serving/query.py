@@ -1,0 +1,108 @@
+"""What a request that has no data is to code without annotations: its query parameters.
+
+Ray Serve 1.x gives code a request, and its own examples read ``request.query_params["name"]``.
+A Starlette request would do for them, but only in the server's process, and not in a call from
+Python, which has no request. This is a dict, so it crosses to other processes, goes into JSON, and
+is what code expects that reads its data as ``data["name"]``.
+"""
+
+from __future__ import annotations
+
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+from urllib.parse import parse_qsl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from inspect import Signature
+
+
+class Query(dict[str, str]):
+    """The query parameters of a request without a body; empty for a call without arguments.
+
+    As a dict it has the last value of each name.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
+        self._pairs = tuple(pairs)
+        super().__init__(self._pairs)
+
+    @classmethod
+    def of(cls, query_string: bytes) -> Self:
+        """Reads the query of a URL."""
+        return cls(parse_qsl(query_string.decode("latin-1"), keep_blank_values=True))
+
+    @property
+    def query_params(self) -> Self:
+        """Itself: what Ray Serve's code asks of its request."""
+        return self
+
+    def getlist(self, name: str) -> list[str]:
+        """Returns all values of a name."""
+        return [value for key, value in self._pairs if key == name]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(
+            f"code without annotations gets the query parameters of a request that has no body, "
+            f"and they have no {name!r}; to get the whole request write\n"
+            "    from starlette.requests import Request\n"
+            "    def handler(request: Request): ...",
+            name=name,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._pairs,)
+
+
+def takes_query(signature: Signature) -> bool:
+    """Says whether code takes one item of any kind, so that a query as a whole can be the item.
+
+    Args:
+        signature: That of the call of one item.
+    """
+    parameters = list(signature.parameters.values())
+    return len(parameters) == 1 and parameters[0].annotation in (Parameter.empty, Any)
+
+
+def item_without_data(
+    signature: Signature, method: str | None, headers: Mapping[str, str] | None
+) -> Any:
+    """Returns the item of a call without arguments, for code that takes a request.
+
+    Args:
+        signature: That of the call of one item.
+        method: The HTTP method that the call stands for.
+        headers: The headers that it has.
+
+    Returns:
+        An empty query, or a Starlette request; None for code that takes something else.
+    """
+    parameters = list(signature.parameters.values())
+    if len(parameters) != 1 or parameters[0].default is not Parameter.empty:
+        return None
+    annotation = parameters[0].annotation
+    if takes_query(signature):
+        return Query()
+    # Without an import: whoever annotates so has Starlette, and others need not have it.
+    if getattr(annotation, "__module__", None) == "starlette.requests":
+        return annotation(_scope(method or "GET", headers or {}), _no_body)
+    return None
+
+
+def _scope(method: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    raw = [(name.lower().encode("latin-1"), headers[name].encode("latin-1")) for name in headers]
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": method,
+        "scheme": "http",
+        "path": "/",
+        "query_string": b"",
+        "headers": raw,
+    }
+
+
+async def _no_body() -> dict[str, Any]:
+    return {"type": "http.request", "body": b"", "more_body": False}

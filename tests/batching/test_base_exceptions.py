@@ -1,0 +1,278 @@
+"""Any class can come out of user code: a batch fails with it, and the batcher lives on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import trio
+
+import shoal
+from batching.scenes import Held, line_up, outcome, outcomes_in_order, read_all, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+pytestmark = pytest.mark.anyio
+
+
+class Panic(BaseException):
+    """Like the class that Rust extensions raise."""
+
+
+def trio_cancelled() -> BaseException:
+    """Makes a `trio.Cancelled` as code may keep one."""
+    kept: list[BaseException] = []
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await trio.lowlevel.checkpoint()
+            except trio.Cancelled as error:
+                kept.append(error)
+                raise
+
+    trio.run(main)
+    return kept[0].with_traceback(None)
+
+
+KEPT = trio_cancelled()
+MAKERS: list[Callable[[], BaseException]] = [
+    lambda: Panic("index out of bounds"),
+    lambda: asyncio.CancelledError("of a nested loop"),
+    lambda: KEPT,
+    lambda: GeneratorExit("by hand"),
+    lambda: BaseExceptionGroup("several", [Panic("first"), ValueError("second")]),
+]
+NAMES = ["Panic", "CancelledError", "Cancelled", "GeneratorExit", "BaseExceptionGroup"]
+ANY_CLASS = pytest.mark.parametrize("make", MAKERS, ids=NAMES)
+
+
+async def coroutine(items: list[Any]) -> list[Any]:
+    return [raised(item) for item in items]
+
+
+def plain(items: list[Any]) -> list[Any]:
+    return [raised(item) for item in items]
+
+
+async def steps(items: list[Any]) -> AsyncIterator[list[Any]]:
+    yield [0] * len(items)
+    yield [raised(item) for item in items]
+
+
+def plain_steps(items: list[Any]) -> Iterator[list[Any]]:
+    yield [0] * len(items)
+    yield [raised(item) for item in items]
+
+
+async def opened(batch: Any) -> None:
+    async for request in batch:
+        request.finish(raised(request.item))
+
+
+def raised(item: Any) -> Any:
+    if isinstance(item, BaseException):
+        raise item
+    return item
+
+
+async def answered(batcher: shoal.Batcher[Any], item: Any) -> Any:
+    if not batcher.streams:
+        return await outcome(batcher.call(item))
+    async with anyio.create_task_group() as tasks:
+        (reader,) = await read_all(tasks, batcher.call(item))
+    return reader.outcome if reader.outcome != "end" else reader.items[-1]
+
+
+def is_named(error: Any, original: BaseException) -> bool:
+    return (
+        type(error) is shoal.HandlerFailed
+        and type(original).__name__ in str(error)
+        and error.__cause__ is original
+    )
+
+
+@ANY_CLASS
+@pytest.mark.parametrize(
+    ("handler", "fill"),
+    [
+        (coroutine, "closed"),
+        (steps, "closed"),
+        (opened, "open"),
+        (opened, "continuous"),
+    ],
+)
+async def test_a_batch_fails_with_whatever_its_handler_raises_and_the_next_one_runs(
+    handler: Any, fill: Any, make: Callable[[], BaseException]
+) -> None:
+    original = make()
+    batcher: Any = shoal.Batcher(handler, fill=fill)
+    async with batcher:
+        assert is_named(await answered(batcher, original), original)
+        assert await answered(batcher, 1) == 1
+        assert batcher.is_alive
+
+
+@pytest.mark.real_time
+@ANY_CLASS
+@pytest.mark.parametrize("handler", [plain, plain_steps])
+async def test_so_does_that_of_a_handler_in_a_thread(
+    handler: Any, make: Callable[[], BaseException]
+) -> None:
+    original = make()
+    batcher: Any = shoal.Batcher(handler)
+    async with batcher:
+        assert is_named(await answered(batcher, original), original)
+        assert await answered(batcher, 1) == 1
+
+
+@ANY_CLASS
+async def test_what_pad_raises_fails_the_batch(make: Callable[[], BaseException]) -> None:
+    def pad(items: list[Any], size: int) -> list[Any]:
+        raise original
+
+    original = make()
+    options: dict[str, Any] = {"allowed_batch_sizes": [2], "pad": pad, "max_batch_size": 2}
+    async with shoal.Batcher(coroutine, **options, batch_wait_timeout_s=1) as call:
+        assert is_named(await outcome(call(1)), original)
+        assert await outcomes_in_order(call(1), call(2)) == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [Panic, asyncio.CancelledError, KeyboardInterrupt, SystemExit])
+async def test_what_stands_in_a_slot_is_no_end_of_a_caller(kind: Any) -> None:
+    original = kind("in a slot")
+
+    async def handler(items: list[Any]) -> list[Any]:
+        return [original, 2]
+
+    options: dict[str, Any] = {"max_batch_size": 2, "batch_wait_timeout_s": 1}
+    async with shoal.Batcher(handler, **options) as call:
+        error, result = await outcomes_in_order(call(1), call(2))
+    assert is_named(error, original)
+    assert result == 2
+
+
+@ANY_CLASS
+async def test_what_a_generator_raises_when_it_is_closed_is_its_own(
+    make: Callable[[], BaseException],
+) -> None:
+    async def handler(items: list[Any]) -> AsyncIterator[list[Any]]:
+        try:
+            while True:
+                yield items
+                await anyio.sleep(1)
+        finally:
+            if items[0] == "bad":
+                raise make()
+
+    batcher: Any = shoal.Batcher(handler)
+    async with batcher as call:
+        for item in ("bad", "good"):
+            async with call(item) as stream:
+                assert await anext(stream) == item
+            await settle()
+        assert batcher.is_alive
+        assert batcher.statistics().batches_running == 0
+
+
+@ANY_CLASS
+async def test_one_item_of_isolated_errors_fails_alone(make: Callable[[], BaseException]) -> None:
+    original = make()
+    options: dict[str, Any] = {"isolate_errors": True, "batch_wait_timeout_s": 1}
+    async with shoal.Batcher(coroutine, max_batch_size=3, **options) as call:
+        got = await outcomes_in_order(call(1), call(original), call(3))
+    assert [got[0], got[2]] == [1, 3]
+    assert is_named(got[1], original)
+
+
+@ANY_CLASS
+async def test_what_clean_up_raises_when_the_time_is_up_ends_the_batch_alone(
+    make: Callable[[], BaseException],
+) -> None:
+    async def handler(items: list[Any]) -> list[Any]:
+        if items[0] == "good":
+            return items
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise make()
+
+    batcher = shoal.Batcher(handler, handler_timeout_s=2)
+    async with batcher as call:
+        assert isinstance(await outcome(call("bad")), shoal.HandlerTimeout)
+        assert await call("good") == "good"
+        assert batcher.is_alive
+
+
+@ANY_CLASS
+async def test_what_clean_up_raises_when_all_have_left_ends_the_batch_alone(
+    make: Callable[[], BaseException],
+) -> None:
+    async def handler(items: list[Any]) -> list[Any]:
+        if items[0] == "good":
+            return items
+        try:
+            await anyio.sleep_forever()
+        finally:
+            raise make()
+
+    batcher = shoal.Batcher(handler)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (caller,) = await line_up(tasks, call("bad"))
+        await settle()
+        caller.leave()
+        await settle()
+        assert await call("good") == "good"
+        assert batcher.is_alive
+
+
+async def test_a_batcher_in_another_slot_does_not_notice() -> None:
+    held = Held()
+
+    async def handler(items: list[Any]) -> list[Any]:
+        if items[0] == "bad":
+            raise asyncio.CancelledError
+        return await held(items)
+
+    batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=2)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        (neighbour,) = await line_up(tasks, call("good"))
+        assert isinstance(await outcome(call("bad")), shoal.HandlerFailed)
+        held.gate.set()
+        await settle()
+        assert neighbour.outcome == "good"
+
+
+async def test_a_handler_that_cancels_its_own_task_fails_its_batch() -> None:
+    if trio.lowlevel.in_trio_task():
+        pytest.skip("a task of trio can't be cancelled but by a scope")
+
+    async def handler(items: list[Any]) -> list[Any]:
+        if items[0] == "bad":
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(1)
+        return items
+
+    batcher = shoal.Batcher(handler)
+    async with batcher as call:
+        assert isinstance(await outcome(call("bad")), shoal.HandlerFailed)
+        assert await call("good") == "good"
+
+
+async def test_cancelling_from_outside_still_closes_the_batcher() -> None:
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1)
+    async with anyio.create_task_group() as callers, anyio.create_task_group() as tasks:
+        call = await tasks.start(batcher.run)
+        running, queued = await line_up(callers, call(1), call(2))
+        await settle()
+        tasks.cancel_scope.cancel()
+    assert [type(one.outcome) for one in (running, queued)] == [shoal.BatcherClosed] * 2
+    assert held.cancelled == [[1]]
+    assert batcher.statistics().state == "closed"

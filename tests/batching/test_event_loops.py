@@ -1,0 +1,271 @@
+"""A batcher belongs to the event loop that opened it, and not to its thread.
+
+Trio's guest mode runs two loops by turns in one thread; `nested` has one run inside the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import trio
+
+import shoal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+seen: list[Any] = []
+
+
+@shoal.batch(max_batch_size=4)
+async def double(items: list[int]) -> list[int]:
+    seen.extend(items)
+    return [2 * item for item in items]
+
+
+@shoal.batch(max_batch_size=4)
+async def count(items: list[int]) -> AsyncIterator[list[int]]:
+    seen.extend(items)
+    yield items
+    yield items
+
+
+@pytest.fixture(autouse=True)
+def nothing_seen() -> None:
+    seen.clear()
+
+
+async def every_kind_of_call(call: Any, counted: Any) -> list[BaseException]:
+    """Makes each kind of call, all of which must fail."""
+
+    async def stream() -> None:
+        async with counted(1):
+            pass
+
+    kinds: list[Callable[[], Awaitable[Any]]] = [
+        lambda: call(1),
+        lambda: call.options(deadline_s=9)(1),
+        lambda: call.map([1, 2]),
+        lambda: call.options(deadline_s=9).map([1, 2]),
+        stream,
+        lambda: anext(counted(1)),
+    ]
+    errors: list[BaseException] = []
+    for kind in kinds:
+        try:
+            await kind()
+        except Exception as error:
+            errors.append(error)
+    assert len(errors) == len(kinds)
+    return errors
+
+
+def check_not_open(errors: list[BaseException], home: str, here: str) -> None:
+    for error in errors:
+        assert type(error) is shoal.NotOpen, error
+        assert home in str(error).split("called from")[0]
+        assert here in str(error).split("called from")[1]
+        assert error.__context__ is None or error.__suppress_context__
+    assert seen == []
+
+
+def run_as_guest(host: Callable[[], Awaitable[Any]], guest: Callable[[], Awaitable[Any]]) -> None:
+    """Runs both in this thread, by turns, until both have ended."""
+
+    async def both() -> None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Any] = loop.create_future()
+        trio.lowlevel.start_guest_run(
+            guest,
+            run_sync_soon_threadsafe=loop.call_soon_threadsafe,
+            run_sync_soon_not_threadsafe=loop.call_soon,
+            done_callback=ended.set_result,
+        )
+        await host()
+        (await ended).unwrap()
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize("opener", ["host", "guest"])
+@pytest.mark.parametrize("kind", ["decorated", "batcher"])
+def test_two_loops_by_turns_in_one_thread_do_not_see_each_others_batchers(
+    opener: str, kind: str
+) -> None:
+    is_open, has_called = threading.Event(), threading.Event()
+    calls: dict[str, Any] = {}
+
+    async def until(event: threading.Event) -> None:
+        sleep = trio.sleep if trio.lowlevel.in_trio_task() else asyncio.sleep
+        while not event.is_set():
+            await sleep(0.001)  # no event is of both loops
+
+    async def opens() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            if kind == "decorated":
+                await stack.enter_async_context(shoal.open_batchers(double, count))
+                calls["both"] = double, count
+            else:
+                unary = shoal.Batcher(lambda xs: (seen.extend(xs), xs)[1])
+                stream = shoal.Batcher(count._opening.handler.function)
+                calls["both"] = (
+                    await stack.enter_async_context(unary),
+                    await stack.enter_async_context(stream),
+                )
+            is_open.set()
+            await until(has_called)
+            assert await calls["both"][0](1) in (1, 2)
+
+    errors: list[BaseException] = []
+
+    async def calls_it() -> None:
+        await until(is_open)
+        try:
+            errors.extend(await every_kind_of_call(*calls["both"]))
+            check_not_open(errors, *homes)
+        finally:
+            has_called.set()
+
+    if opener == "host":
+        homes = ("asyncio's loop", "trio's run")
+        run_as_guest(opens, calls_it)
+    else:
+        homes = ("trio's run", "asyncio's loop")
+        run_as_guest(calls_it, opens)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_two_loops_by_turns_in_one_thread_may_both_open_a_function(by_name: bool) -> None:
+    open_in: list[str] = []
+
+    async def serve(sleep: Callable[[float], Awaitable[None]], mine: int) -> None:
+        names = (double, count) if by_name else ()
+        async with shoal.open_batchers(*names):
+            if not by_name:
+                assert await double(mine) == 2 * mine
+                assert double.batcher.statistics().finished == 1
+            open_in.append("one")
+            while len(open_in) < 2:
+                await sleep(0.001)
+            for _ in range(20):
+                assert await double(mine) == 2 * mine
+                assert await double.map([mine, mine]) == [2 * mine, 2 * mine]
+                async with count(mine) as stream:
+                    assert [item async for item in stream] == [mine, mine]
+            assert double.batcher.statistics().finished == 60 + (not by_name)
+            open_in.append("one")
+            while len(open_in) < 4:
+                await sleep(0.001)
+        with pytest.raises(shoal.NotOpen):
+            await double(1)
+
+    run_as_guest(lambda: serve(asyncio.sleep, 3), lambda: serve(trio.sleep, 5))
+    assert double._here == {}
+    assert double._opening.table == {}
+
+
+def nested(function: Callable[[], Awaitable[None]]) -> None:
+    """Runs an event loop inside the one that runs now."""
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    tasks = asyncio.current_task(outer) if outer is not None else None
+    try:
+        with asyncio.Runner() as runner:
+            runner.run(function())  # type: ignore[arg-type]
+    finally:
+        asyncio._set_running_loop(outer)
+    assert outer is None or asyncio.current_task(outer) is tasks
+
+
+@pytest.mark.parametrize("outer", ["asyncio", "trio"])
+def test_a_loop_inside_another_does_not_see_its_batchers(outer: str) -> None:
+    async def inner() -> None:
+        check_not_open(await every_kind_of_call(double, count), outer, "asyncio's loop")
+
+    async def main() -> None:
+        async with shoal.open_batchers(double, count):
+            nested(inner)
+            assert await double(2) == 4
+
+    anyio.run(main, backend=outer)
+
+
+def test_a_loop_inside_another_opens_for_itself() -> None:
+    async def inner() -> None:
+        async with shoal.open_batchers(double):
+            assert await double(3) == 6
+
+    async def main() -> None:
+        async with shoal.open_batchers(double):
+            nested(inner)
+            assert await double(2) == 4
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_loop_in_another_thread_is_named_too(backend: str) -> None:
+    async def main() -> None:
+        batcher = shoal.Batcher(double._opening.handler.function)
+        counted = shoal.Batcher(count._opening.handler.function)
+        async with batcher as call, counted as stream, shoal.open_batchers(double, count):
+            for calls in ((call, stream), (double, count)):
+                errors = await anyio.to_thread.run_sync(
+                    lambda calls=calls: anyio.run(every_kind_of_call, *calls, backend=backend)
+                )
+                check_not_open(errors, "'MainThread'", backend)
+            with pytest.raises(shoal.NotOpen, match=r"(?s)'MainThread'.*another"):
+                await anyio.to_thread.run_sync(configure_in_thread, batcher)
+
+    anyio.run(main, backend=backend)
+
+
+def configure_in_thread(batcher: Any) -> None:
+    try:
+        batcher.configure(max_batch_size=3)
+    except shoal.NotOpen as error:
+        raise shoal.NotOpen(f"{error} another") from None
+
+
+def test_a_coroutine_that_is_taken_to_another_loop_fails_there() -> None:
+    async def main() -> None:
+        async with shoal.open_batchers(double):
+            call = double(1)
+            errors: list[BaseException] = []
+
+            def elsewhere() -> None:
+                try:
+                    asyncio.run(call)  # type: ignore[arg-type]
+                except Exception as error:
+                    errors.append(error)
+
+            await anyio.to_thread.run_sync(elsewhere)
+            check_not_open(errors, "'MainThread'", "asyncio's loop")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_batcher_that_was_closed_says_so_in_every_loop(backend: str) -> None:
+    batcher = shoal.Batcher(double._opening.handler.function)
+
+    async def opens() -> None:
+        async with batcher:
+            pass
+
+    async def calls() -> None:
+        with pytest.raises(shoal.BatcherClosed):
+            await batcher.call(1)
+        with pytest.raises(shoal.BatcherClosed):
+            await batcher.call.map([1])
+        batcher.configure(max_batch_size=7)
+        assert batcher.get_max_batch_size() == 7
+
+    anyio.run(opens, backend=backend)
+    for other in ("asyncio", "trio"):
+        anyio.run(calls, backend=other)

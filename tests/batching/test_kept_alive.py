@@ -1,0 +1,192 @@
+"""What has ended is kept by nobody: not by a parked task's frame, nor by a line that is idle."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+import shoal
+from batching.scenes import Held, Recorder, line_up, settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+
+class Thing:
+    """An item that can be watched."""
+
+    cost = 1
+    key = 0
+
+
+def gone(references: list[weakref.ref[Any]]) -> bool:
+    gc.collect()
+    return all(reference() is None for reference in references)
+
+
+async def echo(items: list[Any]) -> list[None]:
+    return [None for _ in items]
+
+
+async def open_handler(batch: shoal.OpenBatch[Any, Any]) -> None:
+    async for request in batch:
+        request.finish(None)
+        del request
+
+
+async def continuous_handler(batch: shoal.OpenBatch[Any, Any]) -> None:
+    async for joined in batch.steps():
+        for request in joined:
+            request.finish(None)
+        joined.clear()
+        request = None
+
+
+async def steps(items: list[Any]) -> AsyncIterator[list[Any]]:
+    yield [None for _ in items]
+
+
+LINES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "levels": {"priority_levels": 3},
+    "deadlines": {"order": "deadline"},
+    "costs": {"batch_size_fn": lambda item: item.cost},
+    "buckets": {"bucket_by": lambda item: item.key},
+    "isolated levels": {"priority_levels": 2, "priority_mixing": "isolate"},
+    "idle": {"idle_timeout_s": 50},
+    "bounded": {"max_queued_requests": 100},
+    "shedding": {"max_queued_requests": 100, "overload": "shed_oldest"},
+    "adaptive": {"adaptive": shoal.LatencyTarget(p99_s=0.1)},
+    "policies": {"default_queue_policy": shoal.QueuePolicy(timeout_s=70)},
+    "unbounded": {"max_concurrent_batches": None},
+}
+KINDS: dict[str, Any] = {
+    "unary": lambda **options: shoal.Batcher(echo, **options),
+    "open": lambda **options: shoal.Batcher(open_handler, fill="open", **options),
+    "continuous": lambda **options: shoal.Batcher(continuous_handler, fill="continuous", **options),
+    "streams": lambda **options: shoal.Batcher(steps, **options),
+}
+
+
+def lines_of(kind: str) -> list[str]:
+    if kind in ("open", "continuous"):
+        of_closed_batches = {"buckets", "isolated levels", "adaptive", "idle"}
+        return [name for name in LINES if name not in of_closed_batches]
+    return list(LINES)
+
+
+CASES = [(kind, line) for kind in KINDS for line in lines_of(kind)]
+
+
+async def call_with(call: Any, references: list[weakref.ref[Any]], **options: Any) -> None:
+    thing = Thing()
+    references.append(weakref.ref(thing))
+    face = call.options(**options) if options else call
+    try:
+        made = face(thing)
+        del thing
+        if isinstance(made, shoal.ResultStream):
+            async with made as stream:
+                async for _ in stream:
+                    pass
+        else:
+            await made
+    except shoal.ShoalError:
+        pass
+
+
+@pytest.mark.parametrize(("kind", "line"), CASES)
+async def test_what_was_answered_is_kept_by_nobody(kind: str, line: str) -> None:
+    references: list[weakref.ref[Any]] = []
+    async with KINDS[kind](**LINES[line]) as call:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(call_with, call, references)
+        await settle()
+        assert len(references) == 5
+        assert gone(references)
+
+
+# An open batch has its requests for as long as it is open, which may be for ever.
+@pytest.mark.parametrize(("kind", "line"), [case for case in CASES if case[0] != "open"])
+@pytest.mark.parametrize("how", ["left", "expired", "bored"])
+async def test_who_ended_without_an_answer_is_kept_by_nobody(
+    kind: str, line: str, how: str
+) -> None:
+    references: list[weakref.ref[Any]] = []
+    options = {"batch_wait_timeout_s": None, **LINES[line]}
+    if line == "adaptive":
+        options.pop("batch_wait_timeout_s")
+    asks: dict[str, dict[str, Any]] = {
+        "expired": {"deadline_s": 2.0},
+        "bored": {"queue_timeout_s": 2.0},
+    }
+    async with KINDS[kind](**options) as call:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(9):
+                tasks.start_soon(lambda: call_with(call, references, **asks.get(how, {})))
+            await settle() if how != "left" else await anyio.lowlevel.checkpoint()
+            if how in ("expired", "bored"):
+                await anyio.sleep(3)
+            tasks.cancel_scope.cancel()
+        await settle()
+        assert len(references) == 9
+        assert gone(references)
+
+
+@pytest.mark.parametrize("line", LINES)
+async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it_is_idle(
+    line: str,
+) -> None:
+    references: list[weakref.ref[Any]] = []
+    held = Held()
+    batcher = shoal.Batcher(held, **{**LINES[line], "max_concurrent_batches": 1})
+    async with batcher as call, anyio.create_task_group() as plug:
+        await line_up(plug, call(Thing()))
+        await settle()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(9):
+                tasks.start_soon(call_with, call, references)
+            await settle()
+            tasks.cancel_scope.cancel()
+        held.gate.set()
+        await settle()
+        held.batches.clear()
+        held.passed.clear()
+        assert gone(references)
+
+
+async def test_who_was_parked_and_left_is_kept_by_nobody() -> None:
+    references: list[weakref.ref[Any]] = []
+    held = Held()
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
+    async with batcher as call, anyio.create_task_group() as plug:
+        await line_up(plug, call(Thing()))
+        await settle()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(9):
+                tasks.start_soon(call_with, call, references)
+            await settle()
+            assert batcher.statistics().parked == 8
+            tasks.cancel_scope.cancel()
+        held.gate.set()
+        await settle()
+        held.batches.clear()
+        held.passed.clear()
+        assert gone(references)
+
+
+async def test_the_last_expired_request_is_not_kept_by_the_task_that_ended_it() -> None:
+    references: list[weakref.ref[Any]] = []
+    handler = Recorder()
+    async with shoal.Batcher(handler, batch_wait_timeout_s=None) as call:
+        await call_with(call, references, deadline_s=1e-3)
+        handler.batches.clear()
+        assert gone(references)

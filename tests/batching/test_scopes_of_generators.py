@@ -1,0 +1,190 @@
+"""Generators that yield inside of cancel scopes: their batch ends in order, and no other one."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, line_up, outcome, read_all, settle
+from shoal.batching import parking
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+
+async def echo(items: list[int]) -> list[int]:
+    return items
+
+
+def within_move_on() -> Any:
+    return anyio.move_on_after(10)
+
+
+def within_fail() -> Any:
+    return anyio.fail_after(10)
+
+
+@asynccontextmanager
+async def within_tasks() -> AsyncGenerator[None]:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.sleep, 20)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def within_batcher() -> Any:
+    return shoal.Batcher(echo)
+
+
+def generator(make: Any) -> Any:
+    async def sync_block(items: list[Any]) -> AsyncIterator[list[Any]]:
+        with make():
+            while True:
+                await anyio.sleep(1)
+                yield items
+
+    async def async_block(items: list[Any]) -> AsyncIterator[list[Any]]:
+        async with make():
+            while True:
+                await anyio.sleep(1)
+                yield items
+
+    return async_block if make in (within_tasks, within_batcher) else sync_block
+
+
+EVERY_SCOPE = pytest.mark.parametrize(
+    "make", [within_move_on, within_fail, within_tasks, within_batcher]
+)
+
+
+@EVERY_SCOPE
+async def test_a_reader_that_leaves_ends_its_batch_and_no_other(make: Any) -> None:
+    batcher: Any = shoal.Batcher(generator(make), max_batch_size=1, max_concurrent_batches=2)
+    async with batcher as call:
+        async with call("stays") as neighbour:
+            for _ in range(3):
+                async with call("leaves") as stream:
+                    assert await anext(stream) == "leaves"
+                await settle()
+                assert await anext(neighbour) == "stays"
+        await settle()
+        assert batcher.is_alive
+        assert batcher.statistics().batches_running == 0
+
+
+@EVERY_SCOPE
+async def test_the_time_of_the_handler_may_be_up_while_it_is_in_its_scope(make: Any) -> None:
+    batcher: Any = shoal.Batcher(generator(make), handler_timeout_s=2.5)
+    async with batcher as call:
+        for _ in range(2):
+            async with anyio.create_task_group() as tasks:
+                (reader,) = await read_all(tasks, call("a"))
+            assert reader.items == ["a", "a"]
+            assert isinstance(reader.outcome, shoal.HandlerTimeout)
+        assert batcher.is_alive
+
+
+@EVERY_SCOPE
+async def test_closing_the_batcher_closes_the_generator_in_its_scope(make: Any) -> None:
+    batcher: Any = shoal.Batcher(generator(make), graceful_shutdown_timeout_s=1.5)
+    async with batcher as call, call("a") as stream:
+        assert await anext(stream) == "a"
+        await batcher.aclose()
+        assert await anext(stream) == "a"
+        with pytest.raises(shoal.BatcherClosed):
+            await anext(stream)
+
+
+@pytest.mark.parametrize("make", [within_move_on, within_fail])
+async def test_a_scope_that_ends_between_two_steps_fails_its_batch_and_says_why(make: Any) -> None:
+    held = Held()
+    options: dict[str, Any] = {"stream_buffer": 2, "slow_reader_timeout_s": None}
+    batcher: Any = shoal.Batcher(
+        generator(make), **options, max_batch_size=1, max_concurrent_batches=2
+    )
+    async with batcher as call, shoal.Batcher(held) as other:
+        async with call("slow") as stream:
+            assert await anext(stream) == "slow"
+            await anyio.sleep(20)  # the generator is held back, and its scope's time passes
+            assert [await anext(stream) for _ in range(2)] == ["slow"] * 2
+            with pytest.raises(shoal.HandlerFailed, match="yields inside of a cancel scope"):
+                await anext(stream)
+        async with call("next") as stream:
+            assert await anext(stream) == "next"
+        async with anyio.create_task_group() as tasks:
+            (caller,) = await line_up(tasks, other(1))
+            held.gate.set()
+        assert caller.outcome == 1
+        assert batcher.is_alive
+
+
+async def stubborn(items: list[Any]) -> AsyncIterator[list[Any]]:
+    """Can't be closed, and so never leaves its scope."""
+    with anyio.CancelScope():
+        try:
+            while True:
+                await anyio.sleep(1)
+                yield items
+        finally:
+            yield items
+
+
+async def sloppy(items: list[Any]) -> AsyncIterator[list[Any]]:
+    """Enters a scope and forgets it."""
+    anyio.CancelScope(deadline=anyio.current_time() + 5).__enter__()
+    while True:
+        await anyio.sleep(1)
+        yield items
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("handler", [stubborn, sloppy])
+async def test_a_generator_that_never_leaves_its_scope_fails_its_batch_alone(
+    handler: Any,
+) -> None:
+    batcher: Any = shoal.Batcher(handler, max_batch_size=2, max_concurrent_batches=2)
+    async with batcher as call:
+        async with call("a") as leaving, call("b") as staying:
+            assert await anext(leaving) == "a"
+            assert await anext(staying) == "b"
+            await leaving.aclose()
+            assert await anext(staying) == "b"
+        await settle()
+        await anyio.sleep(30)
+        async with call("next") as stream:
+            assert await anext(stream) == "next"
+        assert batcher.is_alive
+    assert batcher.statistics().state == "closed"
+    gc.collect()  # so that what can't be closed is complained of here
+
+
+async def test_a_handler_that_forgets_a_scope_takes_no_other_batch_down() -> None:
+    async def handler(items: list[Any]) -> list[Any]:
+        if items[0] == "bad":
+            anyio.CancelScope(deadline=anyio.current_time() + 5).__enter__()
+        return items
+
+    batcher = shoal.Batcher(handler)
+    async with batcher as call:
+        assert await call("bad") == "bad"
+        await anyio.sleep(10)  # the scope's time passes while the batcher is idle
+        assert await call("good") == "good"
+        assert await call("bad") == "bad"
+        assert await outcome(call("good")) == "good"
+    assert batcher.statistics().state == "closed"
+
+
+@EVERY_SCOPE
+async def test_an_anyio_that_keeps_its_scopes_elsewhere_changes_nothing_for_tidy_generators(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parking, "import_module", lambda _name: ModuleType("another_anyio"))
+    await test_a_reader_that_leaves_ends_its_batch_and_no_other(make)

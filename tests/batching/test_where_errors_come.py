@@ -1,0 +1,224 @@
+"""The errors of a call come where those of an async function do.
+
+A wrong number of arguments is told where it is called, all else where it is awaited. So whoever
+gathers many calls, or starts a task for each, meets all of their errors in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+pytestmark = pytest.mark.anyio
+
+
+class Broken(Exception):
+    pass
+
+
+def broken(*_: Any) -> Any:
+    raise Broken
+
+
+async def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+async def steps(items: list[Any]) -> AsyncIterator[list[Any]]:
+    yield items
+
+
+echo_decorated: Any = shoal.batch(echo)
+steps_decorated: Any = shoal.batch(steps)
+
+
+async def pairs(left: list[Any], right: list[Any]) -> list[Any]:
+    return left
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], type[Exception]]] = {
+    "too large": ({"batch_size_fn": lambda _: 99}, shoal.ItemTooLarge),
+    "cost": ({"batch_size_fn": broken}, Broken),
+    "no number": ({"batch_size_fn": str}, TypeError),
+    "key": ({"bucket_by": broken}, Broken),
+    "no key": ({"bucket_by": lambda _: []}, TypeError),
+    "split": (
+        {"batch_size_fn": lambda _: 99, "split": broken, "join": list},
+        Broken,
+    ),
+}
+
+
+async def met(call: Any) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        await call
+    return caught.value
+
+
+@pytest.mark.parametrize("how", ["decorated", "batcher", "options", "map", "map with options"])
+@pytest.mark.parametrize("why", REFUSALS)
+async def test_what_a_call_is_refused_for_comes_where_it_is_awaited(why: str, how: str) -> None:
+    options, kind = REFUSALS[why]
+    decorated = shoal.batch(**options)(echo)
+    batcher = shoal.Batcher(echo, **options)
+    ways: dict[str, Callable[[Any], Any]] = {
+        "decorated": lambda _: decorated(1),
+        "batcher": lambda call: call(1),
+        "options": lambda call: call.options(metadata={"a": 1})(1),
+        "map": lambda call: call.map([1]),
+        "map with options": lambda call: call.options(metadata={"a": 1}).map([1]),
+    }
+    async with shoal.open_batchers(decorated), batcher as call:
+        made = ways[how](call)
+        assert isinstance(await met(made), kind)
+    assert batcher.statistics().finished == 0
+
+
+@pytest.mark.parametrize("why", [why for why in REFUSALS if why != "split"])
+async def test_what_a_stream_is_refused_for_comes_where_it_is_entered(why: str) -> None:
+    options, kind = REFUSALS[why]
+    decorated = shoal.batch(**options)(steps)
+    batcher = shoal.Batcher(steps, **options)
+    async with shoal.open_batchers(decorated), batcher as call:
+        for made in (decorated(1), call(1), call.options(metadata={"a": 1})(1)):
+            assert isinstance(await met(made.__aenter__()), kind)
+        for made in (decorated(1), call(1)):
+            assert isinstance(await met(anext(made)), kind)
+
+
+async def test_a_priority_that_there_is_not_comes_where_it_is_awaited() -> None:
+    async with shoal.Batcher(echo) as call, shoal.Batcher(steps) as stream:
+        assert isinstance(await met(call.options(priority=3)(1)), ValueError)
+        assert isinstance(await met(stream.options(priority=3)(1).__aenter__()), ValueError)
+
+
+async def test_columns_of_different_lengths_come_where_they_are_awaited() -> None:
+    async with shoal.Batcher(pairs) as call:
+        assert isinstance(await met(call.map([1, 2], [3])), ValueError)
+        with pytest.raises(TypeError):
+            call.map([1])
+
+
+class Model:
+    @shoal.batch
+    async def one(self, items: list[Any]) -> list[Any]:
+        return items
+
+    @shoal.batch
+    async def many(self, items: list[Any]) -> AsyncIterator[list[Any]]:
+        yield items
+
+
+UNOPENED: Sequence[tuple[Any, Any]] = [
+    (shoal.batch(echo), shoal.batch(steps)),
+    (shoal.Batcher(echo).call, shoal.Batcher(steps).call),
+    (Model().one, Model().many),
+]
+
+
+@pytest.mark.parametrize(("call", "stream"), UNOPENED)
+async def test_not_open_comes_where_it_is_awaited(call: Any, stream: Any) -> None:
+    made = [call(1), call.options(deadline_s=1)(1), call.map([1])]
+    assert {type(await met(one)) for one in made} == {shoal.NotOpen}
+    for one in (stream(1), stream.options(deadline_s=1)(1)):
+        assert type(await met(one.__aenter__())) is shoal.NotOpen
+    assert type(await met(anext(stream(1)))) is shoal.NotOpen
+
+
+@pytest.mark.parametrize(("call", "stream"), UNOPENED)
+async def test_a_wrong_number_of_arguments_is_told_where_it_is_called(
+    call: Any, stream: Any
+) -> None:
+    for wrong in ((), (1, 2)):
+        with pytest.raises(TypeError):
+            call(*wrong)
+        with pytest.raises(TypeError):
+            stream(*wrong)
+    with pytest.raises(TypeError):
+        call(nothing=1)
+
+
+async def test_an_unbound_method_that_is_not_open_behaves_alike() -> None:
+    model = Model()
+    assert type(await met(Model.one(model, 1))) is shoal.NotOpen
+    with pytest.raises(TypeError):
+        Model.one(model)
+
+
+async def test_a_closed_batcher_is_told_of_where_it_is_awaited() -> None:
+    unopened, closed = shoal.Batcher(echo), shoal.Batcher(echo)
+    await unopened.aclose()
+    async with closed:
+        pass
+    for batcher in (unopened, closed):
+        assert type(await met(batcher.call(1))) is shoal.BatcherClosed
+        assert type(await met(batcher.call.map([1]))) is shoal.BatcherClosed
+
+
+async def test_what_is_open_when_it_is_awaited_is_called() -> None:
+    decorated, streamed = shoal.batch(echo), shoal.batch(steps)
+    early, stream, many = decorated(1), streamed(2), decorated.map([3, 4])
+    async with shoal.open_batchers(decorated, streamed):
+        assert await early == 1
+        assert await many == [3, 4]
+        async with stream:
+            assert [item async for item in stream] == [2]
+
+
+async def test_gathered_calls_meet_all_errors_alike(anyio_backend_name: str) -> None:
+    large = shoal.batch(batch_size_fn=lambda item: item)(echo)
+    closed = shoal.batch(echo)
+    if anyio_backend_name != "asyncio":
+        async with shoal.open_batchers(large):
+            with pytest.raises(BaseExceptionGroup) as caught:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(large, 99)
+        assert isinstance(caught.value.exceptions[0], shoal.ItemTooLarge)
+        return
+    async with shoal.open_batchers(large):
+        answers = await asyncio.gather(large(1), large(99), closed(1), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [int, shoal.ItemTooLarge, shoal.NotOpen]
+
+
+async def test_a_call_that_is_refused_is_a_checkpoint() -> None:
+    async with shoal.Batcher(echo, batch_size_fn=broken) as call:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await call(1)
+        assert scope.cancelled_caught
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: echo_decorated(1),
+        lambda: echo_decorated.map([1]),
+        lambda: echo_decorated.options(deadline_s=1)(1),
+        lambda: echo_decorated.options(deadline_s=1).map([1]),
+        lambda: steps_decorated(1),
+        lambda: steps_decorated.options(deadline_s=1)(1),
+    ],
+)
+async def test_plain_code_that_could_await_nothing_meets_it_at_once(call: Any) -> None:
+    caught: list[BaseException] = []
+
+    def in_a_thread() -> None:
+        try:
+            call()
+        except shoal.NotOpen as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    (error,) = caught
+    assert "with shoal.blocking(" in str(error)

@@ -1,0 +1,117 @@
+"""`shoal logs`: the log of a detached server, and of its replicas' processes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import threading
+
+import pytest
+
+from shoal.cli import main
+from shoal.commands.places import Place
+
+pytestmark = pytest.mark.real_time
+
+LOG = """\
+Shoal serving default on http://127.0.0.1:1
+2026-11-22 07:00:00,000 INFO shoal.replicas: small#0: loaded
+2026-11-22 07:00:00,001 INFO shoal.replicas: small#1: loaded
+2026-11-22 07:00:00,002 INFO shoal.replicas: smaller#0: small#0: is what it says
+2026-11-22 07:00:00,003 WARNING shoal.serving: small: max_batch_size is hardly meant
+2026-11-22 07:00:00,004 ERROR shoal.http: e: request 1 failed
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    place = Place.of("default")
+    place.make_directory()
+    return place
+
+
+def shown(capsys, *arguments):
+    assert main(["logs", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_last_lines_are_shown(place, capsys):
+    place.log.write_text(LOG)
+    assert shown(capsys) == LOG.splitlines()
+    assert shown(capsys, "--lines", "2") == LOG.splitlines()[-2:]
+
+
+@pytest.mark.parametrize(
+    ("tag", "lines"), [("small", [1, 2, 4]), ("small#0", [1]), ("smaller", [3]), ("other", [])]
+)
+def test_the_lines_about_a_backend_or_a_replica_are_shown(tag, lines, place, capsys):
+    place.log.write_text(LOG)
+    assert shown(capsys, tag) == [LOG.splitlines()[line] for line in lines]
+
+
+def test_a_line_without_an_end_is_shown_as_well(place, capsys):
+    place.log.write_bytes(b"whole\nhalf \xff")
+    assert shown(capsys) == ["whole", "half \ufffd"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ([], "start a server with `shoal start --detach`"),
+        (["--name", "x"], "start a server with `shoal start --detach --name x`"),
+    ],
+)
+def test_a_log_that_is_not_there_is_told_with_how_to_get_one(arguments, line, place, capsys):
+    assert main(["logs", *arguments]) == 1
+    told = capsys.readouterr().err
+    assert line in told
+    assert told.count("\n") == 1
+
+
+def test_a_server_in_the_foreground_is_said_to_have_none(place, capsys):
+    with place.process.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert main(["logs"]) == 1
+    assert "started without --detach" in capsys.readouterr().err
+
+
+def test_a_log_is_followed_until_the_server_ends(place, capsys):
+    place.log.write_text("first\nhal")
+    with place.process.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        following = threading.Thread(target=main, args=(["logs", "--follow"],))
+        following.start()
+        with place.log.open("a") as log:
+            log.write("f\nlast\n")
+        os.truncate(place.log, 0)
+        with place.log.open("a") as log:
+            log.write("anew\n")
+    following.join()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "anew"
+
+
+@pytest.fixture
+def started(terminal):
+    (terminal.directory / "printing.py").write_text(
+        "print('loaded in a process', flush=True)\ndef code(item: int): return item\n"
+    )
+    terminal.told("start", "--detach", "--port", "0", "--allow-module", "printing")
+    return terminal
+
+
+def test_what_a_replicas_process_prints_is_in_the_log(started):
+    started.told("backends", "create", "b", "printing:code", "placement=process")
+    status = json.loads(started.told("status", "--json"))
+    tag = status["backends"]["b"]["replicas"][0]["tag"]
+    following = started.popen("logs", tag, "--follow")
+    try:
+        assert following.stdout.readline().endswith(f"{tag}: loaded in a process\n")
+        started.told("stop")
+        assert following.wait(timeout=15) == 0
+    finally:
+        following.kill()
+        following.communicate()
+    assert ", drained in " in started.told("logs")

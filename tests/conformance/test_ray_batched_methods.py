@@ -1,0 +1,159 @@
+"""What Ray Serve's pages on batching show, code of one item that batches by itself."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import outcomes
+from conformance import batched_backends as code
+from conformance.replica_scenes import service
+from shoal.serving.controller import Controller
+from shoal.testing.asgi import ask
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+PLACEMENTS = pytest.mark.parametrize("placement", ["task", "process"])
+DOUBLED = [[0, 4], [2, 4], [4, 4], [6, 4]]
+
+
+@asynccontextmanager
+async def controlled(
+    target: Any, *args: Any, **config: Any
+) -> AsyncGenerator[tuple[Controller, Any]]:
+    async with Controller() as controller:
+        yield controller, await service(controller, "only", target, *args, **config)
+
+
+@PLACEMENTS
+@pytest.mark.parametrize(
+    "target", [code.CallsBatched, code.BatchedCall, f"{code.__name__}:doubled"]
+)
+async def test_calls_of_one_item_form_batches(target: Any, placement: str) -> None:
+    async with controlled(target, placement=placement) as (_, handle):
+        assert await outcomes(*map(handle.call, range(4))) == DOUBLED
+        assert await outcomes(*map(handle.call, range(4))) == DOUBLED
+
+
+@PLACEMENTS
+async def test_an_item_is_prepared_alone_and_run_in_a_batch(placement: str) -> None:
+    async with controlled(code.Preprocessing, 10, placement=placement) as (_, handle):
+        got = await outcomes(*(handle.call(f" {number} ") for number in range(4)))
+    assert got == [{"text": f" {number} ", "scaled": 20 * number, "size": 4} for number in range(4)]
+
+
+@PLACEMENTS
+@pytest.mark.parametrize("target", [code.Streams, code.BatchedStream])
+async def test_streams_of_one_item_form_batches(target: Any, placement: str) -> None:
+    async def read(text: str) -> list[str]:
+        async with handle.stream(text) as stream:
+            return [letter async for letter in stream]
+
+    async with controlled(target, placement=placement) as (_, handle):
+        got = await outcomes(*map(read, ["ab", "c", "de", "f"]))
+    assert got == [["a4", "b4"], ["c4"], ["d4", "e4"], ["f4"]]
+
+
+@PLACEMENTS
+async def test_a_batched_function_of_the_module_needs_room_for_many_calls(placement: str) -> None:
+    async with controlled(code.CallsFunction, placement=placement, max_ongoing_requests=4) as (
+        _,
+        handle,
+    ):
+        assert await outcomes(*map(handle.call, range(4))) == DOUBLED
+
+
+@PLACEMENTS
+async def test_a_batched_method_is_called_by_its_name(placement: str) -> None:
+    async with controlled(code.CallsBatched, placement=placement) as (_, handle):
+        by_name = handle.options(method_name="handle_batch")
+        assert await outcomes(*map(by_name.call, range(4))) == DOUBLED
+
+
+async def test_batches_run_in_the_replica_that_took_their_calls() -> None:
+    async with controlled(code.Tagged) as (_, handle):
+        assert await outcomes(*map(handle.call, range(4))) == [["only#0", 4]] * 4
+
+
+async def test_an_update_that_replaces_replicas_drops_no_call() -> None:
+    got: list[Any] = []
+    async with controlled(code.Quick) as (controller, handle), anyio.create_task_group() as tasks:
+
+        async def call() -> None:
+            got.append(await outcomes(*map(handle.call, range(4))))
+
+        for _ in range(20):
+            tasks.start_soon(call)
+        await controller.restart_backend("only")
+    assert got == [[0, 2, 4, 6]] * 20
+
+
+@pytest.mark.parametrize(
+    ("target", "args"), [(code.CallsBatched, ()), (code.BatchedCall, ()), (code.doubled, ())]
+)
+async def test_an_app_serves_them_over_http(target: Any, args: tuple[Any, ...]) -> None:
+    app = shoal.App()
+    app.backend("only", target, *args)
+    app.route("only", backend="only", path="/only")
+    async with app.lifespan():
+        answers = await outcomes(*(ask(app, "/only", number) for number in range(4)))
+    assert [answer.json() for answer in answers] == DOUBLED
+
+
+async def test_an_endpoint_of_an_app_is_such_a_class() -> None:
+    app = shoal.App()
+    app.endpoint("/calls")(code.CallsBatched)
+    app.endpoint("/batched")(code.BatchedCall)
+    async with app.lifespan():
+        for path in ("/calls", "/batched"):
+            answers = await outcomes(*(ask(app, path, number) for number in range(4)))
+            assert [answer.json() for answer in answers] == DOUBLED
+
+
+@PLACEMENTS
+async def test_code_of_an_app_takes_http_requests(placement: Any) -> None:
+    app = shoal.App()
+    app.backend("only", code.TakesRequest, placement=placement)
+    app.route("only", backend="only", path="/only")
+    async with app.lifespan():
+        answers = await outcomes(
+            *(ask(app, f"/only?number={number}", "text") for number in range(4))
+        )
+    assert [answer.json() for answer in answers] == [
+        [2 * number, 4, "POST", '"text"'] for number in range(4)
+    ]
+
+
+@PLACEMENTS
+async def test_a_request_is_whole_wherever_it_is_read(placement: Any) -> None:
+    app = shoal.App()
+    app.backend("only", code.read_request, placement=placement)
+    app.route("only", backend="only", path="/only")
+    async with app.lifespan():
+        headers = [("x-kind", "herring")]
+        answer = await ask(app, "/only?a=1&a=2", {"size": 3}, headers=headers)
+    assert answer.json() == ["POST", "/only", ["1", "2"], "herring", {"size": 3}, "127.0.0.1"]
+
+
+@pytest.mark.parametrize("name", ["app", "state", "session", "user", "auth"])
+async def test_what_of_a_request_stays_in_the_server_is_said_in_a_process(name: str) -> None:
+    app = shoal.App(debug=True)
+    app.backend("only", code.Reaches, name, placement="process")
+    app.route("only", backend="only", path="/only")
+    async with app.lifespan():
+        answer = await ask(app, "/only", 1)
+    assert f"request.{name} is in the server's process" in answer.body.decode()
+
+
+async def test_a_program_awaits_a_batched_function_beside_a_client() -> None:
+    async with shoal.start():
+        assert await outcomes(*map(code.doubled, range(4))) == DOUBLED
+    with pytest.raises(shoal.NotOpen):
+        await code.doubled(1)

@@ -1,0 +1,115 @@
+"""The access log: a line of JSON for each request, without secrets; nothing unless asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import anyio
+import h2.events
+import pytest
+from live_server import Http2Client, live, read_until, request, upgrade
+
+import shoal
+from shoal.http.access_log import LOGGER, AccessLog
+from shoal.testing.asgi import Call, calling
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def app():
+    app = shoal.App()
+
+    @app.endpoint("/double")
+    async def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    @app.endpoint("/hold")
+    async def hold(items: list[int]):
+        yield items
+        await anyio.sleep_forever()
+
+    return app
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.INFO, logger=LOGGER)
+    return lambda: [json.loads(r.getMessage()) for r in caplog.records if r.name == LOGGER]
+
+
+@pytest.mark.real_time
+async def test_each_request_is_a_line(app, lines):
+    async with live(app, access_log=True) as server, await server.connect() as client:
+        asked = request(
+            "/double?token=s3cret",
+            method="POST",
+            body=b"21",
+            headers=[
+                "Content-Type: application/json",
+                "X-Request-ID: mine",
+                "Authorization: Bearer s3cret",
+            ],
+        )
+        await client.send_all(asked)
+        await read_until(client, b"42")
+        await client.send_all(request("/nowhere"))
+        await read_until(client, b"not-found")
+    first, second = lines()
+    assert set(first) == {
+        *("time", "client", "protocol", "method", "path", "status", "bytes", "duration_s"),
+        "request_id",
+    }
+    assert first["client"].startswith("127.0.0.1:")
+    shown = ("protocol", "method", "path", "status", "bytes", "request_id")
+    assert [first[name] for name in shown] == ["HTTP/1.1", "POST", "/double", 200, 2, "mine"]
+    assert 0 <= first["duration_s"] < 20
+    assert (second["status"], second["path"]) == (404, "/nowhere")
+    assert "s3cret" not in json.dumps([first, second])
+
+
+@pytest.mark.real_time
+async def test_http2_and_websockets_are_logged_as_such(app, lines):
+    async with live(app, access_log=True) as server:
+        client = Http2Client(await server.connect())
+        stream = client.ask(b"/-/healthz")
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, stream)
+        await client.stream.aclose()
+        await server.talk(upgrade())
+    assert [(one["protocol"], one["status"]) for one in lines()] == [
+        ("HTTP/2", 200),
+        ("WebSocket", 403),
+    ]
+
+
+@pytest.mark.real_time
+async def test_nothing_is_logged_unless_asked_for(app, lines):
+    async with live(app) as server:
+        await server.talk(request("/-/healthz", close=True))
+    assert lines() == []
+
+
+async def test_a_client_that_leaves_is_logged_with_what_it_was_sent(app, lines):
+    logged = AccessLog(app)
+    async with app.lifespan():
+        call = Call(logged, "/hold", item=1)
+        async with calling(call):
+            await call.until_sent(b"data: 1")
+            call.leave()
+            await call.returned.wait()
+    [line] = lines()
+    assert (line["status"], line["bytes"]) == (200, len(call.body))
+
+
+@pytest.mark.parametrize("path", ["/a\r\nb", '/"}', "/\udc80"])
+async def test_a_path_can_not_forge_a_line(app, lines, path, caplog):
+    async def gone(scope, receive, send):
+        pass
+
+    scope = {"type": "http", "http_version": "1.1", "method": "GET", "path": path}
+    await AccessLog(gone)(scope, None, None)
+    [line] = lines()
+    assert line["status"] is None
+    assert "\n" not in caplog.records[-1].getMessage()

@@ -1,0 +1,113 @@
+"""Items that are numpy arrays, as JSON and as ``.npy`` files."""
+
+from __future__ import annotations
+
+import io
+import pickle
+
+import pytest
+
+import shoal
+from shoal.testing.asgi import ask
+
+np = pytest.importorskip("numpy")
+NDArray = pytest.importorskip("numpy.typing").NDArray
+
+pytestmark = pytest.mark.anyio
+
+
+def npy(array, **options):
+    file = io.BytesIO()
+    np.lib.format.write_array(file, np.asarray(array), **options)
+    return file.getvalue()
+
+
+async def double(arrays: list[np.ndarray]) -> list[np.ndarray]:
+    return [2 * array for array in arrays]
+
+
+async def kind(arrays: list[NDArray[np.float32]]) -> list[str]:
+    for array in arrays:
+        array += 1  # it is the handler's own
+    return [str(array.dtype) for array in arrays]
+
+
+@pytest.fixture
+def app():
+    app = shoal.App()
+    app.endpoint("/double")(double)
+    app.endpoint("/kind")(kind)
+    return app
+
+
+async def send(app, path, body):
+    return await ask(app, path, body=body, headers=[("content-type", "application/x-npy")])
+
+
+async def test_nested_lists_come_and_go(app):
+    async with app.lifespan():
+        assert (await ask(app, "/double", [[1, 2], [3.5, 4]])).json() == [[2, 4], [7, 8]]
+        assert (await ask(app, "/kind", [1, 2])).json() == "float32"
+
+
+@pytest.mark.parametrize("array", [np.arange(6).reshape(2, 3), np.array(3.5), np.zeros((0, 2))])
+@pytest.mark.parametrize("order", ["C", "F"])
+async def test_a_file_comes_and_lists_go(app, array, order):
+    async with app.lifespan():
+        answer = await send(app, "/double", npy(np.asarray(array, order=order)))
+    assert answer.json() == (2 * array).tolist()
+
+
+async def test_a_file_is_made_of_what_the_annotation_says(app):
+    async with app.lifespan():
+        assert (await send(app, "/kind", npy(np.arange(3.0)))).json() == "float32"
+        assert (await send(app, "/kind", npy(np.arange(3) * 1j))).status == 422
+
+
+@pytest.mark.parametrize("item", [[[1], [1, 2]], "text", ["a"], {"a": 1}, None, [None], [2**70]])
+async def test_lists_that_are_no_array_of_numbers_are_refused(app, item):
+    async with app.lifespan():
+        assert (await ask(app, "/double", item)).status == 422
+
+
+def huge():
+    file = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (2**40,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file.getvalue() + bytes(8)
+
+
+class Trap:
+    def __reduce__(self):
+        return pytest.fail, ("unpickled",)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"no file",
+        huge(),
+        npy(np.arange(9))[:-1],
+        npy(np.arange(9)) + b"x",
+        npy(np.array([Trap()], dtype=object), allow_pickle=True),
+        pickle.dumps(Trap()),
+        npy(np.array(["text"])),
+        b"\x93NUMPY\x01\x00\x10\x00{'descr': 1}     ",
+    ],
+    ids=range(9),
+)
+async def test_a_file_that_lies_or_holds_objects_is_refused(app, body):
+    async with app.lifespan():
+        answer = await send(app, "/double", body)
+    assert answer.status == 422, answer.body
+    assert answer.json()["type"] == "urn:shoal:problem:invalid-item"
+
+
+def test_an_array_beside_other_parameters_is_refused_when_it_is_declared():
+    app = shoal.App()
+    with pytest.raises(TypeError, match="JSON can't be checked against"):
+
+        @app.endpoint("/both")
+        async def both(a: list[np.ndarray], b: list[int]) -> list[int]:
+            return b

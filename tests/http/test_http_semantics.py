@@ -1,0 +1,283 @@
+"""What HTTP says of methods, expectations and status lines, on a real socket and through an App."""
+
+from __future__ import annotations
+
+import re
+
+import anyio
+import h2.events
+import pytest
+from live_server import Http2Client, live, read_all, read_until, request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+import shoal
+from shoal.testing.asgi import Call, ask, calling
+
+pytestmark = pytest.mark.anyio
+on_a_socket = pytest.mark.real_time
+
+EXPECTING = ["Expect: 100-continue", "Content-Type: application/json"]
+
+
+@pytest.fixture
+def app():
+    app = shoal.App(max_body_bytes=100)
+
+    @app.endpoint("/double", methods=("GET", "POST"))
+    async def double(items: list[bytes]) -> list[int]:
+        return [2 * len(item) for item in items]
+
+    @app.endpoint("/count", methods=("GET",))
+    async def count(items: list[bytes]):
+        yield [1] * len(items)
+        await anyio.sleep_forever()
+
+    @app.endpoint("/put", methods=("PUT",))
+    async def put(items: list[bytes]) -> list[int]:
+        return [len(item) for item in items]
+
+    return app
+
+
+# Expect: 100-continue
+
+
+def expecting(path, length, method="POST"):
+    return request(path, method=method, headers=[*EXPECTING, f"Content-Length: {length}"])
+
+
+@on_a_socket
+@pytest.mark.parametrize(
+    ("path", "length", "status"),
+    [("/double", 20_000_000, 413), ("/nowhere", 5, 404), ("/put", 5, 405)],
+)
+async def test_what_is_refused_unread_is_refused_before_the_client_sends_it(
+    app, path, length, status
+):
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(expecting(path, length))
+        answer = await read_until(client, b"\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert b"connection: close" in answer.lower()
+
+
+@on_a_socket
+async def test_what_is_read_is_asked_for_once():
+    app = shoal.App()
+
+    @app.endpoint("/double")
+    async def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    async with live(app) as server, await server.connect() as client:
+        for _ in range(2):
+            await client.send_all(expecting("/double", 2))
+            assert await read_until(client, b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await client.send_all(b"2")
+            await client.send_all(b"1")
+            answer = await read_until(client, b"\r\n\r\n42")
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert b"100 Continue" not in answer
+
+
+# The status line
+
+
+@on_a_socket
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [(200, b"200 OK"), (404, b"404 Not Found"), (503, b"503 Service Unavailable"), (299, b"299 ")],
+)
+async def test_the_status_line_has_a_reason(status, line):
+    app = shoal.App()
+    app.mount("/", Response(status_code=status))
+    async with live(app) as server:
+        answer = await server.talk(request("/", close=True))
+    assert answer.partition(b"\r\n")[0] == b"HTTP/1.1 " + line
+
+
+@on_a_socket
+async def test_a_request_that_is_none_has_a_reason_too(app):
+    async with live(app) as server:
+        answer = await server.talk(b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+# Requests whose end can be read in two ways
+
+
+@on_a_socket
+@pytest.mark.parametrize(
+    "head",
+    [
+        "POST /put HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "POST /put HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n",
+        "POST /put HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+    ],
+)
+async def test_a_request_of_two_lengths_is_refused_and_its_connection_closed(app, head):
+    async with live(app) as server:
+        answer = await server.talk(head.encode() + b"0\r\n\r\n" + request("/-/healthz"))
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer.lower()
+
+
+# HEAD, OPTIONS, and methods that are not there
+
+
+@pytest.mark.parametrize("path", ["/-/healthz", "/-/routes", "/double"])
+async def test_head_is_answered_as_get_without_the_body(app, path):
+    async with app.lifespan():
+        get, head = [await ask(app, path, method=method) for method in ("GET", "HEAD")]
+    assert (head.status, head.body) == (200, b"")
+    del get.headers["x-request-id"], head.headers["x-request-id"]
+    assert head.headers == get.headers
+
+
+async def test_head_of_a_stream_makes_no_call(app):
+    async with app.lifespan():
+        call = Call(app, "/count", method="HEAD")
+        async with calling(call):
+            await call.returned.wait()
+        assert (call.answer.status, call.answer.body) == (200, b"")
+        assert call.answer.headers["content-type"] == "text/event-stream"
+
+
+async def test_head_is_refused_where_get_is(app):
+    async with app.lifespan():
+        answer = await ask(app, "/put", method="HEAD")
+    assert (answer.status, answer.headers["allow"]) == (405, "OPTIONS, PUT")
+    assert answer.body == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/double", "GET, HEAD, OPTIONS, POST"),
+        ("/put", "OPTIONS, PUT"),
+        ("/-/healthz", "GET, HEAD, OPTIONS"),
+    ],
+)
+async def test_options_and_refusals_name_the_methods(app, path, allowed):
+    async with app.lifespan():
+        options = await ask(app, path, method="OPTIONS")
+        refused = await ask(app, path, method="DELETE")
+    assert (options.status, options.body) == (204, b"")
+    assert "content-length" not in options.headers
+    assert options.headers["allow"] == refused.headers["allow"] == allowed
+    assert refused.status == 405
+
+
+async def test_options_of_the_server_itself_are_answered(app):
+    async with app.lifespan():
+        assert (await ask(app, "*", method="OPTIONS")).status == 204
+        assert (await ask(app, "/nowhere", method="OPTIONS")).status == 404
+
+
+async def test_a_method_that_nobody_knows_is_not_implemented(app):
+    async with app.lifespan():
+        assert (await ask(app, "/double", method="BREW")).status == 501
+
+
+@on_a_socket
+async def test_head_and_options_on_a_socket_keep_the_connection(app):
+    async with live(app) as server, await server.connect() as client:
+        for method in ("HEAD", "OPTIONS", "HEAD"):
+            await client.send_all(request("/-/healthz", method=method))
+            answer = await read_until(client, b"\r\n\r\n")
+            assert re.match(rb"HTTP/1.1 20[04] ", answer)
+            assert answer.endswith(b"\r\n\r\n")
+        await client.send_all(request("*", method="OPTIONS", close=True))
+        assert (await read_all(client)).startswith(b"HTTP/1.1 204 No Content")
+
+
+# Headers that a handler makes
+
+
+def saying(name, value):
+    app = shoal.App()
+
+    @app.endpoint("/", methods=("GET",))
+    async def say(items: list[bytes]) -> list[Response]:
+        response = Response(b"x")
+        response.raw_headers.append((name, value))
+        return [response] * len(items)
+
+    async def bare(scope, receive, send):
+        headers = [(name, value)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    app.mount("/bare", bare)
+    return app
+
+
+BAD_HEADERS = [
+    (b"x-a", b"1\r\nx-b: 2"),
+    (b"x-a", b"1\n2"),
+    (b"x-a", b"\x00"),
+    (b"x a", b"1"),
+    (b"x-a\r\nx-b", b"1"),
+    (b"", b"1"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_HEADERS, ids=repr)
+async def test_a_handlers_header_that_could_forge_another_is_never_sent(name, value, caplog):
+    app = saying(name, value)
+    async with app.lifespan():
+        answer = await ask(app, "/", method="GET")
+    assert answer.status == 500
+    assert "x-b" not in answer.headers
+    assert "header" in caplog.text
+
+
+@on_a_socket
+@pytest.mark.parametrize(("name", "value"), BAD_HEADERS, ids=repr)
+async def test_no_application_forges_a_header_on_either_protocol(name, value):
+    async with live(saying(name, value)) as server:
+        answer = await server.talk(request("/bare", close=True))
+        assert answer.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
+        assert b"x-b" not in answer
+        client = Http2Client(await server.connect())
+        client.ask(b"/bare")
+        await client.flush()
+        event = await client.wait_for(h2.events.ResponseReceived)
+        assert dict(event.headers)[b":status"] == b"500"
+        await client.stream.aclose()
+
+
+async def test_a_refusal_of_a_handler_forges_no_header_either(caplog):
+    app = shoal.App()
+
+    @app.endpoint("/")
+    async def refuse(items: list[int]) -> list[int]:
+        raise HTTPException(401, headers={"www-authenticate": "x\r\nx-b: 2"})
+
+    async with app.lifespan():
+        answer = await ask(app, "/", 1)
+    assert answer.status == 500
+    assert "www-authenticate" not in answer.headers
+    assert "www-authenticate" in caplog.text
+
+
+async def test_a_header_that_latin_1_lacks_fails_its_own_call_alone():
+    app = shoal.App()
+
+    @app.endpoint("/")
+    async def say(items: list[str]) -> list[Response | Exception]:
+        return [tried(item) for item in items]
+
+    def tried(item):
+        try:
+            return Response(b"x", headers={"x-a": item})
+        except UnicodeEncodeError as error:
+            return error
+
+    async with app.lifespan():
+        for item, status in (("ü", 200), ("中", 500)):
+            call = Call(app, "/", item=item)
+            await call.run()
+            assert call.status == status

@@ -1,0 +1,19 @@
+"""A module that the operator allowed, and that has imported from others."""
+
+from __future__ import annotations
+
+from os import system
+from typing import Any
+
+from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.replicas.task import TaskReplica
+
+__all__ = ["SizeOrWait", "TaskReplica", "code", "own", "system"]
+
+
+def code(items: list[Any]) -> list[Any]:
+    return items
+
+
+def own(*arguments: Any) -> Any:
+    return arguments

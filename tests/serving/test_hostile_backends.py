@@ -1,0 +1,622 @@
+"""User code in a backend may raise anything: it ends its batch or its replica, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import httpx
+import pydantic
+import pytest
+
+import shoal
+from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied, ReplicaNotStarted
+from shoal.serving.controller import Controller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+    from pathlib import Path
+
+    from shoal.serving.handle import EndpointHandle
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+class Panic(BaseException):
+    """Like the class that Rust extensions raise."""
+
+
+ENDS = {"exit": lambda: SystemExit(3), "ctrl-c": KeyboardInterrupt}
+ERRORS = {"panic": lambda: Panic("index"), "cancelled": asyncio.CancelledError}
+RAISES: dict[Any, Any] = {**ENDS, **ERRORS}
+
+
+def answered(item: Any) -> Any:
+    if item in RAISES:
+        raise RAISES[item]()
+    return item
+
+
+class Async:
+    """Raises what its items, or its user config, say."""
+
+    def __init__(self, start: str = "") -> None:
+        answered(start)
+        self.is_well = True
+
+    async def __call__(self, items: list[Any]) -> list[Any]:
+        await anyio.lowlevel.checkpoint()
+        return [answered(item) for item in items]
+
+    async def stream(self, items: list[Any]) -> AsyncIterator[list[Any]]:
+        yield items
+        yield [answered(item) for item in items]
+
+    async def reconfigure(self, user_config: Any) -> None:
+        answered(user_config)
+
+
+class Plain:
+    """The same in a thread."""
+
+    def __init__(self, start: str = "") -> None:
+        answered(start)
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        return [answered(item) for item in items]
+
+    def stream(self, items: list[Any]) -> Iterator[list[Any]]:
+        yield items
+        yield [answered(item) for item in items]
+
+    def reconfigure(self, user_config: Any) -> None:
+        answered(user_config)
+
+
+PLACES = pytest.mark.parametrize(
+    ("code", "placement"), [(Async, "task"), (Plain, "task"), (Plain, "thread")]
+)
+
+
+async def neighbour(items: list[Any]) -> list[Any]:
+    return items
+
+
+@asynccontextmanager
+async def served(
+    code: Any, placement: str, *args: Any, **config: Any
+) -> AsyncGenerator[tuple[Controller, EndpointHandle]]:
+    """Serves some code, beside a neighbour that must be well in the end."""
+    with anyio.fail_after(15):
+        async with Controller() as controller:
+            await controller.create_backend("n", neighbour, config={"placement": "task"})
+            await controller.create_endpoint("n", backend="n")
+            await controller.create_backend(
+                "b", code, *args, config={"placement": placement, **config}
+            )
+            await controller.create_endpoint("e", backend="b")
+            yield controller, await controller.get_handle("e")
+            assert await (await controller.get_handle("n")).call("well") == "well"
+
+
+async def error_of(awaitable: Any) -> Exception:
+    with pytest.raises(Exception) as raised:
+        await awaitable
+    return raised.value
+
+
+async def well_again(handle: EndpointHandle) -> None:
+    """Waits for the replica that takes the place of one that has ended."""
+    while True:
+        try:
+            assert await handle.call("well") == "well"
+        except ReplicaDied:
+            await anyio.sleep(0.01)
+        else:
+            return
+
+
+@PLACES
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_what_the_code_raises_ends_its_batch_or_its_replica(
+    code: Any, placement: str, how: str
+) -> None:
+    async with served(code, placement) as (controller, handle):
+        for _ in range(2):
+            error = await error_of(handle.call(how))
+            assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed)
+            await well_again(handle)
+        assert (await controller.status()).backends["b"].deaths == (2 if how in ENDS else 0)
+
+
+@PLACES
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_so_does_what_a_generator_raises(code: Any, placement: str, how: str) -> None:
+    async with served(code, placement) as (_, handle):
+        got: list[Any] = []
+
+        async def read() -> None:
+            async with handle.options(method_name="stream").stream(how) as stream:
+                async for item in stream:
+                    got.append(item)  # noqa: PERF401
+
+        error = await error_of(read())
+        assert got == [how]
+        assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed)
+        await well_again(handle)
+
+
+@PLACES
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_constructor_that_raises_it_is_a_failed_start(
+    code: Any, placement: str, how: str
+) -> None:
+    async with served(code, placement) as (controller, handle):
+        error = await error_of(
+            controller.create_backend("c", code, how, config={"placement": placement})
+        )
+        assert isinstance(error, ReplicaNotStarted)
+        assert await handle.call("well") == "well"
+
+
+@PLACES
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_config_that_raises_it_is_refused(code: Any, placement: str, how: str) -> None:
+    async with served(code, placement) as (controller, handle):
+        await error_of(controller.update_backend_config("b", {"user_config": how}))
+        await well_again(handle)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("name", ["batch_size_fn", "bucket_by", "split", "pad"])
+async def test_a_function_of_one_item_fails_its_call_alone(name: str, how: str) -> None:
+    def function(item: Any, *_: Any) -> Any:
+        raised = answered(item[0] if isinstance(item, list) else item)
+        return {"bucket_by": raised, "split": [raised], "pad": [raised] * 2}.get(name, 1)
+
+    more: dict[str, Any] = {
+        "split": {"batch_size_fn": lambda _: 9, "join": list, "max_batch_size": 2},
+        "pad": {"allowed_batch_sizes": [2], "max_batch_size": 2},
+    }
+    config = {name: function, **more.get(name, {})}
+    async with served(Async, "task", **config) as (_, handle):
+        error = await error_of(handle.call(how))
+        assert type(error) is HandlerFailed
+        if name != "split":
+            assert await handle.call("well") == "well"
+
+
+class OwnRule(shoal.LinePolicy):
+    """Raises, in one of its methods, what the request in line says."""
+
+    raises_in = ""
+
+    def __init__(self, _options: Any) -> None:
+        super().__init__()
+
+    def _say(self, method: str, line: Any) -> None:
+        if method == self.raises_in:
+            for request in line:
+                answered(request.item)
+
+    def choose(
+        self, line: Sequence[shoal.Request], now: float, hurry: shoal.Hurry | None
+    ) -> tuple[Sequence[shoal.Request], shoal.CutReason]:
+        self._say("choose", line)
+        return line[:1], shoal.CutReason.FULL
+
+    def add(self, request: shoal.Request) -> bool:
+        self._say("add", [request])
+        return super().add(request)
+
+    def take(self, cut: shoal.Cut) -> list[shoal.Request]:
+        self._say("take", self._line)
+        return super().take(cut)
+
+    def remove(self, request: shoal.Request) -> None:
+        self._say("remove", [request])
+        super().remove(request)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("mend", ["restart", "update"])
+@pytest.mark.parametrize("method", ["choose", "take"])
+async def test_a_policy_breaks_its_own_batcher_alone(method: str, mend: str, how: str) -> None:
+    class Rule(OwnRule):
+        raises_in = method
+
+    async with served(Async, "task", policy=Rule) as (controller, handle):
+        assert await handle.call("well") == "well"
+        for _ in range(2):
+            error = await error_of(handle.call(how))
+            assert type(error) is BatcherClosed
+            cause: Any = error.__cause__
+            assert type(cause) is HandlerFailed
+            assert type(cause.__cause__) is type(RAISES[how]())
+            status = (await controller.status()).backends["b"]
+            assert status.state == "unavailable"
+            assert type(RAISES[how]()).__name__ in str(status.failure)
+            assert type(await error_of(handle.call("well"))) is BatcherClosed
+            if mend == "restart":
+                await controller.restart_backend("b")
+            else:
+                await controller.update_backend_config("b", {"max_batch_size": 3})
+            assert (await controller.status()).backends["b"].state == "ready"
+            assert await handle.call("well") == "well"
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_policy_that_refuses_a_request_so_fails_its_call_alone(how: str) -> None:
+    class Rule(OwnRule):
+        raises_in = "add"
+
+    async with served(Async, "task", policy=Rule) as (_, handle):
+        assert type(await error_of(handle.call(how))) is HandlerFailed
+        assert await handle.call("well") == "well"
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_policy_that_can_not_be_made_is_refused(how: str) -> None:
+    def policy(_options: Any) -> Any:
+        answered(how)
+
+    async with served(Async, "task") as (controller, handle):
+        await error_of(controller.update_backend_config("b", {"policy": policy}))
+        assert await handle.call("well") == "well"
+        await error_of(
+            controller.create_backend("c", Async, config={"placement": "task", "policy": policy})
+        )
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("placement", ["task", "thread"])
+async def test_a_health_check_and_a_close_may_raise_it(placement: str, how: str) -> None:
+    class Sick(Plain):
+        checks = 0
+
+        def health(self) -> None:
+            self.checks += 1
+            if self.checks == 2 and not was_sick:  # the first one is part of the start
+                was_sick.append(how)
+                anyio.from_thread.run_sync(checked.set)
+                answered(how)
+
+        def close(self) -> None:
+            answered(how)
+
+    was_sick: list[str] = []
+    checked = anyio.Event()
+    async with served(Sick, placement, health_check_period_s=0.02) as (_, handle):
+        await checked.wait()
+        await well_again(handle)
+
+
+async def test_a_reader_may_leave_a_generator_that_yields_in_a_scope() -> None:
+    async def ticking(items: list[Any]) -> AsyncIterator[list[Any]]:
+        with anyio.move_on_after(100):
+            while True:
+                await anyio.sleep(0.001)
+                yield items
+
+    config = {"max_batch_size": 1, "max_concurrent_batches": 2}
+    async with served(ticking, "task", **config) as (_, handle):
+        async with handle.stream("stays") as staying:
+            for _ in range(3):
+                async with handle.stream("leaves") as stream:
+                    assert await anext(stream) == "leaves"
+                assert await anext(staying) == "stays"
+        async with handle.stream("next") as stream:
+            assert await anext(stream) == "next"
+
+
+class Anything:
+    """Raises, whatever is done with it, once it is armed."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+        self.is_armed = True
+
+    def raises(self, *_: Any) -> Any:
+        if self.is_armed:
+            answered(self.how)
+        return 1
+
+    __len__ = __iter__ = __bool__ = __repr__ = __str__ = __reduce__ = raises  # type: ignore[assignment]
+    __float__ = __eq__ = __hash__ = __lt__ = __call__ = raises  # type: ignore[assignment]
+
+
+class WithNoClass(Anything):
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        answered(self.how)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("placement", ["task", "thread"])
+async def test_results_in_a_class_that_raises_fail_their_batch(placement: str, how: str) -> None:
+    class Gives(Plain):
+        def __call__(self, items: list[Any]) -> Any:
+            return Anything(how) if items == ["results"] else items
+
+        def stream(self, items: list[Any]) -> Iterator[Any]:
+            yield items
+            yield Anything(how) if items == ["results"] else items
+
+    async with served(Gives, placement) as (_, handle):
+        error = await error_of(handle.call("results"))
+        assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed)
+        await well_again(handle)
+        async with handle.options(method_name="stream").stream("results") as stream:
+            assert await anext(stream) == "results"
+            error = await error_of(anext(stream))
+        assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed)
+        await well_again(handle)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_an_item_and_a_result_may_raise_whatever_is_done_with_them(how: str) -> None:
+    class Takes:
+        async def __call__(self, items: list[Any]) -> list[Any]:
+            return items
+
+        async def stream(self, items: list[Any]) -> AsyncIterator[list[Any]]:
+            yield items
+
+    async with served(Takes, "task") as (_, handle):
+        item = WithNoClass(how)
+        result = await handle.call(item)
+        async with handle.options(method_name="stream").stream(item) as stream:
+            step = await anext(stream)
+    is_it = (result is item, step is item)
+    assert is_it == (True, True)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("placement", ["task", "thread"])
+async def test_an_error_that_can_not_be_shown_fails_its_batch(placement: str, how: str) -> None:
+    class Unspeakable(ValueError):
+        def __str__(self) -> str:
+            return str(answered(how))
+
+        __repr__ = __str__
+
+        def __reduce__(self) -> Any:
+            return answered(how)
+
+    class Speechless(SystemExit):
+        __str__ = __repr__ = Unspeakable.__str__
+
+    class Raises(Plain):
+        def __call__(self, items: list[Any]) -> list[Any]:
+            if items == ["raise"]:
+                raise Unspeakable
+            if items == ["exit"]:
+                raise Speechless
+            return [Unspeakable() if item == "put" else item for item in items]
+
+    async with served(Raises, placement) as (_, handle):
+        for item in ("raise", "put"):
+            error = await error_of(handle.call(item))
+            assert type(error) is HandlerFailed
+        assert type(await error_of(handle.call("exit"))) is ReplicaDied
+        await well_again(handle)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("method", ["__hash__", "__eq__"])
+async def test_a_key_that_raises_breaks_its_own_batcher_at_most(method: str, how: str) -> None:
+    is_armed = False
+
+    class Key:
+        def __hash__(self) -> int:
+            if is_armed and method == "__hash__":
+                answered(how)
+            return 1
+
+        def __eq__(self, other: object) -> bool:
+            if is_armed and method == "__eq__":
+                answered(how)
+            return isinstance(other, Key)
+
+    async def run(items: list[Any]) -> list[Any]:
+        nonlocal is_armed
+        await anyio.lowlevel.checkpoint()
+        if items == ["arms"]:
+            is_armed = True
+            await anyio.sleep(0.02)
+        return items
+
+    config = {"bucket_by": lambda _: Key(), "max_batch_size": 1}
+    async with served(run, "task", **config) as (controller, handle):
+        async with anyio.create_task_group() as tasks:
+
+            async def call(item: Any) -> None:
+                with anyio.move_on_after(5) as scope:
+                    try:
+                        await handle.call(item)
+                    except Exception as error:
+                        assert isinstance(error, BatcherClosed | HandlerFailed)  # noqa: PT017
+                assert not scope.cancelled_caught
+
+            for item in ("arms", "a", "b", "c"):
+                tasks.start_soon(call, item)
+        is_armed = False
+        await controller.restart_backend("b")
+        assert await handle.call("well") == "well"
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("name", ["batch_size_fn", "bucket_by", "split", "pad"])
+async def test_what_a_function_of_one_item_gives_back_may_raise(name: str, how: str) -> None:
+    more: dict[str, Any] = {
+        "split": {"batch_size_fn": lambda _: 9, "join": list, "max_batch_size": 2},
+        "pad": {"allowed_batch_sizes": [2], "max_batch_size": 2},
+    }
+    config = {name: lambda *_: Anything(how), **more.get(name, {})}
+    async with served(Async, "task", **config) as (_, handle):
+        call = anyio.to_thread.run_sync(handle.sync.call, "item")  # a task of the server's
+        assert isinstance(await error_of(call), Exception)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_user_config_that_raises_is_refused(how: str) -> None:
+    class Config(Anything):
+        def __init__(self) -> None:
+            super().__init__(how)
+            self.is_armed = False
+
+    class Takes(Async):
+        async def reconfigure(self, user_config: Any) -> None:
+            await anyio.lowlevel.checkpoint()
+
+    given, other = Config(), Config()
+    async with served(Takes, "task", user_config=given) as (controller, handle):
+        given.is_armed = other.is_armed = True
+        await error_of(controller.update_backend_config("b", {"user_config": other}))
+        assert await handle.call("well") == "well"
+        with pytest.raises(Exception):  # noqa: B017 - any
+            await controller.create_backend(
+                "c", neighbour, config={"placement": "task", "user_config": other}
+            )
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("placement", ["task", "thread"])
+async def test_attributes_that_raise_end_their_replica_at_most(placement: str, how: str) -> None:
+    class Looked(Plain):
+        raises_at = ""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == type(self).raises_at:
+                answered(how)
+            return super().__getattribute__(name)
+
+        def health(self) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    async with served(Looked, placement, health_check_period_s=0.01) as (controller, handle):
+        Looked.raises_at = "health"
+        while not (await controller.status()).backends["b"].deaths:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+        Looked.raises_at = ""
+        await controller.restart_backend("b")
+        await well_again(handle)
+        Looked.raises_at = "close"
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_module_that_raises_when_it_is_imported_is_refused(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"raises_{how.replace('-', '_')}"
+    text = {"exit": "raise SystemExit(3)", "ctrl-c": "raise KeyboardInterrupt"}
+    (tmp_path / f"{module}.py").write_text(text.get(how, "class P(BaseException): pass\nraise P"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    async with served(Async, "task") as (controller, handle):
+        for name in ("bucket_by", "policy"):
+            await error_of(controller.update_backend_config("b", {name: f"{module}:f"}))
+        config = {"placement": "task"}
+        await error_of(controller.create_backend("c", f"{module}:f", config=config))
+        await error_of(controller.shadow_traffic("e", "n", 1.0, compare=f"{module}:f"))
+        assert await handle.call("well") == "well"
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_comparison_that_raises_is_a_failure_of_its_shadow_alone(how: str) -> None:
+    compared = 0
+
+    def compare(first: Any, second: Any) -> Any:
+        nonlocal compared
+        compared += 1
+        return answered(how) if compared == 1 else Anything(how)
+
+    async with served(Async, "task") as (controller, handle):
+        await controller.shadow_traffic("e", "n", 1.0, compare=compare)
+        assert [await handle.call(item) for item in ("one", "two")] == ["one", "two"]
+        shadow = (await controller.status()).endpoints["e"].shadows[0]
+        while shadow.failed < 2:
+            await anyio.sleep(0.001)
+            shadow = (await controller.status()).endpoints["e"].shadows[0]
+        assert (shadow.agreed, shadow.disagreed) == (0, 0)
+        assert (await controller.status()).endpoints["e"].errors == 0
+
+
+class Checked(pydantic.BaseModel):
+    """Raises, when a body is read, what it says."""
+
+    said: str
+
+    @pydantic.field_validator("said")
+    @classmethod
+    def _is_answered(cls, said: str) -> str:
+        return str(answered(said))
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_validator_that_raises_fails_its_request_over_http(how: str) -> None:
+    async def says(items: list[Checked]) -> list[str]:
+        return [item.said for item in items]
+
+    with anyio.fail_after(15):
+        async with shoal.start(http={"port": 0}) as client:
+            await client.create_backend("b", says, config={"placement": "task"})
+            await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+            async with httpx.AsyncClient(base_url=str(client.url)) as http:
+                answers = [
+                    await http.post("/e", json={"said": said}) for said in ("well", how, "well")
+                ]
+    assert [answer.status_code for answer in answers] == [200, 500, 200]
+
+
+@PLACES
+async def test_restarting_mends_what_had_raised_it(code: Any, placement: str) -> None:
+    async with served(code, placement) as (controller, handle):
+        await error_of(handle.call("exit"))
+        await controller.restart_backend("b")
+        assert await handle.call("well") == "well"
+
+
+SCRIPT = """
+import signal, sys, threading, time, os
+import anyio, shoal
+
+class Busy:
+    async def __call__(self, items: list[int]) -> list[int]:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        for _ in range(100):
+            time.sleep(0.01)
+        return items
+
+async def main():
+    async with shoal.start() as client:
+        await client.create_backend("b", Busy, config={"placement": "task"})
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        print("begins", flush=True)
+        print("answered", await handle.call(1), flush=True)
+        await anyio.sleep(5)
+        print("went on", flush=True)
+
+try:
+    anyio.run(main, backend=sys.argv[1])
+except BaseException as error:
+    found = error
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    print("ended by", type(found).__name__, flush=True)
+"""
+
+
+async def test_ctrl_c_ends_the_program_while_a_backend_runs(anyio_backend_name: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, anyio_backend_name]
+    with anyio.fail_after(15):
+        result = await anyio.run_process(command, check=False)
+    lines = result.stdout.decode().splitlines()
+    assert "went on" not in lines
+    assert lines[-1] == "ended by KeyboardInterrupt", (lines, result.stderr.decode())

@@ -1,0 +1,67 @@
+"""What code without annotations gets of a request that has no data."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import pickle
+from typing import Any
+
+import pytest
+
+from shoal.http.payload import encoded
+from shoal.serving.query import Query, item_without_data, takes_query
+
+TWO = b"name=cod&name=d%C3%A5ce+x&empty="
+
+
+def test_it_is_a_dict_of_the_last_values():
+    query = Query.of(TWO)
+    assert query == {"name": "dåce x", "empty": ""}
+    assert (query["name"], query.get("other")) == ("dåce x", None)
+    assert json.loads(json.dumps(query)) == json.loads(encoded(query)) == query
+
+
+def test_it_answers_to_what_rays_code_asks_of_a_request():
+    request = Query.of(TWO)
+    assert request.query_params["name"] == "dåce x"
+    assert request.query_params.getlist("name") == ["cod", "dåce x"]
+    assert request.query_params.getlist("other") == []
+
+
+@pytest.mark.parametrize("attribute", ["headers", "json", "method", "data"])
+def test_what_it_lacks_is_answered_with_what_to_write(attribute):
+    with pytest.raises(AttributeError, match=r"def handler\(request: Request\)"):
+        getattr(Query(), attribute)
+
+
+@pytest.mark.parametrize("again", [lambda q: pickle.loads(pickle.dumps(q)), copy.deepcopy])
+def test_it_can_be_sent_to_other_processes(again):
+    query = again(Query.of(TWO))
+    assert type(query) is Query
+    assert query.getlist("name") == ["cod", "dåce x"]
+
+
+def signature(code):
+    return inspect.signature(code, eval_str=True)
+
+
+def annotated(item: int): ...
+def open_to_all(item: Any): ...
+
+
+@pytest.mark.parametrize(
+    ("code", "query", "nothing"),
+    [
+        (lambda request: 0, True, True),
+        (lambda request=None: 0, True, False),
+        (open_to_all, True, True),
+        (annotated, False, False),
+        (lambda: 0, False, False),
+        (lambda one, two: 0, False, False),
+    ],
+)
+def test_code_takes_one_that_says_nothing_of_what_it_takes(code, query, nothing):
+    assert takes_query(signature(code)) is query
+    assert (item_without_data(signature(code), None, None) == {}) is nothing

@@ -1,0 +1,77 @@
+"""The README, run as a newcomer runs it: its files written down, its lines typed in."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from test_docs import FENCE
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PYTHON = ".venv/bin/python"
+HANG_S = 20
+
+
+def write_files(directory):
+    """Writes each block whose first line is a comment with a file's name."""
+    for fence in FENCE.finditer(README):
+        name = re.match(r"# (\w+\.py)\n", fence["body"])
+        if fence["language"] == "python" and name:
+            (directory / name[1]).write_text(fence["body"])
+
+
+def shell_lines():
+    """Yields each line behind a prompt, and what the page shows below it."""
+    for fence in FENCE.finditer(README):
+        if fence["language"] == "console":
+            for line in fence["body"].split("$ ")[1:]:
+                command, _, shown = line.partition("\n")
+                yield command, shown
+
+
+def lines_that_start(prefix):
+    return [pair for pair in shell_lines() if pair[0].startswith(prefix)]
+
+
+def words_of(command):
+    return [
+        sys.executable if word == PYTHON else word for word in shlex.split(command, comments=True)
+    ]
+
+
+def test_the_first_program_forms_a_batch(tmp_path):
+    write_files(tmp_path)
+    [(command, _)] = lines_that_start(f"{PYTHON} embed.py")
+    ran = subprocess.run(
+        words_of(command), cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "a batch of 5\n", "")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the README calls with curl")
+def test_the_first_service_answers_curl(tmp_path):
+    write_files(tmp_path)
+    [(serve, _)] = lines_that_start(f"{PYTHON} -m shoal serve lengths:app")
+    [(call, answer)] = lines_that_start("curl -d '\"herring\"'")
+    server = subprocess.Popen(
+        [*words_of(serve), "--port", "0"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        url = next(
+            found[0] for line in server.stderr if (found := re.search(r"http://\S+\d", line))
+        )
+        words = words_of(call.replace("http://127.0.0.1:8000", url))
+        called = subprocess.run(
+            [*words, "--silent"], capture_output=True, text=True, timeout=HANG_S
+        )
+        assert called.stdout.strip() == answer.strip()
+    finally:
+        server.kill()
+        server.communicate()
