@@ -75,6 +75,7 @@ async def test_shutdown_closes_an_idle_connection():
     async with patient as server, await server.connect() as client:
         await client.send_all(request("/"))
         await read_until(client, b"hello")
+        await until_quiet()
         server.stop.set()
         assert await read_all(client) == b""
     assert (server.drained.finished, server.drained.cut) == (0, 0)
@@ -85,6 +86,7 @@ async def test_what_was_served_before_the_shutdown_is_counted_too():
         for _ in range(2):
             await client.send_all(request("/"))
             await read_until(client, b"hello")
+        await until_quiet()
         server.stop.set()
         assert await read_all(client) == b""
     assert (server.drained.served, server.drained.finished) == (2, 0)
