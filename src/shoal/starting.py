@@ -151,7 +151,7 @@ def connect(
         path = door("default")
         if not path.exists():
             raise ConnectionError(
-                f"no server has its door at {path}; start one by: shoal start --detach, or in this "
+                f"no server answers at {path}; start one by: shoal start --detach, or in this "
                 "program by: async with shoal.start() as client"
             )
         url = f"unix:{path}"

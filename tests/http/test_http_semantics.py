@@ -124,6 +124,74 @@ async def test_a_request_of_two_lengths_is_refused_and_its_connection_closed(app
     assert b"connection: close" in answer.lower()
 
 
+# A target with the host in it, as to a proxy
+
+
+async def told(scope, receive, send):
+    """Says what it was asked for."""
+    headers = dict(scope["headers"])
+    body = b" ".join((scope["raw_path"], scope["query_string"], headers[b"host"]))
+    assert scope["path"].encode() == scope["raw_path"]
+    assert [name for name, _ in scope["headers"]].count(b"host") == 1
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": 200, "headers": [length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@on_a_socket
+@pytest.mark.parametrize(
+    ("target", "asked_for"),
+    [
+        ("http://other.test/a/b?c=d", b"/a/b c=d other.test"),
+        ("HTTP://other.test:8080/a", b"/a  other.test:8080"),
+        ("https://[::1]:8080/a?", b"/a  [::1]:8080"),
+        ("http://other.test", b"/  other.test"),
+        ("http://other.test?c=d", b"/ c=d other.test"),
+        ("/a?b=http://other.test/", b"/a b=http://other.test/ shoal.test"),
+    ],
+)
+async def test_a_target_with_a_host_is_that_hosts_path(target, asked_for):
+    app = shoal.App()
+    app.mount("/", told)
+    async with live(app) as server:
+        answer = await server.talk(request(target, close=True))
+        http_1_0 = await server.talk(f"GET {target} HTTP/1.0\r\nHost: shoal.test\r\n\r\n".encode())
+    assert answer.endswith(b"\r\n\r\n" + asked_for)
+    assert http_1_0.endswith(b"\r\n\r\n" + asked_for)
+
+
+@on_a_socket
+@pytest.mark.parametrize("target", ["http:///a", "http://:80/a", "http://me@other.test/a"])
+async def test_a_target_without_a_host_or_with_a_user_is_refused(app, target):
+    async with live(app) as server:
+        answer = await server.talk(request(target))
+    assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+@on_a_socket
+async def test_an_endpoint_is_called_by_its_url(app):
+    async with live(app) as server, await server.connect() as client:
+        for _ in range(2):
+            await client.send_all(request("http://shoal.test/double", method="POST", body=b"abc"))
+            assert (await read_until(client, b"\r\n\r\n6")).startswith(b"HTTP/1.1 200 OK")
+        await client.send_all(request("http://shoal.test", method="OPTIONS", close=True))
+        assert (await read_all(client)).startswith(b"HTTP/1.1 204 No Content")
+
+
+@on_a_socket
+async def test_the_operators_door_goes_by_the_host_of_the_target(tmp_path):
+    http = {"port": 0, "admin_socket": str(tmp_path / "door")}
+    async with shoal.start(http=http) as _:
+        for target, host, status in [
+            ("http://evil.test/-/api/status", "localhost", 421),
+            ("http://localhost/-/api/status", "evil.test", 200),
+        ]:
+            async with await anyio.connect_unix(http["admin_socket"]) as client:
+                sent = f"GET {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+                await client.send(sent.encode())
+                assert (await client.receive()).startswith(b"HTTP/1.1 %d " % status)
+
+
 # HEAD, OPTIONS, and methods that are not there
 
 

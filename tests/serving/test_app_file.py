@@ -301,7 +301,7 @@ def test_an_option_that_needs_a_refused_one_is_not_told(flaws_of):
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(AppFileRefused, match=r"app.toml:1: can't be read: No such file"):
+    with pytest.raises(AppFileRefused, match=r"app.toml: can't be read: No such file"):
         read_app_file(tmp_path / "app.toml")
 
 

@@ -87,7 +87,7 @@ async def test_it_says_how_things_are() -> None:
 
 async def test_a_tag_that_is_taken_is_refused_with_what_to_do() -> None:
     async with serving(echo) as (controller, handle, _):
-        with pytest.raises(NameTaken, match="update_backend_config"):
+        with pytest.raises(NameTaken, match="change its config"):
             await controller.create_backend("b", slowly)
         assert await handle.call(1) == 1
 

@@ -281,6 +281,7 @@ def _keep_weakly(
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(instance(), *args, **kwargs)
 
-    call.__signature__ = signature(handler.function)  # type: ignore[attr-defined]
-    handler.function = call
+    named: Any = call  # since functions are not known to have the attribute
+    named.__signature__ = signature(handler.function)
+    handler.function = named
     return True

@@ -11,14 +11,17 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Reversible, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from inspect import Parameter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, TypeVar
 
-_TEXT_OF_LIST: Final = re.compile(r"(\w+\.)*([Ll]ist|(Mutable)?Sequence)\s*(\[|$)")
+_TEXT_OF_LIST: Final = re.compile(
+    r"(\w+\.)*([Ll]ist|(Mutable)?Sequence|Collection|Iterable)\s*(\[|$)"
+)
+_OF_LISTS: Final = (Collection, Container, Iterable, Reversible)
 _NO_LISTS: Final = (str, bytes, bytearray, memoryview, tuple, Mapping, AbstractSet)
 
 
@@ -34,7 +37,7 @@ def held_by(annotation: Any) -> Holds:
     """Says whether an annotation is of a list, of something else for certain, or of either."""
     if isinstance(annotation, str):  # it can't be read
         return Holds.LIST if _TEXT_OF_LIST.match(annotation) else Holds.EITHER
-    annotation = _bare(annotation)
+    annotation = bare(annotation)
     if annotation is None or annotation is NoneType:
         return Holds.ITEM
     origin = typing.get_origin(annotation) or annotation
@@ -50,12 +53,12 @@ def held_by(annotation: Any) -> Holds:
 
 def is_unannotated(annotation: Any) -> bool:
     """Says whether an annotation tells nothing."""
-    annotation = _bare(annotation)
+    annotation = bare(annotation)
     is_open = annotation is Parameter.empty or annotation is Any or annotation is object
     return is_open or isinstance(annotation, (TypeVar, str))
 
 
-def _bare(annotation: Any) -> Any:
+def bare(annotation: Any) -> Any:
     """Takes off what says nothing of the type: `Annotated`, `NewType`, names of types."""
     while True:
         if typing.get_origin(annotation) is Annotated:
@@ -71,7 +74,7 @@ def _bare(annotation: Any) -> Any:
 def _held_by_class(cls: type) -> Holds:
     if issubclass(cls, _NO_LISTS):
         return Holds.ITEM
-    if issubclass(cls, Sequence):
+    if issubclass(cls, Sequence) or cls in _OF_LISTS:
         return Holds.LIST
     try:
         if issubclass(list, cls):

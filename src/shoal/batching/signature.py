@@ -14,12 +14,11 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Sequence
 from inspect import Parameter, Signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from shoal.batching.list_types import Holds, held_by
+from shoal.batching.list_types import Holds, bare, held_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -284,8 +283,5 @@ def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exceptio
 
 def element_of(annotation: Any) -> Any:
     """Turns ``list[T]`` into ``T``, and anything whose element is not known into no annotation."""
-    arguments = typing.get_args(annotation)
-    origin = typing.get_origin(annotation)
-    if len(arguments) >= 1 and inspect.isclass(origin) and issubclass(origin, Sequence):
-        return arguments[0]
-    return Parameter.empty
+    arguments = typing.get_args(bare(annotation))
+    return arguments[0] if arguments and held_by(annotation) is Holds.LIST else Parameter.empty

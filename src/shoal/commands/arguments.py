@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from shoal.core.option_checks import nearest
+from shoal.core.option_names import nearest
 from shoal.serving.naming import TAG_FORM, is_tag
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class CommandParser(ArgumentParser):
 
     _is_within = False
 
-    def parse_known_args(  # type: ignore[override]
+    def parse_known_args(  # type: ignore[override]  # the stock one is overloads of the same
         self, args: Any = None, namespace: Any = None
     ) -> tuple[Namespace, list[str]]:
         """See `ArgumentParser`."""

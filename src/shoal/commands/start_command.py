@@ -83,7 +83,7 @@ def _serve(arguments: Namespace, place: Place) -> int:
     app = empty_application() if spec is None else application_of(spec)
 
     def started(url: str) -> None:
-        say(f"its door is {place.url()}")
+        say(f"Commands reach it at {place.url()}")
         if arguments.ready_fd is not None:
             tell_ready(arguments.ready_fd, place, url)
 

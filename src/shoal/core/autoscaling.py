@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from shoal.core.option_checks import nearest, seconds, whole
+from shoal.core.option_checks import seconds, whole
+from shoal.core.option_names import suggested
 
 # Rounding errors of the quotients below; they must not cost a replica.
 _TINY: Final = 1e-9
@@ -214,8 +215,7 @@ def _above_zero(name: str, value: Any, what: str) -> float:
 def _refuse_unknown(name: Any, known: list[str]) -> None:
     if name in known:
         return
-    near = nearest(name, known)
-    hint = f"did you mean {near!r}?" if near is not None else f"there are {', '.join(known)}"
+    hint = suggested(name, known) or f"there are {', '.join(known)}"
     raise TypeError(f"{name!r} is not an option of autoscaling; {hint}")
 
 

@@ -5,24 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
-
-
-def nearest(name: object, known: Iterable[str]) -> str | None:
-    """Returns the known name that an unknown one is most likely meant for; None if none is like it.
-
-    A name that lacks nothing but the ``max_`` before it or the unit behind it is nearer than one
-    that begins or ends alike: ``batch_size`` is ``max_batch_size``, and not ``batch_size_fn``.
-    """
-    by_core = {_core(one): one for one in known}
-    near = get_close_matches(_core(str(name)), by_core, n=1, cutoff=0.5)
-    return by_core[near[0]] if near else None
-
-
-def _core(name: str) -> str:
-    return name.lower().removeprefix("max_").removesuffix("_s")
 
 
 def whole(name: str, value: Any, *, least: int) -> int:

@@ -12,8 +12,9 @@ from typing import Any, Self, get_args
 
 from shoal.core.latency_target import LatencyTarget
 from shoal.core.mixes import refused_mix
-from shoal.core.option_checks import ascending, function, nearest, one_of, seconds, whole, yes_or_no
+from shoal.core.option_checks import ascending, function, one_of, seconds, whole, yes_or_no
 from shoal.core.option_keywords import Order, Overload, Padding, PriorityMixing
+from shoal.core.option_names import suggested
 from shoal.core.policies.base import BatchPolicy
 from shoal.core.queue_policy import QueuePolicy
 
@@ -292,6 +293,5 @@ def _refuse_unknown(cls: type[BatchOptions], given: Mapping[str, Any]) -> None:
 
 def no_option(name: str, names: Sequence[str]) -> str:
     """Says that there is no such option, and which is likely to be meant."""
-    near = nearest(name, names)
-    hint = f"there are {', '.join(names)}" if near is None else f"did you mean {near!r}?"
+    hint = suggested(name, names) or f"there are {', '.join(names)}"
     return f"{name!r} is not an option of a batcher; {hint}"

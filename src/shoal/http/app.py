@@ -13,6 +13,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from shoal.batching.decorator import open_batchers
+from shoal.core.option_names import suggested
 from shoal.http.admin_imports import ImportRule
 from shoal.http.asgi import split_path
 from shoal.http.declarations import Declarations
@@ -28,6 +29,7 @@ from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
+    from typing import Never
 
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -74,7 +76,7 @@ class App(DeclaringApp):
         settings: All of these, as one record.
 
     Raises:
-        TypeError: A setting has the wrong type.
+        TypeError: A setting is unknown, or has the wrong type.
         ValueError: A setting is out of its range.
     """
 
@@ -90,7 +92,12 @@ class App(DeclaringApp):
         retry_after_s: int = 1,
         debug: bool = False,
         middleware: Sequence[Middleware | Callable[[ASGIApp], ASGIApp]] = (),
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            known = (*HttpSettings.__slots__, "middleware")
+            hint = suggested(name, known) or f"there are {', '.join(known)}"
+            raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
         self.settings = HttpSettings(
             max_body_bytes=max_body_bytes,
             max_json_elements=max_json_elements,

@@ -12,6 +12,7 @@ from shoal.http.declared import declared_on
 from shoal.http.declaring import checked_name
 from shoal.replicas.definition import Definition
 from shoal.serving.config import BackendConfig
+from shoal.serving.config_keywords import refuse_unknown
 from shoal.serving.naming import DEFAULT_METHODS, checked_methods, checked_path, checked_tag
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class DeclaringApp(ABC):
         line = f'@app.endpoint("/{str(path).strip("/")}")'
         checked_path(path, line)
         capitals = checked_methods(methods)
+        refuse_unknown(config, beside=("methods", "name"))
 
         def declare(handler: H) -> H:
             self._check_not_open(path)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import anyio
 
 from shoal.core.option_checks import seconds, whole
+from shoal.core.option_names import suggested
 from shoal.http.admin import AdminApi
 from shoal.http.app import App
 from shoal.http.door import Door
@@ -97,7 +98,8 @@ class HttpOptions:
         names = [option.name for option in fields(cls)]
         for name in keywords:
             if name not in names:
-                raise TypeError(f"http has no option {name!r}; it has {', '.join(names)}")
+                hint = suggested(name, names) or f"it has {', '.join(names)}"
+                raise TypeError(f"http has no option {name!r}; {hint}")
         return cls(**keywords)
 
 

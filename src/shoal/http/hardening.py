@@ -27,6 +27,7 @@ from wsproto.frame_protocol import CloseReason
 from wsproto.utilities import LocalProtocolError
 
 from shoal.http.header_check import check_headers
+from shoal.http.request_target import in_origin_form
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -105,6 +106,7 @@ class _Requests(h11.Connection):
                 b"content-length" in names or event.http_version != b"1.1"
             ):
                 raise h11.RemoteProtocolError("a body of two lengths")
+            return in_origin_form(event)
         return event
 
 

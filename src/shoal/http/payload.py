@@ -211,7 +211,7 @@ def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
         is_required = parameter.default is Parameter.empty
         fields[parameter.name] = Required[annotation] if is_required else NotRequired[annotation]
     # The functional form takes any name, where a model would trip over "json" or "copy".
-    body: Any = TypedDict("Body", fields)  # type: ignore[misc]
+    body: Any = TypedDict("Body", fields)  # type: ignore[misc]  # known at run time
     return _adapter(with_config(ConfigDict(extra="forbid"))(body))
 
 

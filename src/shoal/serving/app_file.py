@@ -95,7 +95,7 @@ def _text_of(name: str) -> str:
     try:
         return Path(name).read_bytes().decode().replace("\r\n", "\n")
     except OSError as error:
-        raise AppFileRefused([Flaw(name, 1, "", f"can't be read: {error.strerror}")]) from None
+        raise AppFileRefused([Flaw(name, 0, "", f"can't be read: {error.strerror}")]) from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise AppFileRefused([Flaw(name, line, "", "is not in UTF-8, as TOML is")]) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from shoal.core.option_checks import nearest
+from shoal.core.option_names import suggested
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -17,7 +17,7 @@ class Flaw(NamedTuple):
 
     Attributes:
         file: The file.
-        line: The line, from 1 on.
+        line: The line, from 1 on; 0 where the file could not be read.
         key: The key, as it would be written in a header; empty for the file as a whole.
         text: What is wrong, and what would be right.
     """
@@ -28,7 +28,7 @@ class Flaw(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}: "
+        where = f"{self.file}:{self.line}: " if self.line else f"{self.file}: "
         return f"{where}{self.key}: {self.text}" if self.key else f"{where}{self.text}"
 
 
@@ -101,10 +101,7 @@ class Flaws:
 
 def unknown(known: Collection[str], name: str) -> str:
     """Says that there is no such key, and which could be meant."""
-    near = nearest(name, known)
-    if near is not None:
-        return f"there is no such key; did you mean {near!r}?"
-    return f"there is no such key; there are {', '.join(known)}"
+    return f"there is no such key; {suggested(name, known) or 'there are ' + ', '.join(known)}"
 
 
 def written(path: Path) -> str:

@@ -1,13 +1,13 @@
 """The options of a backend as keywords: their names, their old names, and what to say of others."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
 from shoal.batching.handlers import Fill
 from shoal.core.autoscaling import AutoscalingOptions
 from shoal.core.latency_target import LatencyTarget
-from shoal.core.option_checks import nearest
 from shoal.core.option_keywords import Order, Overload, Padding, PriorityMixing
+from shoal.core.option_names import suggested
 from shoal.core.policies.base import BatchPolicy
 from shoal.core.queue_policy import QueuePolicy
 from shoal.replicas.base import Placement
@@ -96,11 +96,10 @@ def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         TypeError: A name is no option, or an option is given under two names with two values.
     """
+    refuse_unknown(given)
     found: dict[str, Any] = {}
     for name, value in given.items():
         ours = RENAMED.get(name, name)
-        if ours not in NAMES:
-            raise TypeError(_unknown(name))
         if ours in found and found[ours] != value:
             raise TypeError(
                 f"{ours} is given twice, as {found[ours]!r} and as {value!r}: "
@@ -110,15 +109,22 @@ def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def refuse_unknown(given: Iterable[str], beside: Collection[str] = ()) -> None:
+    """Checks that names are options.
+
+    Args:
+        given: The names.
+        beside: What else can be given in the same place, and so may be meant.
+
+    Raises:
+        TypeError: One is none.
+    """
+    known = (*NAMES, *RENAMED)
+    for name in given:
+        if name not in known:
+            hint = suggested(name, (*known, *beside)) or "shoal.BackendConfig says which there are"
+            raise TypeError(f"{name!r} is not an option of a backend; {hint}")
+
+
 def _old_name(ours: str) -> str:
     return next(old for old, new in RENAMED.items() if new == ours)
-
-
-def _unknown(name: object) -> str:
-    near = nearest(name, [*NAMES, *RENAMED])
-    hint = (
-        f"did you mean {near!r}?"
-        if near is not None
-        else "shoal.BackendConfig says which there are"
-    )
-    return f"{name!r} is not an option of a backend; {hint}"

@@ -139,7 +139,7 @@ class Controller(Owner):
             if users:
                 raise InUse(
                     f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
-                    "elsewhere with set_traffic or shadow_traffic first, or delete the endpoint"
+                    "elsewhere first, or delete the endpoint"
                 )
             await self._declarations.delete_backend(tag)
             return self._let_go(tag, at_once=at_once)

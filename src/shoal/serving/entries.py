@@ -51,7 +51,7 @@ class Entries:
             raise NameTaken(
                 f"there is an endpoint {endpoint.name!r} already, with route={there.route!r} and "
                 f"methods={list(there.methods)!r}"
-                + ("; move its traffic to another backend with set_traffic" if same else "")
+                + ("; set its traffic to send it to another backend" if same else "")
             )
         for method in endpoint.methods if endpoint.route is not None else ():
             taken = self.routes.get(endpoint.route or "", {}).get(method)

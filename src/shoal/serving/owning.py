@@ -262,8 +262,8 @@ class Owner(Entries, ABC):
     def _reserve(self, tag: str) -> None:
         if tag in self.backends or tag in self._reserved or tag in self._leaving:
             raise NameTaken(
-                f"there is a backend {tag!r} already; change it with update_backend_config, or "
-                "choose another tag and move traffic to it with set_traffic"
+                f"there is a backend {tag!r} already; change its config, or choose "
+                "another tag and set the traffic of its endpoints to that"
             )
         self._reserved.add(tag)
 

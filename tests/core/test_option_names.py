@@ -1,0 +1,109 @@
+"""What is suggested for a name that is no option: near names, peers' names, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal.core.option_names import OF_PEERS, nearest, suggested
+from shoal.core.options import BatchOptions
+from shoal.serving.config import BackendConfig
+from shoal.serving.config_keywords import NAMES
+
+OF_BATCHER = [field.name for field in fields(BatchOptions)]
+
+
+@pytest.mark.parametrize("name", ["method", "xyzzy", "gpus", "route", "max_latency", "timeout_fn"])
+def test_what_is_like_no_other_is_not_guessed(name: str) -> None:
+    assert suggested(name, NAMES) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("num_replica", "num_replicas"),
+        ("replicas", "num_replicas"),
+        ("wait_timeout", "batch_wait_timeout_s"),
+        ("batch_max_size", "max_batch_size"),
+        ("max_queue", "max_queued_requests"),
+        ("preferred_batch_size", "preferred_batch_sizes"),
+        ("memory", "max_memory_bytes"),
+    ],
+)
+def test_a_slip_or_a_part_of_a_name_is(name: str, meant: str) -> None:
+    assert nearest(name, NAMES) == meant
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("batch_timeout", "batch_wait_timeout_s, in seconds"),
+        ("max_wait_time", "batch_wait_timeout_s, in seconds: 10 milliseconds are 0.01"),
+        ("max_queue_delay_microseconds", "batch_wait_timeout_s, in seconds: 100 microseconds are"),
+        ("max_latency_ms", "request_timeout_s, in seconds, to give up, or adaptive="),
+        ("max_enqueued_batches", "max_queued_requests, in requests, not in batches"),
+        ("num_batch_threads", "max_concurrent_batches, "),
+        ("timeout", "batch_wait_timeout_s, the wait for more, handler_timeout_s, of a batch"),
+    ],
+)
+def test_a_peers_name_is_answered_with_ours_and_its_unit(name: str, ours: str) -> None:
+    for known in (OF_BATCHER, NAMES):
+        assert str(suggested(name, known)).startswith(f"write {ours}")
+
+
+def test_a_peers_name_is_told_where_it_is_written() -> None:
+    async def handler(items: list[int]) -> list[int]:
+        return items
+
+    given: dict[str, Any] = {"batch_timeout": 0.1}
+    for refused in (
+        lambda: shoal.batch(handler, **given),
+        lambda: shoal.Batcher(handler, **given),
+        lambda: BackendConfig(**given),
+        lambda: shoal.App().endpoint("/", **given),
+    ):
+        with pytest.raises(
+            TypeError, match=r"'batch_timeout' is not an option .*; write batch_wait"
+        ):
+            refused()
+
+
+def test_what_a_batcher_lacks_is_not_suggested_for_one() -> None:
+    assert suggested("workers", OF_BATCHER) is None
+    assert suggested("workers", NAMES) == "write num_replicas, with placement='process'"
+
+
+def test_all_that_is_suggested_is_there() -> None:
+    assert {ours for ours, _ in OF_PEERS.values()} <= set(NAMES)
+    assert not set(OF_PEERS) & set(NAMES)
+
+
+@pytest.mark.parametrize("given", [{"method": "POST"}, {"metods": ["POST"]}])
+def test_an_endpoints_own_arguments_are_suggested_too(given: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"did you mean 'methods'"):
+        shoal.App().endpoint("/", **given)
+
+
+@pytest.mark.anyio
+async def test_middleware_is_meant_under_both_names() -> None:
+    given: dict[str, Any] = {"middlewares": []}
+    with pytest.raises(
+        TypeError, match=r"'middlewares' is not an option of shoal.App; did you mean"
+    ):
+        shoal.App(**given)
+    with pytest.raises(
+        TypeError, match=r"http has no option 'middleware'; did you mean 'middlewar"
+    ):
+        async with shoal.start(http={"middleware": []}):
+            pass
+
+
+def test_a_setting_of_an_application_that_is_like_no_other_is_told_which_there_are() -> None:
+    given: dict[str, Any] = {"xyzzy": 1}
+    with pytest.raises(
+        TypeError, match=r"'xyzzy' is not an option of shoal.App; there are max_body"
+    ):
+        shoal.App(**given)
