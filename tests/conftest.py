@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 from typing import TYPE_CHECKING, Any
@@ -81,6 +82,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in soak]
     if soak:
         config.hook.pytest_deselected(items=soak)
+
+
+def pytest_collection_finish() -> None:
+    """Has the garbage collector pass over all that is here before the first test, for good."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

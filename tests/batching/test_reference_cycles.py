@@ -17,7 +17,6 @@ pytestmark = pytest.mark.anyio
 
 async def found_after(use: Any, handler: Any, **options: Any) -> list[str]:
     """Uses a batcher and returns the types of what only a garbage collector can free."""
-    gc.freeze()  # what there was before, a whole test run's modules, need not be looked at
     try:
         async with shoal.Batcher(handler, **options) as call:
             await use(call)  # what is made once is made now
@@ -33,7 +32,6 @@ async def found_after(use: Any, handler: Any, **options: Any) -> list[str]:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-        gc.unfreeze()
 
 
 async def results(items: list[int]) -> list[int]:
