@@ -53,6 +53,7 @@ ALSO_ALLOWED = {
 
 EVENT_LOOPS = {"asyncio", "trio"}
 KNOW_AN_EVENT_LOOP = {
+    "shoal.batching.event_loop",  # names their types
     "shoal.batching.parking",  # the cell parks on either loop's own primitive
     "shoal.commands.running",  # starts the process's loop
     "shoal.commands.signals",  # wakes it

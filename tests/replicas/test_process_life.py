@@ -50,6 +50,14 @@ async def test_a_start_that_fails_says_what_the_code_raised_and_printed():
     assert "the weights are missing" in str(error)
 
 
+def test_a_worker_of_plain_code_loads_no_event_loop():
+    loaded = "import shoal.replicas.child, sys; print({'trio', 'asyncio'} & set(sys.modules))"
+    found = subprocess.run(
+        [sys.executable, "-c", loaded], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "set()\n"
+
+
 async def test_a_start_that_takes_too_long_is_killed(folder):
     error = await failed_start(f"{MODULE}:Slow", folder.path, start_timeout_s=1.0)
     assert "not ready within 1 s" in str(error)

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.entry import Entry
+    from shoal.batching.event_loop import EventLoop
     from shoal.batching.handlers import Fill
     from shoal.batching.kinds import Answer, Steps
     from shoal.batching.open_batch import OpenBatch
-    from shoal.batching.parking import EventLoop
     from shoal.batching.room import Room
     from shoal.core.option_keywords import OptionKeywords
 

@@ -31,7 +31,8 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from shoal.batching.current import running_batch
-from shoal.batching.parking import EventLoop, Parking
+from shoal.batching.event_loop import EventLoop
+from shoal.batching.parking import Parking
 from shoal.errors import BatcherClosed
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from anyio.from_thread import start_blocking_portal
 from shoal.batching.batcher import Batcher
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.decorator import open_batchers
-from shoal.batching.parking import EventLoop
+from shoal.batching.event_loop import EventLoop
 from shoal.batching.threads import ThreadStream
 from shoal.errors import BatcherClosed
 

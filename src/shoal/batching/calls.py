@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from shoal.batching.parking import EventLoop
+from shoal.batching.event_loop import EventLoop
 from shoal.batching.stream import ResultStream
 from shoal.batching.threads import LoopOfThread, ThreadStream
 from shoal.core.option_checks import seconds, whole

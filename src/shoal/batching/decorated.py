@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.batching.entry import Entry
+    from shoal.batching.event_loop import EventLoop
     from shoal.batching.intake import Intake
     from shoal.batching.opening import Opening
-    from shoal.batching.parking import EventLoop
     from shoal.core.option_keywords import OptionKeywords
     from shoal.core.request import Request
     from shoal.core.terms import Wishes

@@ -6,8 +6,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from shoal.batching.buffer import StreamBuffer
+from shoal.batching.event_loop import EventLoop
 from shoal.batching.held import shown
-from shoal.batching.parking import EventLoop
 from shoal.core.request import State
 from shoal.errors import BatcherClosed, DeadlineExceeded, NotOpen, ShoalError
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 
-from shoal.batching.parking import CANCELLATIONS, holds_ctrl_c
+from shoal.batching.event_loop import cancellations, holds_ctrl_c
 from shoal.errors import HandlerFailed
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def own_copy(error: BaseException) -> Exception:
     said = ""
     with suppress(BaseException):  # whatever a foreign class does
         said = f": {error}" if str(error) else ""
-    if isinstance(error, CANCELLATIONS):
+    if isinstance(error, cancellations()):
         said += (
             "; nothing was cancelled, so it awaited something that was, or has kept or made this "
             "exception itself"

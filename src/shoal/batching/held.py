@@ -7,14 +7,13 @@ terminal wants is not taken for the code's.
 from __future__ import annotations
 
 import functools
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from shoal.batching.failures import ends_the_program, goes_on, own_copy
-from shoal.batching.parking import Parking, holds_ctrl_c
+from shoal.batching.event_loop import holds_ctrl_c
+from shoal.batching.failures import own_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -23,35 +22,19 @@ def held(function: F) -> F:
     """Returns the same plain function, which raises nothing but an `Exception`."""
 
     @functools.wraps(function, updated=())
-    @holds_ctrl_c
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except Exception:
-            raise
-        except BaseException as error:
-            raise own_copy(error) from error
+        return _call(function, args, kwargs)
 
     return cast("F", call)
 
 
-@contextmanager
-def holding() -> Generator[None]:
-    """Code of the user's may run in this block, of a task's function marked with `holds_ctrl_c`.
-
-    Raises:
-        HandlerFailed: It raised what is no `Exception`.
-        Exception: What it raised.
-
-    Cancellation: goes on.
-    """
+@holds_ctrl_c
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        yield
+        return function(*args, **kwargs)
     except Exception:
         raise
     except BaseException as error:
-        if not ends_the_program(error) and goes_on(error, Parking.of_this_loop()):
-            raise
         raise own_copy(error) from error
 
 

@@ -23,8 +23,8 @@ from shoal.batching.batcher import Batcher
 from shoal.batching.block import Opened, block_here, loops_of_context
 from shoal.batching.checking import checked_options
 from shoal.batching.endings import not_open_here
+from shoal.batching.event_loop import EventLoop
 from shoal.batching.handlers import Handler
-from shoal.batching.parking import EventLoop
 from shoal.batching.settings import Settings
 from shoal.batching.signature import signature_of, signature_of_batch
 from shoal.errors import NotOpen

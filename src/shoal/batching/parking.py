@@ -1,10 +1,4 @@
-"""Which event loop this is, and where a task waits in it: the one file that knows both of them.
-
-A batcher belongs to the event loop that opened it. Nearly always a thread has one, but not always:
-trio's guest mode runs trio and a host's loop by turns in one thread, and code that is called in one
-loop may run another inside. So a loop is known by two things (`EventLoop`): the run of trio whose
-task runs now, and the loop of asyncio that runs now. A run of trio that is a guest of asyncio has
-its host beside it, always the same one, and the host's own tasks have no run of trio.
+"""Where a task waits in its event loop: the one file that loads the libraries of both.
 
 The problem: a caller waits for one thing, once, and is woken by another task that has many callers
 to wake. `anyio.Event` does that, and a memory channel does it too, but each costs more than all the
@@ -25,106 +19,28 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from abc import ABC, abstractmethod
 from asyncio import Future
-from concurrent.futures import CancelledError as ConcurrentCancelled
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import anyio
 import anyio.lowlevel
 import trio
 from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 
+from shoal.batching.event_loop import are_loaded
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Generator, Iterable
 
     from shoal.core.request import Request
 
-
-T = TypeVar("T")
-
-CANCELLATIONS: Final = (asyncio.CancelledError, trio.Cancelled)
-"""What either event loop tells a task that is cancelled."""
-
-holds_ctrl_c: Final = trio.lowlevel.enable_ki_protection
-"""Marks a function whose callees are not ended by Ctrl-C; trio then gives it to the main task.
-
-So a KeyboardInterrupt that comes out of them was raised by the code itself.
-"""
-
-LOOP_ENDED: Final = (trio.RunFinishedError, trio.Cancelled, ConcurrentCancelled)
-"""What a thread meets that waits for an event loop which ends."""
+are_loaded(trio, asyncio)
 
 Scope: TypeAlias = "anyio.CancelScope | trio.CancelScope"
 """A cancel scope of either making; they have the same face."""
-
-
-class EventLoop(NamedTuple):
-    """An event loop, or none where both are None; two are equal if they are the same one.
-
-    Attributes:
-        trio_run: What trio knows the run by whose task runs now.
-        loop: The loop of asyncio that runs now.
-    """
-
-    trio_run: trio.lowlevel.TrioToken | None
-    loop: asyncio.AbstractEventLoop | None
-
-    @classmethod
-    def here(cls) -> EventLoop:
-        """Returns the event loop that runs the caller."""
-        run = trio.lowlevel.current_trio_token() if trio.lowlevel.in_trio_task() else None
-        return cls(run, asyncio._get_running_loop())
-
-    @property
-    def is_none(self) -> bool:
-        """Whether there is no event loop."""
-        return self.trio_run is None and self.loop is None
-
-    def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Runs an async function in it, for a thread that has no event loop, and waits for it.
-
-        Raises:
-            RuntimeError: It has ended.
-            Exception: What the function raised.
-        """
-        if self.trio_run is not None:
-            return trio.from_thread.run(function, trio_token=self.trio_run)
-        assert self.loop is not None
-        call = function()
-        try:
-            future = asyncio.run_coroutine_threadsafe(call, self.loop)
-        except RuntimeError:
-            call.close()
-            raise
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def soon(self, function: Callable[[], None]) -> None:
-        """Has it call a function soon, for any thread; not if it has ended."""
-        with suppress(RuntimeError):
-            if self.trio_run is not None:
-                self.trio_run.run_sync_soon(function)
-            elif self.loop is not None:
-                self.loop.call_soon_threadsafe(function)
-
-    def described(self) -> str:
-        """Says which one it is, in words; to be asked in its thread."""
-        where = f"thread {threading.current_thread().name!r}"
-        # In a turn of a guest no task of its host runs; in a loop inside a run of trio one does.
-        is_guest = self.loop is not None and asyncio.current_task(self.loop) is None
-        if self.trio_run is not None and (self.loop is None or is_guest):
-            return f"trio's run {id(self.trio_run):#x} in {where}"
-        if self.loop is not None:
-            return f"asyncio's loop {id(self.loop):#x} in {where}"
-        return f"{where}, which runs no event loop"
 
 
 class SharedCell(Protocol):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 import anyio.from_thread
 
 from shoal.batching.current import calls_from_thread
-from shoal.batching.parking import LOOP_ENDED, EventLoop
+from shoal.batching.event_loop import EventLoop, loop_ended
 from shoal.errors import BatcherClosed, NotOpen
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class LoopOfThread:
             if self._loop is None:
                 return anyio.from_thread.run(function)
             return self._loop.run(call)
-        except LOOP_ENDED as error:
+        except loop_ended() as error:
             if self._loop is None:
                 raise
             raise BatcherClosed("the event loop that would have answered has ended") from error

@@ -7,8 +7,8 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
-from shoal.batching.held import holding
-from shoal.batching.parking import holds_ctrl_c
+from shoal.batching.event_loop import holds_ctrl_c
+from shoal.batching.holding import holding
 from shoal.http.asgi import ClientLeft, Exchange
 from shoal.http.payload import encoded
 from shoal.http.problem import (

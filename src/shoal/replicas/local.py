@@ -22,8 +22,8 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from shoal.batching.block import BatcherBlock
+from shoal.batching.event_loop import holds_ctrl_c
 from shoal.batching.held import held, shown
-from shoal.batching.parking import holds_ctrl_c
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.as_plain import as_plain
 from shoal.replicas.base import Replica

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from shoal.batching.event_loop import holds_ctrl_c
 from shoal.batching.handlers import Handler
-from shoal.batching.parking import holds_ctrl_c
 from shoal.replicas.local import LocalReplica
 
 if TYPE_CHECKING:

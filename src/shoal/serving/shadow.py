@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.held import held, holding
-from shoal.batching.parking import holds_ctrl_c
+from shoal.batching.event_loop import holds_ctrl_c
+from shoal.batching.held import held
+from shoal.batching.holding import holding
 from shoal.core.terms import Wishes
 from shoal.core.traffic import Shadow
 from shoal.replicas.definition import imported, qualified_name
