@@ -6,6 +6,7 @@ imported by the methods that need it.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import re
@@ -15,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 
 from shoal.batching.current import current_batch
 from shoal.replicas.calling_out import CallOut, way_out
@@ -266,6 +268,53 @@ class Async(Plain):
             CallOut(endpoint="other", args=(item,), stream=True)
         ):
             yield step
+
+
+class Panic(BaseException):
+    """Like the class that Rust extensions raise."""
+
+
+ODD = {"panic": Panic, "cancelled": asyncio.CancelledError, "closed": GeneratorExit}
+
+
+class Odd:
+    """Plain code that raises what is no `Exception`; the next call gets the number of the process.
+
+    It does so in a call, in a step, in its ``reconfigure``, and in its ``health`` once it was told.
+    """
+
+    sick = ""
+
+    def pid(self, how: str) -> int:
+        if how in ODD:
+            raise ODD[how]("odd")
+        return os.getpid()
+
+    __call__ = pid
+
+    def steps(self, how: str) -> Generator[int]:
+        yield 1
+        yield self.pid(how)
+
+    def reconfigure(self, how: str) -> None:
+        if how.startswith("sick "):
+            self.sick = how.removeprefix("sick ")
+        else:
+            self.pid(how)
+
+    def health(self) -> None:
+        self.pid(self.sick)
+
+
+class OddAsync(Odd):
+    """The same, with an event loop beside; its plain methods run in threads."""
+
+    async def health(self) -> None:
+        self.pid(self.sick)
+
+    async def waits(self, how: str) -> int:
+        await anyio.lowlevel.checkpoint()
+        return self.pid(how)
 
 
 class BadClose(Plain):

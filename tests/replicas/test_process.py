@@ -10,7 +10,16 @@ import anyio
 import pytest
 
 from replicas.playing import MODULE, is_alive, made, noted, playing
-from replicas.process_backends import Async, OnlyHere, Plain, Unreadable, Unsendable
+from replicas.process_backends import (
+    ODD,
+    Async,
+    Odd,
+    OddAsync,
+    OnlyHere,
+    Plain,
+    Unreadable,
+    Unsendable,
+)
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, CutReason
 from shoal.errors import HandlerFailed, ReplicaDied
@@ -81,6 +90,30 @@ async def test_an_error_that_can_not_be_made_again_is_told_by_its_name_and_text(
     assert isinstance(second, ValueError)
     assert third == 3
     assert not isinstance(first, OnlyHere)
+
+
+@pytest.mark.parametrize("code", [Odd, OddAsync])
+async def test_what_is_no_exception_fails_its_work_and_its_worker_lives_on(code):
+    async def error_of(awaitable):
+        with pytest.raises(HandlerFailed) as raised:
+            await awaitable
+        return str(raised.value)
+
+    async with playing(made(code)) as played:
+        pid = await played.run("__call__", ["well"])
+        for how, kind in ODD.items():
+            assert kind.__name__ in await error_of(played.run("__call__", [how]))
+            if code is OddAsync:
+                assert kind.__name__ in await error_of(played.run("waits", [how]))
+            async with aclosing(played.replica.run_stream("steps", [how])) as steps:
+                assert await anext(steps) == [1]
+                assert kind.__name__ in await error_of(anext(steps))
+            assert kind.__name__ in await error_of(played.replica.reconfigure(how))
+            await played.replica.reconfigure(f"sick {how}")
+            assert kind.__name__ in await error_of(played.replica.check_health())
+            await played.replica.reconfigure("sick well")
+            await played.replica.check_health()
+        assert await played.run("__call__", ["well"]) == pid
 
 
 @pytest.mark.parametrize("code", [Plain, Async])

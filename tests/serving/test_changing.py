@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import anyio
 import anyio.lowlevel
@@ -344,6 +347,128 @@ async def test_a_bad_user_config_of_a_backend_that_never_started_is_set_right() 
         await change(controller, user_config=3)
         assert await handle.call(0) == 3
         assert anyio.current_time() < 101
+
+
+@asynccontextmanager
+async def unavailable() -> AsyncGenerator[tuple[Controller, Any, Stage]]:
+    """Serves a backend whose replica has died, and that can't be started again as yet."""
+    stage = Stage()
+    async with serving(echo, stage) as (controller, handle, _):
+        stage.start = failing("no luck", lambda _: True)
+        stage.replicas[0].die()
+        await anyio.sleep(1000)
+        assert (await controller.status()).backends["b"].state == "unavailable"
+        yield controller, handle, stage
+
+
+async def verb_of(controller: Controller, name: str) -> None:
+    if name == "restart":
+        await controller.restart_backend("b")
+    elif name == "update":
+        await change(controller, max_batch_size=3)
+    else:
+        await controller.scale_backend("b", int(name))
+
+
+VERBS = pytest.mark.parametrize("name", ["restart", "update", "1", "2"])
+
+
+@VERBS
+async def test_a_verb_that_succeeds_has_mended_a_backend_without_a_replica(name: str) -> None:
+    async with unavailable() as (controller, handle, stage):
+        stage.start = Stage().start
+        now = anyio.current_time()
+        await verb_of(controller, name)
+        assert anyio.current_time() == now
+        assert await handle.call(1) == 1
+        assert (await controller.status()).backends["b"].state == "ready"
+
+
+@VERBS
+async def test_a_verb_that_mends_nothing_says_so_and_changes_nothing(name: str) -> None:
+    async with unavailable() as (controller, handle, stage):
+        before = await controller.get_backend_config("b")
+        with pytest.raises(ReplicaNotStarted, match="no luck"):
+            await verb_of(controller, name)
+        assert await controller.get_backend_config("b") == before
+        assert (await controller.status()).backends["b"].wanted == 1
+        stage.start = Stage().start
+        await anyio.sleep(100)
+        assert await handle.call(1) == 1
+
+
+async def test_a_change_that_fails_waits_for_no_replica_that_can_not_be_started() -> None:
+    stage = Stage()
+
+    async def start(replica: ScriptedReplica) -> str | None:
+        if replica.number > 0:
+            stage.replicas[0].die()
+            return "no luck"
+        return None
+
+    stage.start = start
+    async with serving(echo, stage) as (controller, _, _):
+        now = anyio.current_time()
+        with pytest.raises(ReplicaNotStarted, match="no luck"):
+            await change(controller, arena_bytes=7)
+        assert anyio.current_time() - now < 5
+        now = anyio.current_time()
+        with pytest.raises(ReplicaNotStarted, match="no luck"):
+            await controller.restart_backend("b")
+        assert anyio.current_time() - now < 5
+
+
+async def test_a_user_config_that_is_not_taken_in_time_is_taken_back() -> None:
+    stage = Stage()
+
+    async def reconfigure(_: ScriptedReplica, config: Any) -> None:
+        if config == 2:
+            await anyio.sleep_forever()
+
+    stage.reconfigure = reconfigure
+    async with serving(Configured, stage, user_config=1, start_timeout_s=7) as (controller, _, _):
+        with pytest.raises(TimeoutError, match=r"reconfigure\(\) of b#0 .* start_timeout_s=7"):
+            await change(controller, user_config=2)
+        assert anyio.current_time() == 7
+        assert stage.replicas[0].told == [1, 2, 1]
+        assert (await controller.get_backend_config("b")).user_config == 1
+        with pytest.raises(TimeoutError):
+            await change(controller, user_config=2, start_timeout_s=3)
+        assert anyio.current_time() == 10
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("placement", ["task", "thread"])
+async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_up_nobody(
+    placement: str,
+) -> None:
+    gate = threading.Event()
+
+    class Hangs:
+        def __call__(self, items: list[Any]) -> list[Any]:
+            return items
+
+        def reconfigure(self, config: Any) -> None:
+            if config == "hangs":
+                gate.wait()
+
+    config = {"placement": placement, "user_config": 1, "cancel_grace_s": 0.01}
+    async with Controller() as controller:
+        await controller.create_backend("b", Hangs, config=config)
+        await controller.create_endpoint("e", backend="b")
+        try:
+            with mock.patch("shoal.serving.keeping._MARGIN_S", 0.01), anyio.fail_after(5):
+                with anyio.move_on_after(0.05) as leaving:
+                    await change(controller, user_config="hangs")
+                assert leaving.cancelled_caught
+                await change(controller, user_config=2)
+                assert await (await controller.get_handle("e")).call(1) == 1
+                with pytest.raises(TimeoutError, match=r"reconfigure\(\)"):
+                    await change(controller, user_config="hangs", start_timeout_s=0.05)
+                assert await (await controller.get_handle("e")).call(1) == 1
+                assert (await controller.get_backend_config("b")).user_config == 2
+        finally:
+            gate.set()
 
 
 async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> None:

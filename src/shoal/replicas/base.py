@@ -38,7 +38,8 @@ class ReplicaOptions:
 
     Attributes:
         start_timeout_s: How long a replica may take to start: to load its code, to run the
-            constructor, `reconfigure` and ``warm_up``. None for no limit.
+            constructor, `reconfigure` and ``warm_up``; and over each later `reconfigure`. None for
+            no limit.
         cancel_grace_s: How long work that was cancelled may go on before its process is killed.
         python: The interpreter of process replicas, such as that of a virtual environment; this
             one by default. It needs Shoal installed, without extras.
@@ -230,6 +231,9 @@ class Replica(ABC):
         Raises:
             ReplicaDied: The replica died first, or is not ready.
             Exception: What the code raised.
+
+        Cancellation: goes on to async code. Where the code goes on for longer than
+        ``cancel_grace_s``, the replica is killed: what it is told next must be the last.
         """
 
     @abstractmethod

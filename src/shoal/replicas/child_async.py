@@ -21,7 +21,7 @@ from shoal.batching.parking import Parking
 from shoal.replicas.calling_out import Errand
 from shoal.replicas.connection import Connection
 from shoal.replicas.hooks import is_async
-from shoal.replicas.jobs import DONE
+from shoal.replicas.jobs import DONE, Job
 from shoal.replicas.parcels import EMPTY, packed
 from shoal.replicas.run_soon import loop_of_caller
 from shoal.replicas.wire import STEPS_AHEAD, Kind
@@ -186,12 +186,20 @@ class AsyncWork:
         """Calls a function in a thread; nothing of it stays there.
 
         An idle thread may remember its last job, and with it the context that the job ran in: here
-        that is an empty box, and a context that no batch was put into.
+        that is an empty box, and a context that no batch was put into. What the function raises
+        comes as a value: asyncio throws away the coroutine that it throws a GeneratorExit into.
         """
-        box = [function]
+        box = [Job(function)]
         del function
-        (answer,) = await anyio.to_thread.run_sync(lambda: (box.pop()(),), limiter=self._threads)
-        return answer
+        answer, error = await anyio.to_thread.run_sync(
+            lambda: box.pop().run(), limiter=self._threads
+        )
+        if error is None:
+            return answer
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     async def _start_checks(self, health: Callable[[], Awaitable[object]]) -> None:
         while True:
@@ -203,7 +211,9 @@ class AsyncWork:
     async def _check(self, id_: int, health: Callable[[], Awaitable[object]]) -> None:
         try:
             answer = await health()
-        except Exception as error:
+        except BaseException as error:
+            if goes_on(error, self._parking):
+                raise
             self._control.answer_health(id_, None, error)
         else:
             self._control.answer_health(id_, answer, None)

@@ -99,8 +99,8 @@ class SyncWork:
         try:
             work = self._answers.opened(frame, time.monotonic(), self._errand)
             return Kind.RESULT, self._answers.packed(work.method, work.plain_results())
-        except Exception as error:
-            return Kind.ERROR, self._answers.failure(error)
+        except BaseException as error:
+            return self._failed(error)
 
     def _stream(self, frame: Frame) -> tuple[Kind, Parcel]:
         credit = STEPS_AHEAD
@@ -119,16 +119,22 @@ class SyncWork:
                     credit -= 1
             finally:
                 steps.close()
-        except Exception as error:
-            return Kind.ERROR, self._answers.failure(error)
+        except BaseException as error:
+            return self._failed(error)
         return Kind.END, EMPTY
 
     def _reconfigure(self, frame: Frame) -> tuple[Kind, Parcel]:
         try:
             self._answers.takes_user_config()(self._answers.post.opened_here(frame))
-        except Exception as error:
-            return Kind.ERROR, self._answers.failure(error)
+        except BaseException as error:
+            return self._failed(error)
         return Kind.RESULT, packed(None)
+
+    def _failed(self, error: BaseException) -> tuple[Kind, Parcel]:
+        """Answers with what the code raised, of whatever class, unless it is to end the process."""
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise error
+        return Kind.ERROR, self._answers.failure(error)
 
     def _wait_for_reader(self, id_: int) -> int:
         """Waits until the reader of a stream has taken steps, or left; returns how many."""

@@ -146,7 +146,7 @@ class LocalReplica(Replica):
         self._work.check_open()
         hook = self._takes_user_config(user_config)
         if not is_async(hook):
-            await self._in_thread(Job(partial(hook, user_config)))
+            await self._reconfigured(Job(partial(hook, user_config)))
             return
         with self._work.at_work():
             await hook(user_config)
@@ -163,9 +163,13 @@ class LocalReplica(Replica):
                 healthy = await hook()
             else:
                 # A thread of its own, beside the work; one that hangs is given up with the check.
-                (healthy,) = await anyio.to_thread.run_sync(
-                    lambda: (hook(),), abandon_on_cancel=True, limiter=self._for_health
+                # What it raises comes as a value: asyncio throws away the coroutine that it throws
+                # a GeneratorExit into.
+                healthy, error = await anyio.to_thread.run_sync(
+                    Job(hook).run, abandon_on_cancel=True, limiter=self._for_health
                 )
+                if error is not None:
+                    raise error
         if healthy is False:
             raise RuntimeError(f"health() of {self.tag} gave back False")
 
@@ -272,6 +276,18 @@ class LocalReplica(Replica):
             return
         with self._work.running():
             await hook(*args)
+
+    async def _reconfigured(self, job: Job) -> None:
+        try:
+            await self._in_thread(job, shield=False)
+        except anyio.get_cancelled_exc_class():
+            # What it does later would go over what the replica is told next.
+            grace_s = self.blueprint.options.cancel_grace_s
+            with anyio.move_on_after(grace_s, shield=True) as waiting:
+                await job.wait()
+            if waiting.cancelled_caught:
+                self.kill(f"its reconfigure() had not ended {grace_s:g} s after it was cancelled")
+            raise
 
     @holds_ctrl_c
     async def _next(self, steps: AsyncGenerator[Any, None], scope: anyio.CancelScope) -> Any:

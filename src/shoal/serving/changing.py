@@ -39,7 +39,8 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     Raises:
         TypeError: An option has the wrong type; nothing is changed.
         ValueError: An option does not fit the code; nothing is changed.
-        ReplicaNotStarted: A new replica could not be started; nothing is changed.
+        ReplicaNotStarted: A new replica could not be started, or there was none and none could be;
+            nothing is changed.
         ReplicaDied: A replica died when it was told the new user config; nothing is changed.
         Exception: What ``reconfigure`` raised; nothing is changed.
 
@@ -69,6 +70,8 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
             backend.adopt(config)
             if is_scaled:
                 backend.set_wanted(config.num_replicas)
+            # Where none takes work, a success says that there are some again.
+            if is_scaled or (supervisor.wanted and not supervisor.ready()):
                 await supervisor.settle()
             await backend.mend_lines()
             yield
@@ -122,13 +125,20 @@ async def _tell(backend: Backend, config: BackendConfig, told: list[Kept]) -> No
 
     Raises:
         ReplicaDied: One died of it, or is not healthy since.
+        TimeoutError: One took too long over it.
         Exception: What ``reconfigure`` raised.
     """
     supervisor = backend.supervisor
     while untold := [kept for kept in supervisor.ready() if kept not in told]:
         kept = untold[0]
         told.append(kept)
-        await kept.replica.reconfigure(config.user_config)
+        limit_s = config.replica.start_timeout_s
+        with anyio.move_on_after(limit_s) as patience:
+            await kept.replica.reconfigure(config.user_config)
+        if patience.cancelled_caught:
+            raise TimeoutError(
+                f"reconfigure() of {kept.replica.tag} did not end within start_timeout_s={limit_s}"
+            )
         kept.config = config
         assert supervisor.description is not None
         if supervisor.description.checks_health and (trouble := await kept.trouble()) is not None:

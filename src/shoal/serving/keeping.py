@@ -214,6 +214,8 @@ class Kept:
         logger.error("%s: does not end, and is given up", self.replica.tag)
         self._kill("it did not end when it was asked to")
         self._scope.cancel()
+        with anyio.move_on_after(_MARGIN_S):
+            await self._ended.wait()
 
 
 @contextmanager

@@ -72,10 +72,12 @@ class Watched:
     async def wait_restored(self, count: int) -> None:
         """Waits, after a change that failed, until nothing is left of it.
 
+        Replicas that have died meanwhile are waited for only as long as others may be started.
+
         Args:
             count: How many replicas took work before.
         """
-        while len(self.ready()) < min(count, self.wanted) or any(
+        while (len(self.ready()) < min(count, self.wanted) and not self.failures.is_open) or any(
             kept.version != self._version for kept in self.kept
         ):
             self._check_goes_on()
