@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic import BaseModel
 
 import shoal
 from shoal.http.payload import encoded
@@ -90,6 +92,58 @@ async def test_a_number_that_json_does_not_have_is_refused(app, path, form, numb
     assert answer.json()["type"] == "urn:shoal:problem:invalid-json"
 
 
+@pytest.mark.parametrize(
+    "number",
+    [b"1e999", b"-1E+0400", b"1.5e309", b"1" * 310 + b".5", b"-" + b"9" * 250 + b"e99"],
+    ids=repr,
+)
+@pytest.mark.parametrize(
+    ("path", "form"),
+    [
+        ("/any", b"%s"),
+        ("/any", b'{"a": [1, "1e1", %s]}'),
+        ("/numbers", b"[%s]"),
+        ("/two", b'{"a":%s,"b":1}'),
+    ],
+)
+async def test_a_number_that_no_float_can_be_is_refused(app, path, form, number):
+    async with app.lifespan():
+        answer = await ask(app, path, body=form % number, headers=JSON)
+    assert answer.status == 400
+    assert answer.json()["type"] == "urn:shoal:problem:invalid-json"
+    assert "is larger than any number that can be read" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("number", [b"1e308", b"-1.7E+308", b"1e-999", b"0.1e0001", b"2.5"])
+async def test_any_other_number_is_read(app, number):
+    async with app.lifespan():
+        for path, body in (("/any", number), ("/any", b'"' + number + b'"')):
+            answer = await ask(app, path, body=body, headers=JSON)
+            assert answer.json() == json.loads(body)
+
+
+@pytest.mark.parametrize("given", [b'"Infinity"', b'"-inf"', b'"NaN"', b'"1e999"', b"1" * 400])
+@pytest.mark.parametrize("elements", [1, 5000])
+async def test_what_is_read_as_a_float_is_a_number(given, elements):
+    app = shoal.App()
+
+    @app.endpoint("/floats", methods=("GET", "POST"))
+    async def floats(items: list[list[float]]) -> list[Any]:
+        return items
+
+    @app.endpoint("/of", methods=("GET",))
+    async def of(x: list[float]) -> list[Any]:
+        return x
+
+    async with app.lifespan():
+        body = b"[" + b"0," * (elements - 1) + given + b"]"
+        answer = await ask(app, "/floats", body=body, headers=JSON)
+        query = await ask(app, f"/of?x={given.decode().strip(chr(34))}", method="GET")
+        right = await ask(app, "/of?x=1e3", method="GET")
+    assert (answer.status, query.status) == (422, 422)
+    assert right.json() == 1000
+
+
 @pytest.mark.parametrize("power", [31, 53, 63, 64, 65, 1000, 10_000])
 @pytest.mark.parametrize("path", ["/any", "/whole"])
 @pytest.mark.parametrize("sign", [1, -1])
@@ -115,7 +169,7 @@ async def test_deep_nesting_is_refused():
         return items
 
     async with app.lifespan():
-        answer = await ask(app, "/any", body=b"[" * 100_000, headers=JSON)
+        answer = await ask(app, "/any", body=b"[" * 10_000, headers=JSON)
     assert answer.status == 400
 
 
@@ -167,6 +221,37 @@ async def test_the_first_error_of_a_large_body_is_all_that_is_told():
     assert right.json() == 50_000
 
 
+class Numbers(BaseModel):
+    numbers: list[int]
+
+
+@dataclass
+class Named:
+    numbers: dict[str, int]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "numbers"),
+    [
+        (Numbers, ["x"] * 50_000),
+        (Named, {str(number): "x" for number in range(50_000)}),
+        (dict[str, Numbers], {"numbers": ["x"] * 50_000}),
+    ],
+)
+async def test_the_first_error_is_all_that_is_told_of_what_is_in_a_model_too(annotation, numbers):
+    app = shoal.App()
+
+    async def one(items):
+        return items
+
+    one.__annotations__ = {"items": list[annotation]}
+    app.endpoint("/one")(one)
+    item = {"a": numbers} if annotation == dict[str, Numbers] else {"numbers": numbers}
+    async with app.lifespan():
+        many = await ask(app, "/one", item)
+    assert (many.status, len(many.json()["errors"])) == (422, 1)
+
+
 MEASURED = """
 import resource, sys
 from types import SimpleNamespace
@@ -193,6 +278,62 @@ for body in (body, b"[" + unit * (settings.max_json_elements // sum(map(unit.cou
     assert (after - before) * 1024 <= 12 * len(body), (after - before) * 1024 / len(body)
 """
 
+AT_THE_LIMIT = """
+import sys
+from types import SimpleNamespace
+from typing import Any
+from pydantic import BaseModel
+from shoal.http.json_scan import check_json
+from shoal.http.payload import JsonReader
+from shoal.http.problem import Refused
+from shoal.http.settings import HttpSettings
+
+class Model(BaseModel):
+    a: Any
+
+class Strict(BaseModel, extra="forbid"):
+    a: Any = None
+
+def peak():
+    with open("/proc/self/status") as status:
+        [line] = [line for line in status if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+opening, unit, closing, annotation = map(eval, sys.argv[1:])
+most = HttpSettings().max_json_elements
+exchange = SimpleNamespace(headers={}, max_json_elements=most)
+type_ = JsonReader(annotation)._type
+
+def body_of(number):
+    units = (unit % place if b"%" in unit else unit for place in range(number))
+    body = bytearray(opening)
+    for one in units:
+        body += one
+    body[-1:] = closing
+    return bytes(body)
+
+def fits(number):
+    try:
+        check_json(body_of(number), most, type_._costs)
+    except Refused:
+        return False
+    return True
+
+low, high = 1, most + 2
+while high - low > 1 + low // 16:
+    middle = (low + high) // 2
+    low, high = (middle, high) if fits(middle) else (low, middle)
+body = body_of(low)
+with open("/proc/self/clear_refs", "w") as reset:
+    reset.write("5")
+before = peak()
+try:
+    kept = type_.parsed(exchange, body)
+except Refused:
+    pass
+print(low, len(body), peak() - before, 12 * len(body) + 32 * most + 2**20)
+"""
+
 
 @pytest.mark.real_time
 @pytest.mark.slow
@@ -215,3 +356,36 @@ def test_a_large_body_takes_at_most_twelve_times_its_size(unit, annotation, stat
     )
     assert ended.stderr == ""
     assert ended.stdout.split() == statuses
+
+
+@pytest.mark.real_time
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("opening", "unit", "closing", "annotation"),
+    [
+        (b"[", b"1,", b"]", "Any"),
+        (b"[", b"-9,", b"]", "Any"),
+        (b"[", b"1.5,", b"]", "list[float]"),
+        (b"[", b"[],", b"]", "Any"),
+        (b"[", b"[0],", b"]", "list[list[int]]"),
+        (b"[", b"[0],", b"]", "list[set[int]]"),
+        (b"[", b"[" * 180 + b"]" * 180 + b",", b"]", "Any"),
+        (b"[", b'{"":0},', b"]", "Any"),
+        (b"[", b'{"a":0},', b"]", "list[Model]"),
+        (b"[", b'{"a":[]},', b"]", "list[Model]"),
+        (b"[", b'"ab",', b"]", "Any"),
+        (b"{", b'"%x":1,', b"}", "dict[str, int]"),
+        (b"{", b'"%x":"x",', b"}", "dict[str, int]"),
+        (b"{", b'"%x":1,', b"}", "Strict"),
+    ],
+)
+def test_a_small_body_takes_at_most_twelve_times_its_size_and_what_is_free(
+    opening, unit, closing, annotation
+):
+    words = [repr(opening), repr(unit), repr(closing), annotation]
+    ended = subprocess.run(
+        [sys.executable, "-c", AT_THE_LIMIT, *words], capture_output=True, text=True, check=False
+    )
+    assert ended.stderr == ""
+    _, _, taken, allowed = map(int, ended.stdout.split())
+    assert taken <= 1.2 * allowed, ended.stdout

@@ -57,8 +57,8 @@ class App(DeclaringApp):
 
     Args:
         max_body_bytes: The largest body that a request may have, in bytes.
-        max_json_elements: How many values, keys and containers a body may have that is JSON; each
-            takes some 100 bytes while it is parsed.
+        max_json_elements: How many values, keys and containers a body may have that is JSON; fewer
+            where most are small arrays and objects, which take more while they are parsed.
         send_timeout_s: How long a client may take to accept one message of an answer, in seconds.
         answer_timeout_s: How long a call with one result may take whose endpoint has no
             ``request_timeout_s``, in seconds; None for no limit. A server does not always hear of

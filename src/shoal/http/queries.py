@@ -26,12 +26,15 @@ from starlette.requests import Request
 from typing_extensions import is_typeddict
 
 from shoal.http.arrays import is_array
+from shoal.http.json_type import finite_validator
 from shoal.http.payload import Reader, fields_adapter, reader_for
 from shoal.http.problem import Problem, Refused
 from shoal.serving.query import Query, takes_query
 
 if TYPE_CHECKING:
     from inspect import Signature
+
+    from pydantic_core import SchemaValidator
 
     from shoal.http.asgi import Exchange
 
@@ -72,23 +75,24 @@ class ItemReader:
             raise Refused(self._problem(error)) from None
 
     def _checked(self, query: Query) -> Any:
+        given: Any = dict(query)
         if len(self._parameters) > 1:
-            fields: dict[str, Any] = self._fields.validate_strings(dict(query))
+            fields: dict[str, Any] = self._fields.validate_strings(given)
             return tuple(fields.get(p.name, p.default) for p in self._parameters)
         [parameter] = self._parameters
         if _is_record(parameter.annotation):
-            return self._record.validate_strings(dict(query))
+            return self._record.validate_strings(given)
         if not query and parameter.default is not Parameter.empty:
             return parameter.default
-        return self._fields.validate_strings(dict(query))[parameter.name]
+        return self._fields.validate_strings(given)[parameter.name]
 
     @cached_property
-    def _fields(self) -> TypeAdapter[Any]:
-        return fields_adapter(self._parameters)
+    def _fields(self) -> SchemaValidator:
+        return finite_validator(fields_adapter(self._parameters))
 
     @cached_property
-    def _record(self) -> TypeAdapter[Any]:
-        return TypeAdapter(self._parameters[0].annotation)
+    def _record(self) -> SchemaValidator:
+        return finite_validator(TypeAdapter(self._parameters[0].annotation))
 
     def _problem(self, error: ValidationError) -> Problem:
         errors = error.errors(include_url=False, include_input=False, include_context=False)

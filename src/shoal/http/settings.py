@@ -15,7 +15,9 @@ class HttpSettings:
 
     Attributes:
         max_body_bytes: The largest body that a request may have, in bytes.
-        max_json_elements: How many values, keys and containers a body may have that is JSON.
+        max_json_elements: How many values, keys and containers a body may have that is JSON; fewer
+            where most are containers, since it may take no more than 12 times its size, 32 bytes
+            for each of them, and 1 MiB.
         send_timeout_s: How long the client may take to accept one message of an answer, in seconds.
         answer_timeout_s: How long a call with one result may take whose endpoint has no
             ``request_timeout_s``, in seconds; None for no limit.
