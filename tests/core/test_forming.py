@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from core.line_machine import QUICK, LineMachine
 from core.line_options import FAMILIES
+
+pytestmark = pytest.mark.slow
 
 MEASURED = st.fixed_dictionaries(
     {}, optional={1: st.just(1.0), 2: st.just(1.0), 3: st.just(4.0), 4: st.sampled_from([1.5, 8.0])}

@@ -252,4 +252,4 @@ class RolloutMachine(RuleBasedStateMachine):
 RolloutMachine.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
 )
-TestAnyRollout = RolloutMachine.TestCase
+TestAnyRollout = pytest.mark.slow(RolloutMachine.TestCase)

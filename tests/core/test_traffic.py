@@ -109,6 +109,7 @@ def test_traffic_does_not_change() -> None:
 # With one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", SPLITS)
 def test_shard_keys_are_split_by_the_weights(weights: dict[str, float]) -> None:
     traffic = Traffic(weights)
@@ -146,6 +147,7 @@ def gained(before: dict[str, float], after: dict[str, float]) -> float:
     return sum(max(0.0, weight - before.get(tag, 0.0)) for tag, weight in after.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -29,25 +29,29 @@ def folder(tmp_path) -> Folder:
     return Folder(str(tmp_path))
 
 
-@pytest.mark.parametrize("arena_bytes", [0, FOUR])
-@pytest.mark.parametrize("size", [10, ARRAY, LARGE, 3 * LARGE])
-@pytest.mark.parametrize("code", [Plain, Async])
-async def test_arrays_come_back_as_they_went(arena_bytes, size, code):
+def arrays(size: int) -> list[np.ndarray]:
     rng = np.random.default_rng(1)
-    items = [
+    return [
         rng.random(size),
         rng.integers(0, 100, size, dtype="u1").reshape(2, -1),
         np.asfortranarray(rng.random((2, size))),
         rng.random(2 * size)[::2],
         np.array(["text", None], dtype=object),
     ]
+
+
+@pytest.mark.parametrize("arena_bytes", [0, FOUR])
+@pytest.mark.parametrize("code", [Plain, Async])
+async def test_arrays_come_back_as_they_went(arena_bytes, code):
     async with playing(made(code, arena_bytes=arena_bytes)) as played:
-        for _ in range(3):
-            echo = await played.run("echo", items)
-            for sent, got in zip(items, echo, strict=True):
-                assert got.dtype == sent.dtype
-                np.testing.assert_array_equal(got, sent)
-        assert await played.run("sums", items[:1]) == [items[0].sum()]
+        for size in 3 * LARGE, 10, LARGE, ARRAY:
+            items = arrays(size)
+            for _ in range(3):
+                echo = await played.run("echo", items)
+                for sent, got in zip(items, echo, strict=True):
+                    assert got.dtype == sent.dtype
+                    np.testing.assert_array_equal(got, sent)
+            assert await played.run("sums", items[:1]) == [items[0].sum()]
 
 
 async def test_results_are_the_callers_own(folder):

@@ -292,7 +292,7 @@ async def test_a_name_that_is_taken_is_refused_with_what_has_it() -> None:
         await controller.create_endpoint("first", backend="b", route="/r", methods=["get", "POST"])
         with pytest.raises(NameTaken, match="'first' already, with route='/r'"):
             await controller.create_endpoint("first", backend="b", route="/other")
-        with pytest.raises(NameTaken, match="set_traffic"):
+        with pytest.raises(NameTaken, match="set its traffic"):
             await controller.create_endpoint(
                 "first", backend="b", route="/r", methods=["POST", "GET"]
             )

@@ -21,6 +21,7 @@ UPDATES = 200
 
 
 @pytest.mark.anyio
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_updates_lose_nothing(seed: int) -> None:
     await Updates(seed).run()
