@@ -29,6 +29,7 @@ import anyio.lowlevel
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.checking import checked_options
 from shoal.batching.handlers import Handler
+from shoal.batching.held_options import with_held_functions
 from shoal.batching.over import Model, model_handler
 from shoal.batching.session import Session
 from shoal.batching.watching import Watchable
@@ -140,7 +141,7 @@ class Batcher(Watchable, Generic[C_co]):
         super().__init__(
             name or adapted_handler.name,
             adapted_handler,
-            checked_options(options, adapted_handler),
+            checked_options(_held(options, adapted_handler), adapted_handler),
             Counters(),
         )
         self._room = room
@@ -310,7 +311,7 @@ class Batcher(Watchable, Generic[C_co]):
             NotOpen: It is open in another event loop; nothing is changed.
         """
         session = self._own_session()
-        options = checked_options(changes, self._handler, self._options)
+        options = checked_options(_held(changes, self._handler), self._handler, self._options)
         self._options = options
         if session is not None:
             session.configure(options)
@@ -343,6 +344,11 @@ class Batcher(Watchable, Generic[C_co]):
         oddity = self._options.oddity()
         if oddity is not None:
             logger.warning("%s: %s", self.name, oddity)
+
+
+def _held(options: Any, handler: Handler) -> Any:
+    """Returns options whose functions raise no more than the handler may."""
+    return options if handler.told is None else with_held_functions(options)
 
 
 def _nothing() -> None:

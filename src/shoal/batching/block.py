@@ -8,10 +8,15 @@ that block, at once and without a wait: calls that race for it find it open, in 
 Which block a call belongs to: that which it was made in, by the context of its task; for a task
 that a server has started elsewhere, the last that was entered in its event loop and has not ended.
 
+A replica of served code has a block of its own, in which calls from elsewhere open nothing: what
+breaks a batcher in it ends that replica.
+
 The end is not an order of closing. Batchers call one another, also in circles, so closing one of
 them first would fail calls of handlers that are running. Instead calls from outside are refused,
 and those that running handlers make are taken, until nothing is in line and nothing runs in any of
-them; then all are closed. Each waits no longer than its own ``graceful_shutdown_timeout_s``.
+them; then all are closed. Each waits no longer than its own ``graceful_shutdown_timeout_s``. Which
+ones have work is noted as they tell: to ask all of them at each change would take the square of
+their number.
 
 A method's batcher belongs to an instance, and must not keep it: the block knows instances by weak
 references, and gives a batcher back when its instance has gone. Who makes a call keeps the instance
@@ -23,7 +28,7 @@ from __future__ import annotations
 import weakref
 from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import ContextVar, copy_context
-from functools import wraps
+from functools import partial, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
 
@@ -114,10 +119,23 @@ class Opened(NamedTuple):
 
 
 class BatcherBlock:
-    """Opens batchers when they are first called, while it is entered."""
+    """Opens batchers when they are first called, while it is entered.
 
-    def __init__(self) -> None:
+    Args:
+        told: Makes of what would end the program, and came out of a handler, what its callers are
+            told; None to let it end the program. See `Handler`.
+        is_private: Whether only calls that are made in its context open batchers in it.
+    """
+
+    def __init__(
+        self,
+        *,
+        told: Callable[[BaseException], Exception] | None = None,
+        is_private: bool = False,
+    ) -> None:
+        self.is_private = is_private
         self.is_closing = False
+        self._told = told
         self.loop = EventLoop.here()
         # An instance may go at any time, in any thread: what it had is taken out of the first then,
         # and put into the second. So the first is copied before it is gone through.
@@ -126,7 +144,9 @@ class BatcherBlock:
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
         self._closing = anyio.Event()
-        self._change = anyio.Event()
+        # Those that have work while the block is closing, and may have; set when none has.
+        self._busy: set[Batcher[Any]] = set()
+        self._at_rest = anyio.Event()
         self._before: BatcherBlock | None = None
         self._tasks: TaskGroup
 
@@ -136,6 +156,7 @@ class BatcherBlock:
         _block.set(self)
         self._context = copy_context()
         async with AsyncExitStack() as stack:
+            stack.callback(self._leave_context)
             tasks = await stack.enter_async_context(anyio.create_task_group())
             await tasks.start(self._run)
             self._exit = stack.pop_all()
@@ -152,8 +173,10 @@ class BatcherBlock:
         finally:
             _blocks.set(tuple(block for block in _blocks.get() if block is not self))
             self._opened.clear()
-            if _block.get() is self:  # not so where it is left in another context
-                _block.set(self._before)
+
+    def _leave_context(self) -> None:
+        if _block.get() is self:  # not so where it is left in another context
+            _block.set(self._before)
 
     @contextmanager
     def in_context(self) -> Generator[None]:
@@ -181,6 +204,7 @@ class BatcherBlock:
         if (there := self._opened.get(place)) is not None:
             return there  # the block is closing, so that it is found by nobody else
         handler = opening.new_handler(receiver)
+        handler.told = self._told
         is_kept = receiver is None or not _keep_weakly(
             handler, opening, receiver, self._gone(place)
         )
@@ -189,7 +213,7 @@ class BatcherBlock:
         face = opening.face_of(receiver) if is_kept else None
         opened = self._opened[place] = Opened(batcher, batcher.find(), face)
         if self.is_closing:
-            batcher.stop(self._all_at_rest, self._changed)
+            self._stop(batcher)
         else:
             opening.publish(receiver, opened)
         return opened
@@ -205,17 +229,28 @@ class BatcherBlock:
         self._stop_given_back()
         for (opening, key), opened in list(self._opened.items()):
             opening.withdraw(key, opened)
-            opened.batcher.stop(self._all_at_rest, self._changed)
+            self._stop(opened.batcher)
+        self._look_at_all()
         self._closing.set()
 
-    async def _all_at_rest(self) -> None:
-        """Waits until no batcher has anything in line or in its handler."""
-        while not all(one.batcher.is_at_rest for one in list(self._opened.values())):
-            await self._change.wait()
+    def _stop(self, batcher: Batcher[Any]) -> None:
+        batcher.stop(self._at_rest.wait, partial(self._look_at, batcher))
 
-    def _changed(self) -> None:
-        self._change.set()
-        self._change = anyio.Event()
+    def _look_at(self, batcher: Batcher[Any]) -> None:
+        """Takes note that a batcher may have come to rest, or to work."""
+        if not batcher.is_at_rest:
+            self._busy.add(batcher)
+            return
+        self._busy.discard(batcher)
+        if not self._busy and not self._at_rest.is_set():
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        # A request that has come since its batcher told is not noted.
+        batchers = [one.batcher for one in list(self._opened.values())]
+        self._busy.update([batcher for batcher in batchers if not batcher.is_at_rest])
+        if not self._busy:
+            self._at_rest.set()
 
     def _gone(
         self, place: tuple[Batched, tuple[EventLoop, int | None]]
@@ -255,9 +290,12 @@ def block_here() -> BatcherBlock | None:
                 return block
         if own in blocks and not own.is_closing:
             return own
-        for block in reversed(blocks):
+        public = [block for block in blocks if not block.is_private]
+        for block in reversed(public):
             if not block.is_closing:
                 return block
+        if own not in blocks and not public:
+            return None
         raise BatcherClosed("the block of shoal.open_batchers() is being left")
     return None
 

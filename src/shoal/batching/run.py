@@ -116,9 +116,12 @@ class Run(ABC):
         except ScopesMixedUp:
             raise
         except BaseException as error:
-            if goes_on(error, self.parking):
+            if not goes_on(error, self.parking):
+                failure = error
+            elif self.handler.told is None or not ends_the_program(error):
                 raise
-            failure = error
+            else:
+                failure = self.handler.told(error)
         if failure is None:
             return
         # Out of the block above: errors of later runs would have this one as their context.

@@ -183,8 +183,14 @@ class Session:
         """
         self._begin_counting()
         self._others_at_rest = others_at_rest
-        self.slots.on_change = on_change
+        if on_change is not None:  # else others may still wait for this one
+            self.slots.on_change = on_change
         self._stopping.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it has been told to close, or has ended."""
+        return self.state != "open" or self._stopping.is_set()
 
     @property
     def is_at_rest(self) -> bool:
@@ -329,6 +335,8 @@ class Session:
                 *self._ended_so_far(),
                 *astuple(self._counts),
             )
+        if self.slots.on_change is not None:
+            self.slots.on_change()
 
     def _begin_counting(self) -> None:
         if self._ended_before is None:

@@ -66,7 +66,7 @@ class Watchable:
     @property
     def is_open(self) -> bool:
         """Whether calls are taken, and it has not been told to close."""
-        return self._state == "open"
+        return self._session is not None and not self._session.is_stopping
 
     @property
     def is_at_rest(self) -> bool:

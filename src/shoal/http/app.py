@@ -12,7 +12,8 @@ from __future__ import annotations
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from shoal.batching.decorator import open_batchers
+from shoal.batching.block import BatcherBlock
+from shoal.batching.failures import own_copy
 from shoal.core.option_names import suggested
 from shoal.http.admin_imports import ImportRule
 from shoal.http.asgi import split_path
@@ -139,7 +140,7 @@ class App(DeclaringApp):
         self._phase = "opening"
         try:
             async with (
-                open_batchers(),
+                BatcherBlock(told=own_copy),  # a handler must not end the server
                 self._controller() as controller,
                 self.answering(controller),
             ):

@@ -199,7 +199,8 @@ class LocalReplica(Replica):
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
         with self._work.identified():
-            block = BatcherBlock()  # its batchers know this replica as theirs
+            # Its batchers know this replica as theirs.
+            block = BatcherBlock(told=self._work.told, is_private=True)
             async with block:
                 self._work.block = block
                 await self._serve(task_status)

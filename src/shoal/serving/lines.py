@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.held_options import with_held_functions
 from shoal.errors import BatcherClosed
 from shoal.serving.config_batching import unset_batch_options
 from shoal.serving.dispatching import Dispatcher, open_handler
-from shoal.serving.held import with_held_functions
 from shoal.serving.line import Line
 
 if TYPE_CHECKING:

@@ -1,8 +1,7 @@
-"""Code of the user's that runs in this process beside a backend's own, and is held to `Exception`s.
+"""The functions among a batcher's options, held to `Exception`s where a server is not to end.
 
-It sizes items, puts them into buckets, divides them, pads and forms batches, compares answers. What
-it raises fails the call, the batch or the change that it was asked about, even where it would end a
-program: here that would be the server.
+They size items, put them into buckets, divide them, pad and form batches. What they raise fails the
+call, the batch or the change that they were asked about, even where it would end a program.
 """
 
 from __future__ import annotations

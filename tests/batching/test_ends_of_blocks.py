@@ -1,0 +1,185 @@
+"""How a block of batchers that open at their first call ends, and who may open one in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import Held, line_up, outcomes, settle
+from shoal.batching.block import BatcherBlock, loops_of_context
+from shoal.batching.failures import own_copy
+
+pytestmark = pytest.mark.anyio
+
+
+async def same(xs: list[Any]) -> list[Any]:
+    return xs
+
+
+async def test_one_that_is_closed_by_hand_meanwhile_is_still_heard_of() -> None:
+    first_held, last_held = Held(), Held()
+    first, last = shoal.batch(first_held), shoal.batch(last_held)
+
+    async def end() -> None:
+        await settle()
+        tasks.start_soon(closed_by_hand.aclose)
+        first_held.gate.set()
+        await settle()
+        last_held.gate.set()
+
+    async with anyio.create_task_group() as tasks:
+        async with shoal.open_batchers():
+            callers = await line_up(tasks, first(1), last(2))
+            await settle()
+            closed_by_hand = last.batcher
+            began_at = anyio.current_time()
+            tasks.start_soon(end)
+        assert anyio.current_time() == began_at
+    assert [caller.outcome for caller in callers] == [1, 2]
+
+
+@pytest.mark.real_time
+async def test_one_whose_thread_does_not_end_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.batching.session.LAST_ANSWERS_S", 0)
+    begun, end = anyio.Event(), anyio.Event()
+    other = shoal.batch(same)
+
+    @shoal.batch(graceful_shutdown_timeout_s=0)
+    def stuck(xs: list[int]) -> list[int]:
+        anyio.from_thread.run_sync(begun.set)
+        anyio.from_thread.run(end.wait)
+        return xs
+
+    async def call() -> None:
+        with pytest.raises(shoal.BatcherClosed):
+            await stuck(1)
+        await closing.aclose()
+        end.set()
+
+    with anyio.fail_after(15):
+        async with anyio.create_task_group() as tasks, shoal.open_batchers():
+            assert await other(1) == 1
+            closing = other.batcher
+            tasks.start_soon(call)
+            await begun.wait()
+
+
+async def test_a_block_and_one_that_names_a_function_of_it_may_end_at_once() -> None:
+    batched = shoal.batch(same)
+    end = anyio.Event()
+
+    async def inside(*named: Any, task_status: Any) -> None:
+        async with shoal.open_batchers(*named):
+            assert await batched(1) == 1
+            task_status.started()
+            await end.wait()
+
+    for _ in range(10):  # trio wakes them in either order
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(inside)
+            await tasks.start(inside, batched)
+            end.set()
+        end = anyio.Event()
+        with pytest.raises(shoal.NotOpen):
+            await batched(1)
+
+
+async def test_ending_a_block_asks_each_batcher_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = 0
+    at_rest: Any = shoal.Batcher.is_at_rest
+
+    def is_at_rest(batcher: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return at_rest.fget(batcher)
+
+    monkeypatch.setattr(shoal.Batcher, "is_at_rest", property(is_at_rest))
+    held = [Held() for _ in range(100)]
+    batched = [shoal.batch(handler) for handler in held]
+
+    async def end_one_by_one() -> None:
+        for handler in held:
+            await settle()
+            handler.gate.set()
+
+    async with anyio.create_task_group() as tasks, shoal.open_batchers():
+        await line_up(tasks, *[one(1) for one in batched])
+        await settle()
+        tasks.start_soon(end_one_by_one)
+    assert asked < 20 * len(held)
+
+
+async def test_a_block_that_can_not_be_entered_leaves_nothing_behind() -> None:
+    batched = shoal.batch(same)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        async with shoal.open_batchers():
+            pytest.fail("it was entered")
+    assert loops_of_context() == []
+    with pytest.raises(shoal.NotOpen):
+        await batched(1)
+
+
+async def test_calls_from_elsewhere_open_nothing_in_a_private_block() -> None:
+    batched, other = shoal.batch(same), shoal.batch(same)
+    entered, end = anyio.Event(), anyio.Event()
+
+    async def private() -> None:
+        async with BatcherBlock(is_private=True):
+            assert await other(1) == 1
+            entered.set()
+            await end.wait()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(private)
+        await entered.wait()
+        with pytest.raises(shoal.NotOpen):
+            await batched(1)
+        async with shoal.open_batchers():
+            assert await batched(1) == 1
+            end.set()
+            await settle()
+            assert await outcomes(batched(2), other(3)) == [2, 3]
+
+
+class Panic(BaseException):
+    """Neither an `Exception` nor what ends a program."""
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, Panic])
+async def test_where_the_program_must_not_end_a_handler_fails_its_batch_alone(error: Any) -> None:
+    @shoal.batch
+    async def handler(xs: list[int]) -> list[int]:
+        if 0 in xs:
+            raise error
+        return xs
+
+    @shoal.batch
+    async def steps(xs: list[int]) -> Any:
+        yield xs
+        if 0 in xs:
+            raise error
+
+    @shoal.batch(fill="open")
+    async def open_batch(batch: shoal.OpenBatch[int, int]) -> None:
+        async for request in batch:
+            if request.item == 0:
+                raise error
+            request.finish(request.item)
+
+    async with BatcherBlock(told=own_copy):
+        for batched in (handler, open_batch):
+            with pytest.raises(shoal.HandlerFailed):
+                await batched(0)
+            assert await batched(1) == 1
+        async with steps(0) as stream:
+            assert await anext(stream) == 0
+            with pytest.raises(shoal.HandlerFailed):
+                await anext(stream)

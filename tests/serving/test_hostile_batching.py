@@ -1,0 +1,163 @@
+"""Code that forms batches of its own in a backend may raise anything there as well."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from serving.test_hostile_backends import (
+    ENDS,
+    RAISES,
+    OwnRule,
+    answered,
+    error_of,
+    served,
+    well_again,
+)
+from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied
+from shoal.testing.asgi import ask
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+class Calling:
+    """Takes one request and has it batched: the shape of Ray Serve 2.x."""
+
+    async def __call__(self, item: Any) -> Any:
+        return await self.inner(item)
+
+
+class AsyncInside(Calling):
+    @shoal.batch
+    async def inner(self, items: list[Any]) -> list[Any]:
+        return [answered(item) for item in items]
+
+
+class PlainInside(Calling):
+    @shoal.batch
+    def inner(self, items: list[Any]) -> list[Any]:
+        return [answered(item) for item in items]
+
+
+@shoal.batch
+async def shared(items: list[Any]) -> list[Any]:
+    return [answered(item) for item in items]
+
+
+async def calls_shared(item: Any) -> Any:
+    return await shared(item)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("code", [AsyncInside, PlainInside, calls_shared])
+async def test_it_ends_its_batch_or_its_replica(code: Any, how: str) -> None:
+    async with shoal.open_batchers(), served(code, "task") as (controller, handle):
+        for _ in range(2):
+            error = await error_of(handle.call(how))
+            assert type(error) is (ReplicaDied if how in ENDS else HandlerFailed)
+            await well_again(handle)
+        assert (await controller.status()).backends["b"].deaths == (2 if how in ENDS else 0)
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_function_of_one_item_fails_its_call_alone(how: str) -> None:
+    class Sized(Calling):
+        @shoal.batch(batch_size_fn=lambda item: 1 if answered(item) else 2)
+        async def inner(self, items: list[Any]) -> list[Any]:
+            return items
+
+    async with served(Sized, "task") as (_, handle):
+        assert type(await error_of(handle.call(how))) is HandlerFailed
+        assert await handle.call("well") == "well"
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_rule_of_its_own_ends_its_replica(how: str) -> None:
+    class Rule(OwnRule):
+        raises_in = "choose"
+
+    class Ruled(Calling):
+        @shoal.batch(policy=Rule)
+        async def inner(self, items: list[Any]) -> list[Any]:
+            return items
+
+    async with served(Ruled, "task") as (controller, handle):
+        assert type(await error_of(handle.call(how))) is BatcherClosed
+        await controller.restart_backend("b")
+        assert await handle.call("well") == "well"
+        assert (await controller.status()).backends["b"].deaths == 1
+
+
+@pytest.mark.parametrize("how", [*ENDS])
+async def test_a_start_that_raises_it_there_has_failed(how: str) -> None:
+    class Warm(AsyncInside):
+        async def warm_up(self) -> None:
+            await self.inner(how)
+
+    async with served(AsyncInside, "task") as (controller, handle):
+        error = await error_of(controller.create_backend("c", Warm, config={"placement": "task"}))
+        assert isinstance(error, shoal.ReplicaNotStarted)
+        assert await handle.call("well") == "well"
+
+
+@pytest.mark.parametrize("how", [*ENDS])
+async def test_what_an_application_has_mounted_may_call_it_too(how: str) -> None:
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        with pytest.raises(HandlerFailed):
+            await shared(how)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app = shoal.App()
+    app.endpoint("/e", placement="task")(calls_shared)
+    app.mount("/m", mounted)
+    async with app.lifespan():
+        assert (await ask(app, "/m/x")).status == 204
+        assert (await ask(app, "/e", "well")).json() == "well"
+
+
+SCRIPT = """
+import signal, sys, threading, time, os
+import anyio, shoal
+
+class Busy:
+    async def __call__(self, item: int) -> int:
+        return await self.inner(item)
+
+    @shoal.batch
+    async def inner(self, items: list[int]) -> list[int]:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        for _ in range(100):
+            time.sleep(0.01)
+        return items
+
+async def main():
+    async with shoal.start() as client:
+        await client.create_backend("b", Busy, config={"placement": "task"})
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        print("answered", await handle.call(1), flush=True)
+        await anyio.sleep(5)
+        print("went on", flush=True)
+
+try:
+    anyio.run(main, backend=sys.argv[1])
+except BaseException as error:
+    found = error
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    print("ended by", type(found).__name__, flush=True)
+"""
+
+
+async def test_ctrl_c_ends_the_program_while_such_a_batch_runs(anyio_backend_name: str) -> None:
+    command = [sys.executable, "-c", SCRIPT, anyio_backend_name]
+    with anyio.fail_after(15):
+        result = await anyio.run_process(command, check=False)
+    lines = result.stdout.decode().splitlines()
+    assert "went on" not in lines
+    assert lines[-1] == "ended by KeyboardInterrupt", (lines, result.stderr.decode())
