@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 import shoal
 from batching.scenes import LEFT, PENDING, Steps, read_all, settle
 from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 
@@ -341,6 +345,37 @@ async def test_a_stream_that_is_dropped_in_another_thread_frees_its_place() -> N
             with anyio.fail_after(5):
                 while not steps.closed:
                     await anyio.lowlevel.checkpoint()
+
+
+async def endless(items: list[int]) -> AsyncIterator[list[int]]:
+    while True:
+        yield items
+        await anyio.lowlevel.checkpoint()
+
+
+@pytest.mark.real_time
+@pytest.mark.filterwarnings("ignore:a stream of")
+async def test_a_stream_that_a_thread_drops_frees_its_place() -> None:
+    batcher = shoal.Batcher(endless, max_batch_size=1, slow_reader_timeout_s=None)
+
+    def read(item: int) -> int:
+        return next(call.from_thread(item).__enter__())
+
+    async with batcher as call:
+        with anyio.fail_after(5):
+            for item in range(3):
+                assert await anyio.to_thread.run_sync(read, item) == item
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.filterwarnings("ignore:a stream of")
+def test_a_stream_of_a_blocking_call_that_is_dropped_frees_its_place(backend: str) -> None:
+    batcher = shoal.Batcher(
+        endless, max_batch_size=1, slow_reader_timeout_s=None, max_queued_requests=1
+    )
+    with shoal.blocking(batcher, backend=backend) as call:
+        for item in range(3):
+            assert next(call(item).__enter__()) == item
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import anyio.lowlevel
+
 import shoal
 from shoal.errors import NoSuchName
 
@@ -120,3 +122,40 @@ def note(log):
     if log is not None:
         with Path(log).open("a") as file:
             file.write("x")
+
+
+class Dropping:
+    """Reads one result of a stream, and drops it; afterwards another one works."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    async def __call__(self, item):
+        async for step in self.handle.stream(item):
+            return step
+
+    async def entered(self, item):
+        stream = await self.handle.stream(item).__aenter__()
+        return await anext(stream)
+
+
+class PlainDropping(Dropping):
+    """Does the same in plain code."""
+
+    def __call__(self, item):
+        return next(self.handle.sync.stream(item).__enter__())
+
+    entered = __call__
+
+
+async def endless(items: list[int]):
+    """Gives each item back, without an end."""
+    while True:
+        yield list(items)
+        await anyio.lowlevel.checkpoint()
+
+
+def plain_endless(items: list[int]):
+    """Does the same in plain code."""
+    while True:
+        yield list(items)

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import socket
+import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import urlsplit
+
+import anyio
 
 from shoal.errors import ItemTooLarge, NotAllowed, ShutDown
 from shoal.serving.wire_errors import WireError, received
 from shoal.serving.wire_forms import written
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     import httpx
 
@@ -74,6 +80,8 @@ class Connection:
             self._headers["authorization"] = f"Bearer {_checked_token(token)}"
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
+        # Of streams that were dropped, and whose connections are cut already.
+        self._dropped: list[Answer] = []
         self._closed: str | None = None
 
     def close_to(self, reason: str) -> None:
@@ -88,6 +96,7 @@ class Connection:
     async def aclose(self) -> None:
         """Closes the connections. Idempotent."""
         self.close_to("this client is closed")
+        await self._close_dropped()
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -110,20 +119,35 @@ class Connection:
         patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
         return await self._ask("POST", path, body, patience_s)
 
-    async def open_stream(self, path: str, body: Any) -> httpx.Response:
-        """Asks for a call that is answered by a stream; close the response.
+    async def open_stream(self, path: str, body: Any) -> Answer:
+        """Asks for a call that is answered by a stream; close the answer.
 
         Raises:
             As `ask`.
         """
         response = await self._send("POST", path, body, _SILENCE_S, stream=True)
         if response.is_success:
-            return response
+            return Answer(response)
         try:
             await response.aread()
         finally:
             await response.aclose()
         raise self.error_of(response.status_code, _parsed(response))
+
+    def drop(self, answer: Answer) -> None:
+        """Leaves a stream that nobody refers to any more; in any thread."""
+        self._dropped.append(answer)
+        answer.cut()
+        warnings.warn(
+            f"a stream of {self.url} was not closed; "
+            "use it as: async with handle.stream(x) as stream: ...",
+            ResourceWarning,
+            stacklevel=2,
+        )
+
+    async def _close_dropped(self) -> None:
+        while self._dropped:
+            await self._dropped.pop().aclose()
 
     def error_of(self, status: int, told: Any) -> Exception:
         """Makes the error that a problem, as it was told, stands for."""
@@ -172,6 +196,7 @@ class Connection:
 
         if self._closed is not None:
             raise ShutDown(self._closed)
+        await self._close_dropped()
         if self._client is None:
             self._client = self._new_client()
         headers = {"accept": JSON_LINES} if stream else {}
@@ -209,6 +234,51 @@ class Connection:
             transport=transport,
             trust_env=False,
         )
+
+
+class Answer:
+    """The answer of a call that is answered by a stream, line by line.
+
+    Attributes:
+        lines: The lines, without the empty ones.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.lines = _lines_of(response)
+        self._response = response
+        network = response.extensions.get("network_stream")
+        self._socket: Any = None if network is None else network.get_extra_info("socket")
+
+    def cut(self) -> None:
+        """Ends the connection under the answer, by which the server knows; in any thread."""
+        with suppress(OSError):
+            if self._socket is not None:
+                with socket.socket(fileno=os.dup(self._socket.fileno())) as same:
+                    same.shutdown(socket.SHUT_RDWR)
+
+    async def aclose(self) -> None:
+        """Closes it, and its connection. Idempotent.
+
+        Cancellation: it is closed nevertheless.
+        """
+        with anyio.CancelScope(shield=True):
+            await self._response.aclose()
+            # httpx has several generators, one within the other, and closing the outermost leaves
+            # the inner ones to the garbage collector. But the connection is closed: to read on ends
+            # them all.
+            with suppress(Exception):
+                async for _ in self.lines:
+                    pass
+
+
+async def _lines_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    # Not `aiter_lines`, which also ends lines at characters that JSON has within text.
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line:  # an empty one is a sign of life
+                yield line
 
 
 def _import_httpx() -> None:

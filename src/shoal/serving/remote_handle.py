@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import suppress
+import weakref
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,11 +17,9 @@ from shoal.serving.optioned import Optioned
 from shoal.serving.wire_forms import check_keys
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    import httpx
-
-    from shoal.serving.remote_connection import Connection
+    from shoal.serving.remote_connection import Answer, Connection
     from shoal.serving.sync_client import SyncHandleFace
 
 _LEAST_S = 0.001
@@ -70,7 +68,7 @@ class RemoteHandle(Optioned):
     def stream(self, *args: Any, **kwargs: Any) -> RemoteStream:
         """Makes a call that is answered by a stream, when the stream is entered."""
 
-        async def open_() -> httpx.Response:
+        async def open_() -> Answer:
             timeout_s, deadline = await self._time()
             body = self._body(args, kwargs, timeout_s)
             try:
@@ -133,19 +131,17 @@ class RemoteStream:
     Cancellation: a wait that is cancelled ends the stream.
     """
 
-    def __init__(
-        self, connection: Connection, open_: Callable[[], Awaitable[httpx.Response]]
-    ) -> None:
+    def __init__(self, connection: Connection, open_: Callable[[], Awaitable[Answer]]) -> None:
         self._connection = connection
         self._open = open_
-        self._response: httpx.Response | None = None
-        self._lines: AsyncGenerator[bytes, None] | None = None
+        self._answer: Answer | None = None
         self._over = False
 
     async def __aenter__(self) -> Self:
-        if self._response is None and not self._over:
-            response = await self._open()
-            self._response, self._lines = response, _lines_of(response)
+        if self._answer is None and not self._over:
+            self._answer = answer = await self._open()
+            self._watch = weakref.finalize(self, self._connection.drop, answer)
+            self._watch.atexit = False
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -157,12 +153,12 @@ class RemoteStream:
     async def __anext__(self) -> Any:
         if self._over:
             raise StopAsyncIteration
-        if self._lines is None:
+        if self._answer is None:
             raise RuntimeError(
                 "enter the stream first: async with handle.stream(...) as stream: ..."
             )
         try:
-            return await self._next(self._lines)
+            return await self._next(self._answer)
         except BaseException:
             await self.aclose()
             raise
@@ -170,17 +166,16 @@ class RemoteStream:
     async def aclose(self) -> None:
         """Leaves the stream: closes its connection, by which the server knows. Idempotent."""
         self._over = True
-        response, self._response = self._response, None
-        if response is not None:
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
-                await _exhaust(self._lines)
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._watch.detach()
+            await answer.aclose()
 
-    async def _next(self, lines: AsyncGenerator[bytes, None]) -> Any:
+    async def _next(self, answer: Answer) -> Any:
         import httpx
 
         try:
-            line = await anext(lines, None)
+            line = await anext(answer.lines, None)
         except httpx.TransportError as error:
             raise self._connection.broken(error) from error
         if line is None:
@@ -193,25 +188,3 @@ class RemoteStream:
         if "error" in said:
             raise self._connection.error_of(500, said["error"])
         raise StopAsyncIteration
-
-
-async def _lines_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    # Not `aiter_lines`, which also ends lines at characters that JSON has within text.
-    rest = b""
-    async for piece in response.aiter_bytes():
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line:  # an empty one is a sign of life
-                yield line
-
-
-async def _exhaust(lines: AsyncGenerator[bytes, None] | None) -> None:
-    """Brings the generators of a closed response to their end.
-
-    httpx has several, one within the other, and closing the outermost leaves the inner ones to the
-    garbage collector. But the connection is closed: to read on ends them all.
-    """
-    if lines is not None:
-        with suppress(Exception):
-            async for _ in lines:
-                pass
