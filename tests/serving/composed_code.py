@@ -133,6 +133,7 @@ class Dropping:
     async def __call__(self, item):
         async for step in self.handle.stream(item):
             return step
+        raise AssertionError
 
     async def entered(self, item):
         stream = await self.handle.stream(item).__aenter__()
