@@ -128,13 +128,17 @@ def test_an_object_has_no_import_path():
     assert Definition("package.module:Name").import_path == "package.module:Name"
 
 
-@pytest.mark.parametrize("name", ["double", "Model", "Model.Inner"])
+doubled = functools.partial(functools.partial(double), items=[1])
+ran = functools.partial(system, "true")
+
+
+@pytest.mark.parametrize("name", ["double", "Model", "Model.Inner", "doubled"])
 def test_what_a_module_defines_is_its_own(name):
     path = f"{__name__}:{name}"
     assert Definition(OwnPath(path)).load() is imported(path)
 
 
-@pytest.mark.parametrize("name", ["popen", "system", "imported", "functools.partial"])
+@pytest.mark.parametrize("name", ["popen", "system", "imported", "functools.partial", "ran"])
 def test_what_a_module_has_imported_is_not_its_own(name):
     assert Definition(f"{__name__}:{name}").load() is imported(f"{__name__}:{name}")
     with pytest.raises(NotAllowed, match=r"is of .*, and not of "):

@@ -6,6 +6,7 @@ here, nor be there for this interpreter at all.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -181,7 +182,10 @@ def imported(path: str) -> Any:
         except AttributeError:
             raise ValueError(f"{path!r}: {module_name} has no attribute {name!r}") from None
     if isinstance(path, OwnPath):
-        origin = getattr(found, "__module__", None)
+        code = found
+        while isinstance(code, functools.partial):  # of the module's own it is its own
+            code = code.func
+        origin = getattr(code, "__module__", None)
         if not isinstance(origin, str) or _package(origin) != _package(module_name):
             raise NotAllowed(
                 f"{str(path)!r} is of {origin or 'no module'}, and not of {_package(module_name)}: "
