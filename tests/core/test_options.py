@@ -53,6 +53,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "request_timeout_s": None,
         "isolate_errors": False,
         "graceful_shutdown_timeout_s": 20.0,
+        "drop_queued_on_shutdown": False,
     }
 
 
@@ -143,7 +144,14 @@ def test_none_means_no_limit_but_for_the_time_that_closing_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["cancel_abandoned", "isolate_errors", "use_scope_deadline", "refuse_late"]
+    "name",
+    [
+        "cancel_abandoned",
+        "drop_queued_on_shutdown",
+        "isolate_errors",
+        "refuse_late",
+        "use_scope_deadline",
+    ],
 )
 @pytest.mark.parametrize("given", [1, 0, "yes", None])
 def test_a_switch_is_true_or_false(name: str, given: Any) -> None:

@@ -197,7 +197,7 @@ class Batcher(Watchable, Generic[C_co]):
         if self._session is not None:
             self._session.stop(others_at_rest, on_change)
 
-    async def aclose(self, *, drop_queued: bool = False) -> ClosingCounts:
+    async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
         """Closes: takes no more calls, runs what is in line, and waits for it to end.
 
         After ``graceful_shutdown_timeout_s`` what is still in line fails with `BatcherClosed`, and
@@ -207,7 +207,8 @@ class Batcher(Watchable, Generic[C_co]):
         here.
 
         Args:
-            drop_queued: Whether what is in line fails at once, and only what runs is answered.
+            drop_queued: Whether what is in line fails at once, and only what runs is answered; None
+                for what ``drop_queued_on_shutdown`` says.
 
         Returns:
             What became of the requests that were in the batcher when it began to close; what it did
@@ -285,13 +286,14 @@ class Batcher(Watchable, Generic[C_co]):
         """Stops waiting for company, for good: from now on a free slot takes what is there.
 
         Calls are still taken. A server does this first when it is told to end, so that requests
-        which wait out a long window do not hold it up.
+        which wait out a long window do not hold it up. Where ``drop_queued_on_shutdown`` is set,
+        what is in line now fails with `BatcherClosed`.
 
         Raises:
             NotOpen: It is open in another event loop.
         """
         if (session := self._own_session()) is not None:
-            session.stop_waiting()
+            session.drain()
 
     def configure(self, **changes: Unpack[OptionKeywords]) -> None:
         """Changes options, together, from the next batch on.

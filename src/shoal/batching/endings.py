@@ -141,6 +141,13 @@ class Endings:
         self.former.close()
         self.ring()
 
+    def drop_line(self) -> None:
+        """Fails what is in line, because the batcher is about to stop; calls are still taken."""
+        for request in self.former.in_line():
+            if self.former.leave(request, State.FAILED):
+                self.ring()
+            self.fail_one(request, BatcherClosed(f"{self.name} is closing, and drops its line"))
+
     def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:
         """Fails requests, and every later call, because the batcher has stopped."""
         self._failure = failure

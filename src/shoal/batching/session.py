@@ -3,7 +3,8 @@
 Ways to end, none of which leaves a caller waiting:
 
 *closing* (`Batcher.aclose`, or leaving the block)
-    Intake stops, and the line is run without waiting out windows, or fails at once if so asked.
+    Intake stops, and the line is run without waiting out windows, or fails at once where
+    ``drop_queued_on_shutdown`` or whoever closes says so.
     After ``graceful_shutdown_timeout_s`` what is in line fails with `BatcherClosed`, and handlers
     are cancelled. One that can't be, in a thread or under a shield, still answers its callers if it
     ends within `LAST_ANSWERS_S` more; then they fail as well, so that nobody hangs on a thread that
@@ -63,6 +64,7 @@ _AT_ONCE: Final = (
     "request_timeout_s",
     "stream_buffer",
     "graceful_shutdown_timeout_s",
+    "drop_queued_on_shutdown",
 )
 
 
@@ -104,7 +106,7 @@ class Session:
         self._stopping = anyio.Event()
         self._others_at_rest: Callable[[], Awaitable[None]] | None = None
         self._closed = anyio.Event()
-        self._drops_line = False
+        self._drop_asked: bool | None = None
         self._ended_before: tuple[int, int, int] | None = None
         self._counts = ClosingCounts(0, 0, 0)
 
@@ -125,12 +127,12 @@ class Session:
                     await self._stopping.wait()
                     self.state = "draining"
                     with anyio.move_on_after(self._options.graceful_shutdown_timeout_s):
+                        if self._drops_line:
+                            self._intake.drop_line()
                         if self._others_at_rest is not None:
                             self.stop_waiting()
                             await self._others_at_rest()
                         self._intake.close()
-                        if self._drops_line:
-                            self._fail_line()
                         await self.slots.ended.wait()
                     if not self.slots.ended.is_set():
                         self._fail_line()
@@ -146,20 +148,21 @@ class Session:
                 unsubscribe()
             self._closed.set()
 
-    async def aclose(self, *, drop_queued: bool = False) -> ClosingCounts:
+    async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
         """Stops intake, and waits until everything has ended.
 
         Args:
-            drop_queued: Whether what is in line fails at once.
+            drop_queued: Whether what is in line fails at once; None for what the options say.
 
         Returns:
             What became of the requests that were there.
 
         Cancellation: closing goes on without the caller.
         """
+        if drop_queued or self._drop_asked is None:
+            self._drop_asked = drop_queued
         if drop_queued:
             self._begin_counting()
-            self._drops_line = True
             if self.state == "draining":
                 self._fail_line()
         self.stop()
@@ -204,6 +207,12 @@ class Session:
     def flush(self) -> None:
         """Sends what is in line now without waiting for more."""
         self.slots.flush()
+
+    def drain(self) -> None:
+        """Waits out no more windows, and drops what is in line where the options say so."""
+        if self._drops_line:
+            self._intake.drop_line()
+        self.stop_waiting()
 
     def stop_waiting(self) -> None:
         """Waits out no more windows, from now on."""
@@ -267,6 +276,12 @@ class Session:
             limit,
             former.scheduling_capacity,
         )
+
+    @property
+    def _drops_line(self) -> bool:
+        if self._drop_asked is not None:
+            return self._drop_asked
+        return self._options.drop_queued_on_shutdown
 
     @property
     def scheduling_capacity(self) -> float:

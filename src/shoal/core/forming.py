@@ -214,6 +214,10 @@ class Former(Waiting):
                 if request.state is QUEUED:
                     self._gate.came_back(request)
 
+    def in_line(self) -> list[Request]:
+        """Returns all that wait, parked ones first: so none of them is let in as all leave."""
+        return [*self._parked, *self._policy.waiting()]
+
     def clear(self) -> Iterator[Request]:
         """Empties the line at its end, and yields all that waited in it, parked ones last."""
         waiting = [*self._policy.waiting(), *self._parked]

@@ -48,3 +48,4 @@ class OptionKeywords(TypedDict, total=False):
     request_timeout_s: float | None
     isolate_errors: bool
     graceful_shutdown_timeout_s: float
+    drop_queued_on_shutdown: bool

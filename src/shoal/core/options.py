@@ -81,6 +81,8 @@ class BatchOptions:
         isolate_errors: Whether a failed batch is split and run again until the items that make it
             fail stand alone.
         graceful_shutdown_timeout_s: How long closing waits for what is in line and running.
+        drop_queued_on_shutdown: Whether closing fails what is in line at once, and answers only
+            what runs.
     """
 
     max_batch_size: int = 10
@@ -117,6 +119,7 @@ class BatchOptions:
     request_timeout_s: float | None = None
     isolate_errors: bool = False
     graceful_shutdown_timeout_s: float = 20.0
+    drop_queued_on_shutdown: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen; this is its own constructor
@@ -128,7 +131,7 @@ class BatchOptions:
             value = getattr(self, name)
             if value is not None or name not in _MAY_BE_NONE:
                 put(self, name, seconds(name, value))
-        for name in ("cancel_abandoned", "isolate_errors", "use_scope_deadline", "refuse_late"):
+        for name in _SWITCHES:
             yes_or_no(name, getattr(self, name))
         for name, choice in _CHOICES.items():
             one_of(name, getattr(self, name), get_args(choice))
@@ -268,6 +271,13 @@ _SECONDS = (
 _MAY_BE_NONE = {*_SECONDS, "max_queued_requests", "max_concurrent_batches"} - {
     "graceful_shutdown_timeout_s"
 }
+_SWITCHES = (
+    "cancel_abandoned",
+    "drop_queued_on_shutdown",
+    "isolate_errors",
+    "refuse_late",
+    "use_scope_deadline",
+)
 _CHOICES = {
     "overload": Overload,
     "padding": Padding,

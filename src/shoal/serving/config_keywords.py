@@ -72,6 +72,7 @@ class BackendKeywords(TypedDict, total=False):
     request_timeout_s: float | None
     isolate_errors: bool
     graceful_shutdown_timeout_s: float
+    drop_queued_on_shutdown: bool
 
     # names that Ray Serve has, or had
     max_concurrent_queries: int | None
