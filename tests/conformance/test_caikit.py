@@ -6,6 +6,7 @@ and its ``stop()`` is leaving the block or ``aclose()``.
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -155,6 +156,38 @@ async def test_stopping_ends_those_who_run_and_those_who_wait() -> None:
         await settle()
         await batcher.aclose()
     assert [type(caller.outcome) for caller in callers] == [shoal.BatcherClosed] * 3
+
+
+async def test_stopping_may_answer_those_who_run_and_end_those_who_wait() -> None:
+    model = HeldGreeter()
+    batcher = shoal.Batcher.over(model, max_batch_size=1, drop_queued_on_shutdown=True)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        callers = await line_up(tasks, *(call(first_name=name) for name in "abc"))
+        await settle()
+        tasks.start_soon(batcher.aclose)
+        await settle()
+        ended = [type(caller.outcome) for caller in callers[1:]]
+        assert ended == [shoal.BatcherClosed] * 2
+        model.gate.set()
+    assert callers[0].outcome == "a Bit"
+
+
+async def test_a_model_that_wraps_another_says_what_it_passes_on() -> None:
+    class Wrapping:
+        def __init__(self, model: Greeter) -> None:
+            self._model = model
+
+            @functools.wraps(model.run)
+            def run(*args: Any, **kwargs: Any) -> str:
+                return model.run(*args, **kwargs)
+
+            self.run = run
+
+        async def run_batch(self, **lists: list[Any]) -> list[str]:
+            return await self._model.run_batch(**lists)
+
+    async with shoal.Batcher.over(Wrapping(Greeter())) as call:
+        assert await call(first_name="Bob", title="Mr") == "Mr Bob Bit"
 
 
 async def test_stopping_with_time_answers_them_first() -> None:

@@ -92,8 +92,7 @@ class Handler:
             )
         self.binding = binding or Binding(function, prototype, of_batch=fill != "closed")
         self.threaded = not (is_async or self._async_steps)
-        # Slots bound how many threads run at once, so the limiter has nothing left to limit.
-        self._threads = anyio.CapacityLimiter(math.inf) if self.threaded else None
+        self._threads: anyio.CapacityLimiter | None = None
 
     async def results(self, items: list[Any]) -> Any:
         """Runs a unary handler on a batch and returns what it returned.
@@ -125,6 +124,10 @@ class Handler:
             except BaseException as error:
                 return None, error
 
+        if self._threads is None:
+            # Slots bound how many threads run at once, so it has nothing left to limit. It belongs
+            # to an event loop, which may not be the one that this was made in.
+            self._threads = anyio.CapacityLimiter(math.inf)
         result, error = await anyio.to_thread.run_sync(call, limiter=self._threads)
         if error is None:
             return result

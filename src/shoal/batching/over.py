@@ -92,7 +92,8 @@ def _names(run: Callable[..., Any]) -> list[str]:
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise TypeError(
             f"{_name(run)}() must name its parameters, but takes {signature}: each becomes a list "
-            "for run_batch(), and its default fills the gaps"
+            "for run_batch(), and its default fills the gaps; a function that passes them on "
+            "says by functools.wraps(inner.run) which they are"
         )
     if not parameters:
         raise TypeError(f"{_name(run)}() takes no argument, so there is nothing to batch")
