@@ -74,6 +74,12 @@ def check_not_open(errors: list[BaseException], home: str, here: str) -> None:
     assert seen == []
 
 
+async def until(event: threading.Event) -> None:
+    sleep = trio.sleep if trio.lowlevel.in_trio_task() else asyncio.sleep
+    while not event.is_set():
+        await sleep(0.001)  # no event is of both loops
+
+
 def run_as_guest(host: Callable[[], Awaitable[Any]], guest: Callable[[], Awaitable[Any]]) -> None:
     """Runs both in this thread, by turns, until both have ended."""
 
@@ -99,11 +105,6 @@ def test_two_loops_by_turns_in_one_thread_do_not_see_each_others_batchers(
 ) -> None:
     is_open, has_called = threading.Event(), threading.Event()
     calls: dict[str, Any] = {}
-
-    async def until(event: threading.Event) -> None:
-        sleep = trio.sleep if trio.lowlevel.in_trio_task() else asyncio.sleep
-        while not event.is_set():
-            await sleep(0.001)  # no event is of both loops
 
     async def opens() -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -169,6 +170,52 @@ def test_two_loops_by_turns_in_one_thread_may_both_open_a_function(by_name: bool
     assert double._opening.table == {}
 
 
+@pytest.mark.parametrize("opener", ["host", "guest"])
+@pytest.mark.parametrize("overload", ["reject", "shed_oldest", "wait"])
+def test_nobody_suffers_for_a_call_of_another_loop_that_finds_the_line_full(
+    opener: str, overload: Any
+) -> None:
+    is_full, has_called = threading.Event(), threading.Event()
+    results: list[int] = []
+
+    async def held(items: list[int]) -> list[int]:
+        await until(has_called)
+        return await double._opening.handler.function(items)
+
+    batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload=overload)
+
+    async def call(item: int) -> None:
+        results.append(await batcher.call(item))
+
+    async def opens() -> None:
+        async with batcher, anyio.create_task_group() as tasks:
+            tasks.start_soon(call, 1)
+            while not batcher.statistics().running:
+                await anyio.lowlevel.checkpoint()
+            tasks.start_soon(call, 2)
+            while not batcher.statistics().queued:
+                await anyio.lowlevel.checkpoint()
+            is_full.set()
+            await until(has_called)
+        counts = batcher.statistics()
+        assert (counts.shed, counts.rejected, counts.parked) == (0, 0, 0)
+
+    async def calls_it() -> None:
+        await until(is_full)
+        try:
+            with pytest.raises(shoal.NotOpen):
+                await batcher.call(3)
+        finally:
+            has_called.set()
+
+    if opener == "host":
+        run_as_guest(opens, calls_it)
+    else:
+        run_as_guest(calls_it, opens)
+    assert sorted(results) == [2, 4]
+    assert sorted(seen) == [1, 2]
+
+
 def nested(function: Callable[[], Awaitable[None]]) -> None:
     """Runs an event loop inside the one that runs now."""
     outer = asyncio._get_running_loop()
@@ -193,6 +240,29 @@ def test_a_loop_inside_another_does_not_see_its_batchers(outer: str) -> None:
             assert await double(2) == 4
 
     anyio.run(main, backend=outer)
+
+
+def test_a_run_of_trio_inside_a_task_of_asyncio_is_told_so_by_what_it_waits_for() -> None:
+    async def inner() -> None:
+        kinds: list[Callable[[], Awaitable[Any]]] = [
+            lambda: double(1),
+            lambda: double.map([1, 2]),
+            lambda: anext(count(1)),
+        ]
+        for kind in kinds:
+            with pytest.raises(shoal.NotOpen, match="asyncio's loop"):
+                await kind()
+        async with count(1) as stream:
+            with pytest.raises(shoal.NotOpen, match="asyncio's loop"):
+                await anext(stream)
+
+    async def main() -> None:
+        async with shoal.open_batchers(double, count):
+            trio.run(inner)
+            assert await double(2) == 4
+        assert seen == [2]
+
+    asyncio.run(main())
 
 
 def test_a_loop_inside_another_opens_for_itself() -> None:

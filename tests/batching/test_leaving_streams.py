@@ -314,7 +314,6 @@ async def test_a_stream_that_was_never_entered_is_dropped_without_a_trace() -> N
             call("a")
             await settle()
             assert batcher.statistics().cancelled == 0
-            assert not batcher._session._intake.watches
 
 
 async def test_a_stream_that_was_read_or_left_is_watched_no_more() -> None:
@@ -328,8 +327,9 @@ async def test_a_stream_that_was_read_or_left_is_watched_no_more() -> None:
             async with call("b") as second:
                 pass
             await settle()
-            assert not batcher._session._intake.watches
+            requests = [first.request, second.request]
             del first, second
+            assert [request.cell.watch for request in requests] == [None, None]
 
 
 @pytest.mark.real_time

@@ -28,6 +28,7 @@ class StreamBuffer:
         "items",
         "parking",
         "reader",
+        "watch",
     )
 
     def __init__(self, parking: Parking, capacity: int) -> None:
@@ -38,6 +39,8 @@ class StreamBuffer:
         # Whether the reader was given anything.
         self.has_sent = False
         self.hold: Any = None
+        # What sees to a stream that is dropped; None where leaving it is sure.
+        self.watch: object = None
         # For how long, in seconds, the reader has held its batch back since it last caught up.
         self.held_s = 0.0
         self._held_since = 0.0

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from shoal.batching.event_loop import EventLoop
-from shoal.batching.stream import ResultStream
+from shoal.batching.stream import ResultStream, late_stream
 from shoal.batching.threads import LoopOfThread, ThreadStream
 from shoal.core.option_checks import seconds, whole
 from shoal.core.request import NOTHING
@@ -186,7 +186,7 @@ class StreamCall(Generic[P, R]):
             self._check(args, kwargs)
             if EventLoop.here().is_none:
                 raise
-            return ResultStream(lambda: self._find().entered(args, kwargs, self._wishes))
+            return late_stream(lambda: self._find().entered(args, kwargs, self._wishes))
         return entry.begin_stream(args, kwargs, self._wishes)
 
     def options(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.entry import raised
-from shoal.batching.stream import ResultStream
+from shoal.batching.stream import ResultStream, late_stream
 from shoal.core.terms import NO_WISHES
 
 if TYPE_CHECKING:
@@ -291,12 +291,15 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
         """Prepares one call; it is made when the stream is entered."""
+        entry = self._here.get(get_ident())
+        if entry is not None:
+            return entry.begin_stream(args, kwargs, None)
         try:
             entry, rest = self._elsewhere(args)
         except Exception:
             self._check(args, kwargs)
             self._opening.check_loop(self._receiver)
-            return ResultStream(lambda: self._entered(args, kwargs))
+            return late_stream(lambda: self._entered(args, kwargs))
         return entry.begin_stream(rest, kwargs, None)
 
     def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:

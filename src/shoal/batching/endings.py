@@ -32,13 +32,14 @@ class Endings:
         name: The batcher's name, for messages.
         former: The line, and the rule that cuts batches from it.
         ring: Wakes the slot that waits for requests; the slots set it.
+        may_block: Whether a handler has the only slot, so that calls which it makes here may wait
+            for itself; the slots set it.
         is_blocked_by: Says whether a batch's handler makes a call that waits for that handler; the
             slots set it.
         adopt: Takes in options that were changed, if no batch gathers; None where none were.
         loop: The event loop that the batcher belongs to.
         thread: Its thread.
         home: The same in words.
-        watches: What sees to streams that are dropped, for each that is being read.
         soon: See `Parking.soon`.
         find_here: Finds where a call enters of the function that this one serves, in the event loop
             that asks; None where this is the only place.
@@ -48,6 +49,7 @@ class Endings:
         self.name = name
         self.former = former
         self.ring: Callable[[], None] = _nobody_listens
+        self.may_block = False
         self.is_blocked_by: Callable[[Batch], bool] = lambda _batch: False
         self.adopt: Callable[[], None] | None = None
         self._parking = parking
@@ -57,7 +59,6 @@ class Endings:
         self.loop = EventLoop.here()
         self.thread = get_ident()
         self.home = self.loop.described()
-        self.watches: set[object] = set()
         self.find_here: Callable[[], Any] | None = None
         self.soon = parking.soon
 
@@ -68,25 +69,27 @@ class Endings:
             NotOpen: It is in another one, or in none.
             BatcherClosed: Likewise, and the batcher has been closed.
         """
-        error = self.foreigner()
-        if error is not None:
-            raise error
+        if not self.loop.is_here:
+            raise self.foreigner()
 
-    def foreigner(self) -> ShoalError | None:
-        """Makes the error of a caller in another event loop, or in none; None for one in ours."""
-        here = EventLoop.here()
-        if here == self.loop:
-            return None
-        return self._stopped() if self._closed else not_open_here(self.name, [self.home], here)
+    def foreigner(self) -> ShoalError:
+        """Makes the error of a caller in another event loop, or in none."""
+        if self._closed:
+            return self._stopped()
+        return not_open_here(self.name, [self.home], EventLoop.here())
 
     def leave_stream(self, request: Request) -> None:
         """Drops the request of a stream whose reader has left."""
         self.abandon(request)
-        self.forget(request)
+        if request.options is not None:
+            self.forget(request)
         buffer: StreamBuffer = request.cell
+        buffer.watch = None
         buffer.items.clear()
-        buffer.release()
-        buffer.wake()
+        if buffer.hold is not None:
+            buffer.release()
+        if buffer.reader is not None:
+            buffer.wake()
 
     def abandon(self, request: Request) -> None:
         """Drops a request whose caller has left; does nothing if it has come to an end already."""

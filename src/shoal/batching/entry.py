@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 from shoal.batching.group import GroupCell, PartsCell
 from shoal.batching.splitting import Splitting
-from shoal.batching.stream import ResultStream
+from shoal.batching.stream import ResultStream, late_stream
 from shoal.core.terms import NO_WISHES, Terms, Wishes
 
 if TYPE_CHECKING:
@@ -164,8 +164,8 @@ class Entry:
         try:
             options = self.options_of(item, wishes)
         except Exception as error:
-            return ResultStream(partial(_refused, error))
-        return ResultStream(partial(self._entered, item, options))
+            return late_stream(partial(_refused, error))
+        return ResultStream(self.intake, item, options)
 
     def options_of(self, item: Any, wishes: Wishes | None) -> CallOptions | None:
         """Returns the record of a call; None where it needs none.
@@ -183,10 +183,7 @@ class Entry:
     ) -> tuple[Intake, Request]:
         """Makes the request of a stream at once; raises what making it raises."""
         item = self._binding.item(args, kwargs)
-        return self._entered(item, self.options_of(item, wishes))
-
-    def _entered(self, item: Any, options: CallOptions | None) -> tuple[Intake, Request]:
-        return self.intake, self.intake.enter_stream(item, options)
+        return self.intake.enter_stream(item, self.options_of(item, wishes))
 
     def _terms_in_scope(self, item: Any, wishes: Wishes, now: float) -> CallOptions:
         return self.terms.of(item, wishes, now, anyio.current_effective_deadline())

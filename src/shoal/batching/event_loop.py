@@ -86,6 +86,11 @@ class EventLoop(NamedTuple):
         return cls(run, _asyncio._get_running_loop())
 
     @property
+    def is_here(self) -> bool:
+        """Whether it runs the caller."""
+        return EventLoop.here() == self
+
+    @property
     def is_none(self) -> bool:
         """Whether there is no event loop."""
         return self.trio_run is None and self.loop is None

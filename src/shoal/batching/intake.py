@@ -60,7 +60,6 @@ class Intake(Endings):
         self._timers = self.former.overdue.timers
         self._now = parking.now
         self._new_cell = parking.new_cell
-        self._own_task = parking.own_task
 
     async def call(self, item: Any, options: CallOptions | None) -> Any:
         """Puts one request in line and waits for its result.
@@ -77,9 +76,7 @@ class Intake(Endings):
 
         Cancellation: the request is dropped, from the line or from its batch; no other is touched.
         """
-        if self._own_task is not None and self._own_task() is None:
-            return await self._call_here(item, options)
-        if running_batch.get(None) is not None:
+        if self.may_block and running_batch.get(None) is not None:
             await self._check_not_blocked()
         former = self.former
         request = Request()
@@ -101,17 +98,18 @@ class Intake(Endings):
             try:
                 self._enter(request)
             except Exception:
+                if not self.loop.is_here:
+                    return await self._entry_here().call(item, options)
                 await anyio.lowlevel.checkpoint()  # or a caller that tries again blocks the loop
                 raise
         try:
             await cell
         except BaseException as error:
             self.abandon(request)
-            if not isinstance(error, (TypeError, RuntimeError)):  # what other loops say of a cell
+            # That is what other loops say of a cell.
+            if not isinstance(error, (TypeError, RuntimeError)) or self.loop.is_here:
                 raise
             request.error = self.foreigner()
-            if request.error is None:
-                raise
         finally:
             if (asked := request.options) is not None:
                 if asked.queue_timer is not None:
@@ -122,8 +120,8 @@ class Intake(Endings):
                         self._timers.forgotten += 1
                     asked.timer = None
         if request.error is not None:
-            if type(request.error) is NotOpen and self.foreigner() is not None:
-                return await self._call_here(item, options)
+            if type(request.error) is NotOpen and not self.loop.is_here:
+                return await self._entry_here().call(item, options)
             try:
                 raise request.error
             finally:
@@ -131,14 +129,16 @@ class Intake(Endings):
                 request.error = None
         return request.value
 
-    async def _call_here(self, item: Any, options: CallOptions | None) -> Any:
-        """Makes a call of another event loop of this thread, if the function is open there."""
-        foreign = self.foreigner()
-        if foreign is None:  # no task of the loop runs, but a callback of it does
-            raise RuntimeError(f"a call of {self.name} must be awaited by a task")
+    def _entry_here(self) -> Any:
+        """Returns where calls enter of the event loop that asks, which is another one.
+
+        Raises:
+            NotOpen: The function is not open there.
+            BatcherClosed: Nor is it here any more.
+        """
         if self.find_here is None:
-            raise foreign
-        return await self.find_here().call(item, options)
+            raise self.foreigner()
+        return self.find_here()
 
     def enter(self, item: Any, options: CallOptions | None) -> Request:
         """Puts one request in line; the caller waits on its cell, at once.
@@ -154,20 +154,26 @@ class Intake(Endings):
         self._enter(request)
         return request
 
-    def enter_stream(self, item: Any, options: CallOptions | None) -> Request:
+    def enter_stream(self, item: Any, options: CallOptions | None) -> tuple[Intake, Request]:
         """Puts the request of one stream in line; its cell is the stream's buffer.
+
+        Returns:
+            The line that it is in, which is another one in another event loop; and the request.
 
         Raises:
             Overloaded: The line is full.
             BatcherClosed: The batcher has stopped.
-            NotOpen: It is called in another event loop than the batcher's.
+            NotOpen: It is called in another event loop than the batcher's, and not open there.
         """
-        self.check_loop()
-        self.refuse_blocked()
+        if not self._parking.seems_here():
+            there: Intake = self._entry_here().intake
+            return there.enter_stream(item, options)
+        if self.may_block:
+            self.refuse_blocked()
         buffer = StreamBuffer(self._parking, self.former.options.stream_buffer)
         request = self._new_request(item, options, buffer)
         self._enter(request)
-        return request
+        return self, request
 
     def enter_group(
         self,
@@ -189,7 +195,8 @@ class Intake(Endings):
             NotOpen: It is called in another event loop than the batcher's.
         """
         self.check_loop()
-        self.refuse_blocked()
+        if self.may_block:
+            self.refuse_blocked()
         cell = new_cell(self._parking, len(items))
         former = self.former
         if options is None and former.live + len(items) <= former.free_room:
@@ -285,6 +292,10 @@ class Intake(Endings):
             Overloaded: There is no room for it.
             BatcherClosed: The batcher has stopped.
         """
+        if (
+            not self._parking.seems_here()
+        ):  # others would suffer for a caller that can't be answered
+            raise self.foreigner()
         admission = self.former.admit(request)
         if admission.refusal is not None:
             raise self._refused(admission.refusal, 1)

@@ -401,8 +401,9 @@ class Slots:
         return batch
 
     def _tell_idle(self) -> None:
-        room = self._room
-        idle = max(0, self._most - len(self.batches)) if room is None else room.free
+        room, most, busy = self._room, self._most, len(self.batches)
+        idle = max(0, most - busy) if room is None else room.free
+        self._intake.may_block = most <= 1 and busy > 0
         if self._former.reform(idle_slots=idle, open_room=self._open_room()):
             self.ring()
         if self.on_change is not None:

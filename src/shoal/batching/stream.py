@@ -15,7 +15,7 @@ import warnings
 import weakref
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Protocol, Self, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.buffer import StreamBuffer
     from shoal.batching.intake import Intake
-    from shoal.core.request import Request
+    from shoal.core.request import CallOptions, Request
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -51,6 +51,34 @@ END: Final[Literal[Mark.END]] = Mark.END
 
 SKIP: Final[Literal[Mark.SKIP]] = Mark.SKIP
 """In a slot of a step: nothing for this stream now."""
+
+
+class WayIn(Protocol):
+    """What makes the request of a stream: nearly always the `Intake`."""
+
+    def enter_stream(self, item: Any, options: CallOptions | None, /) -> tuple[Intake, Request]:
+        """Puts the request in line at once, and returns where, and the request."""
+        ...
+
+
+class LateWayIn:
+    """Makes it as is found out only when the stream is entered.
+
+    Args:
+        enter: Makes it.
+    """
+
+    def __init__(self, enter: Callable[[], tuple[Intake, Request]]) -> None:
+        self._enter = enter
+
+    def enter_stream(self, _item: Any, _options: CallOptions | None) -> tuple[Intake, Request]:
+        """See `WayIn`."""
+        return self._enter()
+
+
+def late_stream(enter: Callable[[], tuple[Intake, Request]]) -> ResultStream[Any]:
+    """Returns a stream whose request is made by a function, which may raise."""
+    return ResultStream(LateWayIn(enter), None, None)
 
 
 class ResultStream(Generic[R_co]):
@@ -86,12 +114,13 @@ class ResultStream(Generic[R_co]):
 
     __slots__ = (
         "__weakref__",
-        "_enter",
         "_entered",
         "_intake",
+        "_item",
         "_left",
+        "_options",
         "_request",
-        "_watch",
+        "_way_in",
         "keeps",
     )
 
@@ -99,10 +128,11 @@ class ResultStream(Generic[R_co]):
     """What must live as long as the stream does; unset for nothing."""
 
     _intake: Intake
-    _watch: Watch
 
-    def __init__(self, enter: Callable[[], tuple[Intake, Request]]) -> None:
-        self._enter = enter
+    def __init__(self, way_in: WayIn, item: Any, options: CallOptions | None) -> None:
+        self._way_in = way_in
+        self._item = item
+        self._options = options
         self._request: Request | None = None
         self._entered = False
         self._left = False
@@ -114,8 +144,12 @@ class ResultStream(Generic[R_co]):
 
     async def __aenter__(self) -> Self:
         self._entered = True
-        if not self._left:
-            await self._start()
+        if self._request is None and not self._left:
+            try:
+                self._begin()
+            except Exception as error:
+                await _refused(error)
+                raise
         return self
 
     async def __aexit__(
@@ -130,9 +164,15 @@ class ResultStream(Generic[R_co]):
         return self
 
     async def __anext__(self) -> R_co:
-        if self._left and self._request is None:
-            raise StopAsyncIteration
-        request = await self._start() if self._request is None else self._request
+        request = self._request
+        if request is None:
+            if self._left:
+                raise StopAsyncIteration
+            try:
+                request = self._begin()
+            except Exception as error:
+                await _refused(error)
+                raise
         buffer: StreamBuffer = request.cell
         items = buffer.items
         try:
@@ -150,8 +190,8 @@ class ResultStream(Generic[R_co]):
             if buffer.hold is not None:
                 buffer.release()
             return item
-        self._watch.end()
-        self._intake.forget(request)
+        if request.options is not None:
+            self._intake.forget(request)
         if request.error is not None:
             try:
                 raise request.error
@@ -170,7 +210,6 @@ class ResultStream(Generic[R_co]):
         """Does what `aclose` does, at once; for code that can't wait."""
         self._left = True
         if self._request is not None:
-            self._watch.end()
             self._intake.leave_stream(self._request)
 
     async def _wait(self, buffer: StreamBuffer) -> None:
@@ -181,20 +220,21 @@ class ResultStream(Generic[R_co]):
         buffer.reader = cell = buffer.parking.new_cell()
         try:
             await cell
+        except (TypeError, RuntimeError) as error:  # what other loops say of a cell
+            if self._intake.loop.is_here:
+                raise
+            raise self._intake.foreigner() from error
         finally:
             buffer.reader = None
 
-    async def _start(self) -> Request:
-        if self._request is None:
-            try:
-                self._intake, self._request = self._enter()
-            except NotOpen:
-                raise  # this may be no event loop of ours, or none at all
-            except Exception:
-                await anyio.lowlevel.checkpoint()
-                raise
-            self._watch = Watch.over(self, self._intake, self._request)
-        return self._request
+    def _begin(self) -> Request:
+        """Makes the request."""
+        self._intake, request = self._way_in.enter_stream(self._item, self._options)
+        self._request = request
+        request.cell.watch = watch = Watch(self, _dropped)
+        watch.intake = self._intake
+        watch.request = request
+        return request
 
     def __del__(self) -> None:
         request = self._request
@@ -209,42 +249,35 @@ class ResultStream(Generic[R_co]):
 
 
 class Watch(weakref.ref["ResultStream[Any]"]):
-    """Gives the place of a stream back that was dropped while it was read.
+    """Gives the place of a stream back that was dropped while it was read without ``async with``.
 
     It is no finalizer: an object can't tell in which thread, and where in the program, it is
     collected. So this only has the event loop do it, if that still runs.
 
-    Invariant: the intake has it as long as the stream is neither left nor at its end.
+    Invariant: the stream's buffer has it until the stream is left or gone. They refer to each other
+    meanwhile, so it is taken out then.
     """
 
-    __slots__ = ("_intake", "_request")
+    __slots__ = ("intake", "request")
 
-    _intake: Intake
-    _request: Request
-
-    @classmethod
-    def over(cls, stream: ResultStream[Any], intake: Intake, request: Request) -> Self:
-        """Watches over a stream from now on."""
-        watch = cls(stream, _dropped)
-        watch._intake = intake
-        watch._request = request
-        intake.watches.add(watch)
-        return watch
-
-    def end(self) -> None:
-        """Watches no more. Idempotent."""
-        self._intake.watches.discard(self)
+    intake: Intake
+    request: Request
 
     def dropped(self) -> None:
         """Notes that the stream is gone; in any thread."""
-        if self in self._intake.watches:
+        if self.request.state in _ALIVE:
             with suppress(RuntimeError):  # the event loop has ended
-                self._intake.soon(self._leave)
+                self.intake.soon(self._leave)
+        self.request.cell.watch = None
 
     def _leave(self) -> None:
-        if self in self._intake.watches:
-            self.end()
-            self._intake.leave_stream(self._request)
+        self.intake.leave_stream(self.request)
+
+
+async def _refused(error: Exception) -> None:
+    """Makes a checkpoint of a stream that could not be begun."""
+    if not isinstance(error, NotOpen):  # then this may be no event loop of ours, or none at all
+        await anyio.lowlevel.checkpoint()
 
 
 def _dropped(watch: Any) -> None:
