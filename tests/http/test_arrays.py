@@ -64,6 +64,27 @@ async def test_a_file_is_made_of_what_the_annotation_says(app):
         assert (await send(app, "/kind", npy(np.arange(3) * 1j))).status == 422
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int64])
+async def test_whole_numbers_fit_or_are_refused(dtype):
+    async def numbers(arrays: list[NDArray[dtype]]) -> list[object]:
+        return [(str(array.dtype), *map(int, array.ravel())) for array in arrays]
+
+    numbers.__annotations__["arrays"] = list[NDArray[dtype]]
+    app = shoal.App()
+    app.endpoint("/numbers")(numbers)
+    name, bounds = dtype.__name__, np.iinfo(dtype)
+    fitting = [[bounds.min, 1], [2, bounds.max]]
+    async with app.lifespan():
+        answer = await ask(app, "/numbers", fitting)
+        assert answer.json() == [name, bounds.min, 1, 2, bounds.max]
+        assert (await ask(app, "/numbers", [])).json() == [name]
+        assert (await send(app, "/numbers", npy(np.array([1, 2])))).json() == [name, 1, 2]
+        for wrong in (bounds.min - 1, bounds.max + 1, 1.5):
+            assert (await ask(app, "/numbers", [wrong])).status == 422
+        if bounds.max < 300:
+            assert (await send(app, "/numbers", npy(np.array([300])))).status == 422
+
+
 @pytest.mark.parametrize("item", [[[1], [1, 2]], "text", ["a"], {"a": 1}, None, [None], [2**70]])
 async def test_lists_that_are_no_array_of_numbers_are_refused(app, item):
     async with app.lifespan():
@@ -75,6 +96,15 @@ def huge():
     header = {"descr": "<f8", "fortran_order": False, "shape": (2**40,)}
     np.lib.format.write_array_header_1_0(file, header)
     return file.getvalue() + bytes(8)
+
+
+BROKEN_HEADERS = [
+    (b"False,", b"False#"),
+    (b"'<f8'", b"'<,8'"),
+    (b" 'fortran", b"b'fortran"),
+    (b"'<f8'", b"'\\d8'"),
+    (b"(6,)", b"(6L)"),
+]
 
 
 class Trap:
@@ -94,8 +124,9 @@ class Trap:
         pickle.dumps(Trap()),
         npy(np.array(["text"])),
         b"\x93NUMPY\x01\x00\x10\x00{'descr': 1}     ",
+        *(npy(np.arange(6.0)).replace(*change) for change in BROKEN_HEADERS),
     ],
-    ids=range(9),
+    ids=range(14),
 )
 async def test_a_file_that_lies_or_holds_objects_is_refused(app, body):
     async with app.lifespan():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import io
 import math
+import warnings
 from typing import Any, Final, get_args, get_origin
 
 NPY: Final = b"application/x-npy"
@@ -55,7 +56,12 @@ class Arrays:
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"it is of version {version} of the format; send 1.0 or 2.0")
         read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-        shape, in_columns, dtype = read(file)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # what is odd about a header is its client's fault
+                shape, in_columns, dtype = read(file)
+        except Exception:  # it is read as a Python literal, which goes wrong in many ways
+            raise ValueError("its header can't be read") from None
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body) - file.tell():
             raise ValueError("its header does not fit its data, or it holds objects")
         flat = self._np.frombuffer(body[file.tell() :], dtype=dtype)
@@ -65,10 +71,18 @@ class Arrays:
     def _checked(self, array: Any) -> Any:
         if array.dtype.kind not in _KINDS:
             raise ValueError("it is not made of numbers alone")
-        if self._dtype is None:
+        if self._dtype is None or array.dtype == self._dtype:
             return array
+        if not array.size:
+            return array.astype(self._dtype)
+        if array.dtype.kind in "iu" and self._dtype.kind in "iu":
+            # Numpy would take 300 for 44 where eight bits are wanted.
+            bounds = self._np.iinfo(self._dtype)
+            if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
+                raise ValueError(f"it has a number that does not fit into {self._dtype}")
+            return array.astype(self._dtype)
         try:
-            return array.astype(self._dtype, casting="same_kind", copy=False)
+            return array.astype(self._dtype, casting="same_kind")
         except TypeError as error:
             raise ValueError(str(error)) from None
 
