@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -14,6 +15,7 @@ import pytest
 from echo_app import EchoApp
 from live_server import HANG_S, Client, read_all, read_until, request
 
+from shoal.http.connection_limit import LimitedListener
 from shoal.http.listeners import Inherited, Listening, Tcp, Unix, bind
 from shoal.http.server import ServerConfig, serve
 
@@ -79,6 +81,38 @@ def saying(word):
 @pytest.fixture
 def path(tmp_path):
     return str(tmp_path / "shoal.sock")
+
+
+class Unlucky:
+    """A listening socket whose first client is gone in some way before it is accepted."""
+
+    def __init__(self, listening, code):
+        self._listening = listening
+        self._code = code
+
+    def accept(self):
+        code, self._code = self._code, None
+        if code is not None:
+            raise OSError(code, os.strerror(code))
+        return self._listening.accept()
+
+    def __getattr__(self, name):
+        return getattr(self._listening, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["ECONNABORTED", "EPERM", "EPROTO", "EHOSTUNREACH", "ENETDOWN", "ETIMEDOUT", "EMFILE"]
+)
+async def test_a_client_that_is_gone_before_it_is_accepted_ends_nothing(name):
+    bound = bind(Tcp("127.0.0.1", 0))
+    listener = LimitedListener(bound, 1)
+    listening = bound.socket
+    with anyio.fail_after(HANG_S):
+        listener.listen()
+        bound.socket = Unlucky(listening, getattr(errno, name))
+        async with await connect(listener.url):
+            (await listener.accept()).close()
+    listening.close()
 
 
 async def test_each_address_has_its_own_application(path):
