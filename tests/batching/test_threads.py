@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+import trio
 
 import shoal
 from batching.scenes import Held, Recorder, settle
@@ -323,6 +324,33 @@ def test_a_dropped_blocking_block_that_is_closed_in_an_event_loop_does_not_stop_
             assert call(1) == 1
         assert future.result(10) == 7
     assert waited == [True]
+
+
+def test_so_does_one_that_is_closed_between_two_tasks() -> None:
+    closed_in: list[str] = []
+
+    def use() -> Any:
+        with shoal.blocking(double):
+            yield
+
+    class Collector(trio.abc.Instrument):
+        def before_io_wait(self, timeout: float) -> None:
+            while dropped:
+                dropped.pop().close()
+                closed_in.extend(thread.name for thread in threading.enumerate())
+
+    dropped = [use()]
+    next(dropped[0])
+    trio.run(trio.sleep, 0, instruments=[Collector()])
+    assert "shoal closes a block" in closed_in
+
+
+def test_a_blocking_block_in_a_task_of_trio_is_refused() -> None:
+    async def main() -> None:
+        with pytest.raises(RuntimeError, match="async with shoal.open_batchers"):
+            shoal.blocking(double).__enter__()
+
+    trio.run(main)
 
 
 @BACKENDS

@@ -65,7 +65,7 @@ def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManage
         Leaving the block waits for the calls that other threads have under way.
 
     Raises (on entering): `TypeError` for what is not batched; `RuntimeError` for a batcher that is
-        or was open, since a batcher is opened once.
+        or was open, since a batcher is opened once, and in a task of trio.
 
     Raises (from the call): what the call would raise in an event loop; `BatcherClosed` once the
         block has been left.
@@ -204,6 +204,12 @@ class _Blocking:
         self._backend = backend
 
     def __enter__(self) -> BlockingFace:
+        if EventLoop.here().trio_run is not None:  # which lets no portal be waited for
+            raise RuntimeError(
+                "shoal.blocking() is for plain code, and trio runs here; write:\n"
+                "    async with shoal.open_batchers(f):\n"
+                "        ...  # await f(item)"
+            )
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal(self._backend))
             stack.enter_context(portal.wrap_async_context_manager(open_batchers()))
@@ -229,7 +235,7 @@ class _Blocking:
     ) -> None:
         self._dropped.detach()
         is_dropped = exc_type is not None and issubclass(exc_type, GeneratorExit)
-        if is_dropped and not EventLoop.here().is_none:
+        if is_dropped and EventLoop.is_in_thread():
             _close_elsewhere(self._stack)
         else:
             self._stack.close()

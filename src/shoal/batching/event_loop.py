@@ -85,6 +85,13 @@ class EventLoop(NamedTuple):
         run = _trio.lowlevel.current_trio_token() if _trio.lowlevel.in_trio_task() else None
         return cls(run, _asyncio._get_running_loop())
 
+    @staticmethod
+    def is_in_thread() -> bool:
+        """Says whether an event loop runs in this thread, also where none of its tasks does."""
+        if _trio is None:
+            return False
+        return _trio.lowlevel.in_trio_run() or _asyncio._get_running_loop() is not None
+
     @property
     def is_here(self) -> bool:
         """Whether it runs the caller."""
