@@ -189,10 +189,7 @@ async def test_one_item_of_isolated_errors_fails_alone(make: Callable[[], BaseEx
     assert is_named(got[1], original)
 
 
-@ANY_CLASS
-async def test_what_clean_up_raises_when_the_time_is_up_ends_the_batch_alone(
-    make: Callable[[], BaseException],
-) -> None:
+def raising_in_clean_up(make: Callable[[], BaseException]) -> Any:
     async def handler(items: list[Any]) -> list[Any]:
         if items[0] == "good":
             return items
@@ -201,7 +198,14 @@ async def test_what_clean_up_raises_when_the_time_is_up_ends_the_batch_alone(
         finally:
             raise make()
 
-    batcher = shoal.Batcher(handler, handler_timeout_s=2)
+    return handler
+
+
+@ANY_CLASS
+async def test_what_clean_up_raises_when_the_time_is_up_ends_the_batch_alone(
+    make: Callable[[], BaseException],
+) -> None:
+    batcher = shoal.Batcher(raising_in_clean_up(make), handler_timeout_s=2)
     async with batcher as call:
         assert isinstance(await outcome(call("bad")), shoal.HandlerTimeout)
         assert await call("good") == "good"
@@ -212,15 +216,7 @@ async def test_what_clean_up_raises_when_the_time_is_up_ends_the_batch_alone(
 async def test_what_clean_up_raises_when_all_have_left_ends_the_batch_alone(
     make: Callable[[], BaseException],
 ) -> None:
-    async def handler(items: list[Any]) -> list[Any]:
-        if items[0] == "good":
-            return items
-        try:
-            await anyio.sleep_forever()
-        finally:
-            raise make()
-
-    batcher = shoal.Batcher(handler)
+    batcher = shoal.Batcher(raising_in_clean_up(make))
     async with batcher as call, anyio.create_task_group() as tasks:
         (caller,) = await line_up(tasks, call("bad"))
         await settle()

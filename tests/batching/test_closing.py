@@ -310,11 +310,12 @@ async def test_callers_of_a_handler_that_never_ends_are_told_10_s_after_the_budg
     assert caller.ended_at == pytest.approx(began + 13)
 
 
-async def test_what_is_in_line_may_be_dropped_and_what_runs_is_answered() -> None:
-    async def slow(items: list[Any]) -> list[Any]:
-        await anyio.sleep(5)
-        return items
+async def slow(items: list[Any]) -> list[Any]:
+    await anyio.sleep(5)
+    return items
 
+
+async def test_what_is_in_line_may_be_dropped_and_what_runs_is_answered() -> None:
     batcher = shoal.Batcher(slow, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(1), call(2), call(3))
@@ -329,10 +330,6 @@ async def test_what_is_in_line_may_be_dropped_and_what_runs_is_answered() -> Non
 
 
 async def test_what_drains_may_be_dropped_after_all() -> None:
-    async def slow(items: list[Any]) -> list[Any]:
-        await anyio.sleep(5)
-        return items
-
     batcher = shoal.Batcher(slow, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(1), call(2), call(3))

@@ -31,6 +31,13 @@ def gone(references: list[weakref.ref[Any]]) -> bool:
     return all(reference() is None for reference in references)
 
 
+async def idle_again(held: Held) -> None:
+    held.gate.set()
+    await settle()
+    held.batches.clear()
+    held.passed.clear()
+
+
 async def echo(items: list[Any]) -> list[None]:
     return [None for _ in items]
 
@@ -156,10 +163,7 @@ async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it
                 tasks.start_soon(call_with, call, references)
             await settle()
             tasks.cancel_scope.cancel()
-        held.gate.set()
-        await settle()
-        held.batches.clear()
-        held.passed.clear()
+        await idle_again(held)
         assert gone(references)
 
 
@@ -176,10 +180,7 @@ async def test_who_was_parked_and_left_is_kept_by_nobody() -> None:
             await settle()
             assert batcher.statistics().parked == 8
             tasks.cancel_scope.cancel()
-        held.gate.set()
-        await settle()
-        held.batches.clear()
-        held.passed.clear()
+        await idle_again(held)
         assert gone(references)
 
 

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 import shoal
+from batching.batched_model import Model
 from batching.scenes import Held, line_up, outcome, outcomes, settle
 
 if TYPE_CHECKING:
@@ -37,34 +38,7 @@ async def spelled(words: list[str]) -> AsyncIterator[list[Any]]:
         yield [word[place] if place < len(word) else shoal.END for word in words]
 
 
-class Model:
-    def __init__(self, name: str = "m") -> None:
-        self.name = name
-
-    @shoal.batch(max_batch_size=4)
-    async def predict(self, xs: list[int], ys: list[int] = 1) -> list[Any]:  # type: ignore[assignment]
-        return [(self.name, x + y, len(xs)) for x, y in zip(xs, ys, strict=True)]
-
-    @shoal.batch
-    async def tokens(self, xs: list[int]) -> AsyncIterator[list[str]]:
-        for step in range(2):
-            yield [f"{self.name}{x}.{step}" for x in xs]
-
-    @shoal.batch
-    @classmethod
-    async def of_class(cls, xs: list[int]) -> list[Any]:
-        return [(cls.__name__, x) for x in xs]
-
-    @classmethod
-    @shoal.batch
-    async def of_class_outside(cls, xs: list[int]) -> list[Any]:
-        return [(cls.__name__, x) for x in xs]
-
-    @shoal.batch
-    @staticmethod
-    async def static(xs: list[int]) -> list[int]:
-        return [-x for x in xs]
-
+class Calling(Model):
     async def one(self, x: int) -> Any:
         return await self.predict(x)
 
@@ -167,7 +141,7 @@ async def test_neither_scope_nor_context_of_the_first_caller_reach_the_batcher()
 
 
 async def test_methods_open_for_each_instance() -> None:
-    a, b = Model("a"), Model("b")
+    a, b = Calling("a"), Model("b")
     async with shoal.open_batchers():
         got = await outcomes(a.predict(1), b.predict(2), a.one(3), b.predict(4), a.predict(5, 6))
         assert got == [("a", 2, 3), ("b", 3, 2), ("a", 4, 3), ("b", 5, 2), ("a", 11, 3)]

@@ -582,17 +582,32 @@ async def test_restarting_mends_what_had_raised_it(code: Any, placement: str) ->
         assert await handle.call("well") == "well"
 
 
-SCRIPT = """
-import signal, sys, threading, time, os
-import anyio, shoal
+BUSY = """
+def busy(items):
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    for _ in range(100):
+        time.sleep(0.01)
+    return items
+"""
 
+BUSY_CODE = {
+    "itself": """
 class Busy:
     async def __call__(self, items: list[int]) -> list[int]:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        for _ in range(100):
-            time.sleep(0.01)
-        return items
+        return busy(items)
+""",
+    "a batch that it forms": """
+class Busy:
+    async def __call__(self, item: int) -> int:
+        return await self.inner(item)
 
+    @shoal.batch
+    async def inner(self, items: list[int]) -> list[int]:
+        return busy(items)
+""",
+}
+
+SCRIPT = """
 async def main():
     async with shoal.start() as client:
         await client.create_backend("b", Busy, config={"placement": "task"})
@@ -613,8 +628,14 @@ except BaseException as error:
 """
 
 
-async def test_ctrl_c_ends_the_program_while_a_backend_runs(anyio_backend_name: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, anyio_backend_name]
+@pytest.mark.parametrize("where", [*BUSY_CODE])
+async def test_ctrl_c_ends_the_program_while_a_backend_runs(
+    where: str, anyio_backend_name: str
+) -> None:
+    script = "".join(
+        ["import signal, sys, threading, time, os, anyio, shoal\n", BUSY, BUSY_CODE[where], SCRIPT]
+    )
+    command = [sys.executable, "-c", script, anyio_backend_name]
     with anyio.fail_after(15):
         result = await anyio.run_process(command, check=False)
     lines = result.stdout.decode().splitlines()

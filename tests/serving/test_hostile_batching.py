@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-import anyio
 import pytest
 
 import shoal
@@ -118,46 +116,3 @@ async def test_what_an_application_has_mounted_may_call_it_too(how: str) -> None
     async with app.lifespan():
         assert (await ask(app, "/m/x")).status == 204
         assert (await ask(app, "/e", "well")).json() == "well"
-
-
-SCRIPT = """
-import signal, sys, threading, time, os
-import anyio, shoal
-
-class Busy:
-    async def __call__(self, item: int) -> int:
-        return await self.inner(item)
-
-    @shoal.batch
-    async def inner(self, items: list[int]) -> list[int]:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        for _ in range(100):
-            time.sleep(0.01)
-        return items
-
-async def main():
-    async with shoal.start() as client:
-        await client.create_backend("b", Busy, config={"placement": "task"})
-        await client.create_endpoint("e", backend="b")
-        handle = await client.get_handle("e")
-        print("answered", await handle.call(1), flush=True)
-        await anyio.sleep(5)
-        print("went on", flush=True)
-
-try:
-    anyio.run(main, backend=sys.argv[1])
-except BaseException as error:
-    found = error
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    print("ended by", type(found).__name__, flush=True)
-"""
-
-
-async def test_ctrl_c_ends_the_program_while_such_a_batch_runs(anyio_backend_name: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, anyio_backend_name]
-    with anyio.fail_after(15):
-        result = await anyio.run_process(command, check=False)
-    lines = result.stdout.decode().splitlines()
-    assert "went on" not in lines
-    assert lines[-1] == "ended by KeyboardInterrupt", (lines, result.stderr.decode())

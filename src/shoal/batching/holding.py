@@ -9,15 +9,18 @@ from shoal.batching.failures import ends_the_program, goes_on, own_copy
 from shoal.batching.parking import Parking
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
 
 @contextmanager
-def holding() -> Generator[None]:
+def holding(told: Callable[[BaseException], Exception] = own_copy) -> Generator[None]:
     """Code of the user's may run in this block, of a task's function marked with `holds_ctrl_c`.
 
+    Args:
+        told: Makes an `Exception` of what it raised that is none.
+
     Raises:
-        HandlerFailed: It raised what is no `Exception`.
+        HandlerFailed: It raised what is no `Exception`; or what `told` has made of that.
         Exception: What it raised.
 
     Cancellation: goes on.
@@ -29,4 +32,4 @@ def holding() -> Generator[None]:
     except BaseException as error:
         if not ends_the_program(error) and goes_on(error, Parking.of_this_loop()):
             raise
-        raise own_copy(error) from error
+        raise told(error) from error

@@ -24,8 +24,8 @@ _log = logging.getLogger("shoal.server")
 # it may not be.
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_S: Final = 0.1
-# With these it reports that nobody waits, or that who did is gone: Linux hands on whatever error the
-# network had for that client, or that a firewall has refused it.
+# With these it reports that nobody waits, or that who did is gone: Linux hands on whatever error
+# the network had for that client, or that a firewall has refused it.
 _NOBODY: Final = frozenset(
     {
         *(errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR, errno.ECONNABORTED, errno.ECONNRESET),

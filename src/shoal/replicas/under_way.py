@@ -9,6 +9,7 @@ import anyio
 
 from shoal.batching.failures import ends_the_program, goes_on, own_copy
 from shoal.batching.held import shown
+from shoal.batching.holding import holding
 from shoal.batching.parking import Parking
 from shoal.errors import ReplicaDied
 from shoal.replicas.current import running_replica
@@ -80,15 +81,8 @@ class UnderWay:
             HandlerFailed: It raised what is no `Exception`.
             Exception: What it raised.
         """
-        try:
-            with self.identified():
-                yield
-        except Exception:
-            raise
-        except BaseException as error:
-            if not ends_the_program(error) and goes_on(error, Parking.of_this_loop()):
-                raise
-            raise self.told(error) from error
+        with holding(self.told), self.identified():
+            yield
 
     def told(self, error: BaseException) -> Exception:
         """Makes of what the code raised what its callers are told.
