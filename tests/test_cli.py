@@ -387,8 +387,8 @@ def test_ctrl_c_ends_measuring_without_a_traceback(directory, loop):
         ("served:absent", "served has no attribute 'absent'"),
         ("served:app.absent", "served has no attribute 'app.absent'"),
         ("served:number", "served:number is not an ASGI application: int objects can't be called"),
-        ("served:Application", "it is the class Application; an instance of it is wanted"),
-        ("served:wsgi", "it does not take (scope, receive, send)"),
+        ("served:Application", "it is the class Application; an instance of it is wanted. A mod"),
+        ("served:wsgi", "it does not take (scope, receive, send). A function is served by an app"),
     ],
 )
 def test_a_wrong_application_is_told_in_one_line(directory, application, line):
@@ -429,10 +429,8 @@ def test_an_address_in_use_is_told_in_one_line(directory):
 
 
 def test_no_command_shows_how_to_give_one(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == 2
-    assert "COMMAND" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "shoal serve my_module:app" in capsys.readouterr().err
 
 
 # Failures of the application's: its traceback, then one line.
@@ -521,6 +519,37 @@ def test_a_misspelt_word_of_a_command_is_answered_with_the_nearest(words, meant,
     with pytest.raises(SystemExit):
         main(words)
     assert capsys.readouterr().err.endswith(f"; did you mean {meant!r}?\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["--verison"], "unrecognized arguments: --verison; did you mean '--version'?"),
+        (["--port=3", "serve"], "unrecognized arguments: --port=3; write options behind the com"),
+        (["backends", "--url", "x", "list"], "unrecognized arguments: --url; write options behi"),
+    ],
+)
+def test_an_option_before_the_command_is_named(words, answer, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert f"error: {answer}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (["backends", "create"], "TAG, MODULE:NAME"),
+        (["backends", "create", "small"], "MODULE:NAME"),
+        (["backends", "update", "small"], "KEY=VALUE"),
+        (["call"], "ENDPOINT"),
+    ],
+)
+def test_only_what_is_missing_is_asked_for(words, wanted, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"arguments are required: {wanted}\n")
 
 
 def test_a_word_like_no_other_is_answered_without_a_guess(capsys):

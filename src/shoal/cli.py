@@ -68,16 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 if all went well; 1 when it did not, or no plan meets its target; 2 for a
-        mistake in the command.
+        mistake in the command; 128 and the number of the signal that ended it.
     """
     given = sys.argv[1:] if argv is None else list(argv)
-    arguments = _parser().parse_args(given)
+    parser = _parser()
+    if not given:
+        parser.print_help(sys.stderr)
+        return 2
+    arguments = parser.parse_args(given)
     arguments.argv = given
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return run(arguments)
     except Mistake as mistake:
-        say(f"shoal: {mistake}")
+        if str(mistake):
+            say(f"shoal: {mistake}")
         return mistake.exit_code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

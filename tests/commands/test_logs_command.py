@@ -51,6 +51,12 @@ def test_the_lines_about_a_backend_or_a_replica_are_shown(tag, lines, place, cap
     assert shown(capsys, tag) == [LOG.splitlines()[line] for line in lines]
 
 
+def test_that_no_line_is_about_a_backend_is_said(place, capsys):
+    place.log.write_text(LOG)
+    assert main(["logs", "other"]) == 0
+    assert capsys.readouterr().err == "no line of the log is about 'other' so far\n"
+
+
 def test_a_line_without_an_end_is_shown_as_well(place, capsys):
     place.log.write_bytes(b"whole\nhalf \xff")
     assert shown(capsys) == ["whole", "half \ufffd"]

@@ -348,7 +348,10 @@ def test_a_server_that_is_not_there_is_told_with_how_to_start_one(
 
 def test_a_url_that_is_none_is_a_mistake(capsys):
     assert main(["status", "--url", "somewhere"]) == 2
-    assert "is no URL of a server" in capsys.readouterr().err
+    assert capsys.readouterr().err == (
+        "shoal: 'somewhere' is no URL of a server; write http://127.0.0.1:8000 or "
+        "unix:/run/shoal.sock\n"
+    )
 
 
 def test_a_server_without_the_admin_api_is_told(capsys):

@@ -347,3 +347,9 @@ async def test_a_lifespan_that_is_open_already_is_not_run():
         assert (await talk(live.urls[0])).endswith(b"hello")
     assert app.lifespan_events == []
     assert (live.drained.started, live.drained.failure) == (True, None)
+
+
+async def test_a_directory_that_is_not_there_is_told_with_the_socket(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        bind(Unix(str(tmp_path / "absent" / "a.sock")))
+    assert caught.value.filename == str(tmp_path / "absent" / "a.sock")

@@ -34,7 +34,10 @@ class CommandParser(ArgumentParser):
         self, args: Any = None, namespace: Any = None
     ) -> tuple[Namespace, list[str]]:
         """See `ArgumentParser`."""
-        if self._is_within or self._subparsers is not None:
+        if self._subparsers is not None:
+            self._check_first(args)
+            return super().parse_known_args(args, namespace)
+        if self._is_within:
             return super().parse_known_args(args, namespace)
         self._is_within = True  # the method below calls this one
         try:
@@ -45,6 +48,14 @@ class CommandParser(ArgumentParser):
             # Said here, by the parser that knows the command's options, rather than by the first.
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
         return found, unknown
+
+    def _check_first(self, args: Any) -> None:
+        # Else it is told that a command is missing, or that the option's value is none.
+        first = str(args[0]).partition("=")[0] if args else ""
+        known = [name for action in self._actions for name in action.option_strings]
+        if first.startswith("-") and first not in known:
+            hint = _did_you_mean(first, known) or "; write options behind the command"
+            self.error(f"unrecognized arguments: {args[0]}{hint}")
 
     @override
     def _check_value(self, action: Action, value: Any) -> None:

@@ -38,7 +38,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
     parser.add_argument(
-        "items", nargs="*", metavar="JSON", help="an argument of the call; - for what is on stdin"
+        "items",
+        nargs="*",
+        default=[],  # or they would count as required
+        metavar="JSON",
+        help="an argument of the call; - for what is on stdin",
     )
     parser.add_argument(
         "--kwarg",
@@ -100,7 +104,7 @@ def _telling(
     async def checked(client: RemoteClient) -> None:
         try:
             await call(client)
-        except (ShoalError, ConnectionError):
+        except (ShoalError, ConnectionError, Mistake):
             raise
         except Exception as error:
             raise Mistake(f"{type(error).__name__}: {in_one_line(error)}", 1) from error

@@ -66,21 +66,17 @@ def ask(
         raise Mistake(in_one_line(error), 1) from None
     try:
         return anyio.run(_asked, client, verb, waits_for, backend="trio")
+    except Mistake:
+        raise
     except ConnectionError as error:
         if _is_unreachable(error):
             raise _not_there(arguments, url) from None
         raise Mistake(in_one_line(error), 1) from None
     except (TypeError, ValueError) as error:
-        raise Mistake(in_one_line(error), _exit_code(error)) from None
+        # 2 where the command can't be right, 1 where the server's state is against it.
+        raise Mistake(in_one_line(error), 1 if isinstance(error, ShoalError) else 2) from None
     except Exception as error:  # the user's code may raise whatever it likes
         raise Mistake(in_one_line(error), 1) from None
-
-
-def _exit_code(error: TypeError | ValueError) -> int:
-    """Returns 2 where the command can't be right, 1 where the server's state is against it."""
-    if isinstance(error, Mistake):
-        return error.exit_code
-    return 1 if isinstance(error, ShoalError) else 2
 
 
 async def _asked(

@@ -10,11 +10,11 @@ import os
 import re
 import time
 from collections import deque
-from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Final
 
 from shoal.commands.arguments import add_name_argument, count, describe
 from shoal.commands.places import Place
+from shoal.commands.saying import say
 from shoal.planning.arguments import print_out
 from shoal.planning.mistake import Mistake
 
@@ -68,19 +68,21 @@ def _run(arguments: Namespace) -> int:
         log = place.log.open("rb")
     except FileNotFoundError:
         raise Mistake(_no_log(place), 1) from None
-    with log, suppress(BrokenPipeError):
+    with log:
         last: deque[str] = deque(maxlen=arguments.lines)
         rest = _read(log, b"", is_wanted, last.append)
         for line in last:
             print_out(line)
+        if not last and arguments.tag is not None:
+            say(f"no line of the log is about {arguments.tag!r} so far")
         while arguments.follow:
             is_running = place.holder() is not None  # before the reading, or its end could be lost
-            rest = _read(log, rest, is_wanted, _show)
+            rest = _read(log, rest, is_wanted, print_out)
             if not is_running:
                 break
             time.sleep(_LOOK_S)
         if rest and is_wanted(text := rest.decode(errors="replace")):
-            _show(text)
+            print_out(text)
     return 0
 
 
@@ -107,10 +109,6 @@ def _about(tag: str | None) -> Callable[[str], bool]:
     of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"
     form = re.compile(rf" [A-Z]+ shoal[\w.]*: {re.escape(tag)}{of_backend}: ")
     return lambda line: form.search(line) is not None
-
-
-def _show(line: str) -> None:
-    print(line, flush=True)  # noqa: T201 - at once, so that it can be followed through a pipe
 
 
 def _no_log(place: Place) -> str:

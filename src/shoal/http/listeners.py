@@ -197,7 +197,10 @@ def _lock(path: str) -> int:
         OSError: Another process holds it.
     """
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:  # of the socket, which is what the user knows of
+            raise OSError(error.errno, error.strerror, path.removesuffix(".lock")) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The one who had it may have removed the file while it was being opened here.

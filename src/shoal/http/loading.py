@@ -55,13 +55,19 @@ def load_application(spec: str) -> ASGIApp:
 
 def _flaw(app: object) -> str | None:
     if inspect.isclass(app):
-        return f"it is the class {app.__qualname__}; an instance of it is wanted"
+        return (
+            f"it is the class {app.__qualname__}; an instance of it is wanted. A model is served "
+            "by an application: app = shoal.App(), and app.endpoint(...) on the class"
+        )
     if not callable(app):
         return f"{type(app).__qualname__} objects can't be called"
     try:
         inspect.signature(app).bind(None, None, None)
     except TypeError:
-        return "it does not take (scope, receive, send)"
+        return (
+            "it does not take (scope, receive, send). A function is served by an application: "
+            "app = shoal.App(), and app.endpoint(...) on the function"
+        )
     except ValueError:
         pass  # a callable that does not tell its signature: the server will find out
     return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import sys
 from argparse import ArgumentTypeError
 from pathlib import Path
@@ -34,8 +36,20 @@ def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
 
 
 def print_out(text: str) -> None:
-    """Prints a result."""
-    sys.stdout.write(f"{text}\n")
+    """Prints a result.
+
+    Raises:
+        Mistake: It can't be written; with no message, as to a reader that has seen enough.
+    """
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # The interpreter would try again at its end, and tell of it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise Mistake("", 128 + signal.SIGPIPE) from None
+        raise Mistake(f"can't write the result: {error.strerror}", 1) from None
 
 
 def save_plot(draw: Callable[[Path], None], path: Path) -> None:

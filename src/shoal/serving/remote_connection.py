@@ -293,7 +293,7 @@ def _import_httpx() -> None:
 
 def _split(url: str) -> tuple[str, str | None]:
     """Returns the base of the requests' URLs, and the path of the UNIX socket if it is one."""
-    right = 'write connect("http://127.0.0.1:8000") or connect("unix:/run/shoal.sock")'
+    right = "write http://127.0.0.1:8000 or unix:/run/shoal.sock"
     if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
         raise TypeError(f"a server's URL is text, not {url!r}; {right}")
     if url.startswith("unix:"):

@@ -1,0 +1,44 @@
+"""What a command prints, where it can't be written, or nobody reads it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.real_time
+
+HANG_S = 20
+SIMULATE = ["simulate", "--rate", "100", "--run-time", "0.002+0.0001n", "--duration", "1"]
+
+
+def run(words, output):
+    """Runs a command; gives its exit code, and what it said beside."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "shoal", *words],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    return ended.returncode, ended.stderr
+
+
+@pytest.mark.parametrize(("words", "ends"), [(SIMULATE, 141), (["--help"], 0)])
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(words, ends):
+    readable, writable = os.pipe()
+    os.close(readable)
+    try:
+        code, said = run(words, writable)
+    finally:
+        os.close(writable)
+    assert (code, said) == (ends, "")
+
+
+def test_output_that_can_not_be_written_is_told_in_one_line():
+    with open("/dev/full", "w") as full:
+        code, said = run(SIMULATE, full)
+    assert (code, said) == (1, "shoal: can't write the result: No space left on device\n")
