@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         SlowReader,
         StateRefused,
         Unfinished,
+        WouldDeadlock,
         WrongBatchSize,
         WrongResultType,
     )
@@ -145,6 +146,7 @@ __all__ = [
     "UnaryCall",
     "Unfinished",
     "Wait",
+    "WouldDeadlock",
     "WrongBatchSize",
     "WrongResultType",
     "__version__",
@@ -233,6 +235,7 @@ _WHERE: Final = {
     "UnaryCall": "shoal.batching.calls",
     "Unfinished": "shoal.errors",
     "Wait": "shoal.core.policies.base",
+    "WouldDeadlock": "shoal.errors",
     "WrongBatchSize": "shoal.errors",
     "WrongResultType": "shoal.errors",
     "accept_batch": "shoal.replicas.accepting",

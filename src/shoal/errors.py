@@ -42,6 +42,10 @@ class NotOpen(ShoalError, RuntimeError):
     """A batched function was called while no batcher for it was open in this event loop."""
 
 
+class WouldDeadlock(ShoalError, RuntimeError):
+    """A handler called its own batcher and would wait for itself: its batch has the only slot."""
+
+
 class DeadlineExceeded(ShoalError, TimeoutError):
     """The request was not answered by its deadline, or waited in line for longer than it may."""
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 import shoal
-from batching.scenes import outcome, settle
+from batching.scenes import line_up, outcome, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 pytestmark = pytest.mark.anyio
 
-REFUSED = pytest.raises(RuntimeError, match="max_concurrent_batches=2")
+REFUSED = pytest.raises(shoal.WouldDeadlock, match="max_concurrent_batches=2")
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -133,3 +134,115 @@ async def test_another_batcher_may_be_called() -> None:
     batcher = shoal.Batcher(inner)
     async with batcher, shoal.Batcher(outer) as call:
         assert await call(1) == -1
+
+
+async def by_gather(call: Any) -> None:
+    await asyncio.gather(call(0), call(0))
+
+
+async def by_gather_of_tasks(call: Any) -> None:
+    await asyncio.gather(asyncio.create_task(call(0)), asyncio.sleep(0))
+
+
+async def by_gather_of_gathers(call: Any) -> None:
+    await asyncio.gather(asyncio.sleep(0), asyncio.gather(by_gather(call), asyncio.sleep(0)))
+
+
+async def by_a_task_group(call: Any) -> None:
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(call(0))
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+async def by_a_task(call: Any) -> None:
+    await asyncio.create_task(call(0))
+
+
+async def by_a_shielded_task(call: Any) -> None:
+    await asyncio.shield(call(0))
+
+
+async def by_map_in_a_task(call: Any) -> None:
+    await asyncio.gather(call.map([0, 0]))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        by_gather,
+        by_gather_of_tasks,
+        by_gather_of_gathers,
+        by_a_task_group,
+        by_a_task,
+        by_a_shielded_task,
+        by_map_in_a_task,
+    ],
+)
+def test_so_is_what_a_handler_of_asyncio_gathers(ask: Any) -> None:
+    async def handler(items: list[int]) -> list[int]:
+        if items[0] > 0:
+            await ask(batcher.call)
+        return items
+
+    async def main() -> None:
+        async with batcher as call:
+            with REFUSED:
+                await asyncio.wait_for(call(1), 5)
+            assert await call(0) == 0
+
+    batcher = shoal.Batcher(handler)
+    asyncio.run(main())
+
+
+def test_a_task_that_nobody_waits_for_may_call() -> None:
+    tasks: list[asyncio.Task[int]] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        if items[0] > 0:
+            tasks.append(asyncio.create_task(batcher.call(0)))
+            tasks.append(asyncio.ensure_future(gathered()))
+            await asyncio.sleep(0.01)
+        return items
+
+    async def gathered() -> int:
+        return sum(await asyncio.gather(batcher.call(0), batcher.call(0)))
+
+    async def main() -> None:
+        async with batcher as call:
+            assert await call(1) == 1
+            assert await asyncio.gather(*tasks) == [0, 0]
+
+    batcher = shoal.Batcher(handler)
+    asyncio.run(main())
+
+
+async def test_so_is_a_task_of_a_handler_that_runs_again_for_a_part_of_its_batch() -> None:
+    async def handler(items: list[int]) -> list[int]:
+        if len(items) > 1:
+            raise ValueError
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(batcher.call, 0)
+        return items
+
+    batcher = shoal.Batcher(handler, max_batch_size=2, isolate_errors=True)
+    with anyio.fail_after(5):
+        async with batcher as call, anyio.create_task_group() as tasks:
+            callers = await line_up(tasks, call(1), call(2))
+            await settle()
+            assert all(is_refusal(caller.outcome) for caller in callers)
+
+
+@pytest.mark.real_time
+async def test_so_is_a_thread_that_runs_again_for_a_part_of_its_batch() -> None:
+    def handler(items: list[int]) -> list[int]:
+        if len(items) > 1:
+            raise ValueError
+        return [batcher.call.from_thread(0)]
+
+    batcher = shoal.Batcher(handler, max_batch_size=2, isolate_errors=True)
+    with anyio.fail_after(5):
+        async with batcher as call:
+            results = await call.map([1, 2], return_exceptions=True)
+    assert [type(result) for result in results] == [shoal.WouldDeadlock] * 2

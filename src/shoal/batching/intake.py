@@ -24,7 +24,7 @@ from shoal.batching.endings import Endings
 from shoal.core.forming import Former
 from shoal.core.request import SHARED, Request, State
 from shoal.core.terms import Terms
-from shoal.errors import DeadlineExceeded, NotOpen, Overloaded, ShoalError
+from shoal.errors import DeadlineExceeded, NotOpen, Overloaded, ShoalError, WouldDeadlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,6 +72,7 @@ class Intake(Endings):
             DeadlineExceeded: The call's time was up.
             BatcherClosed: The batcher stopped before it could answer.
             NotOpen: It is awaited in another event loop than the batcher's.
+            WouldDeadlock: The handler that makes it would wait for itself.
             Exception: What the handler raised, or put into this request's slot.
 
         Cancellation: the request is dropped, from the line or from its batch; no other is touched.
@@ -164,6 +165,7 @@ class Intake(Endings):
             Overloaded: The line is full.
             BatcherClosed: The batcher has stopped.
             NotOpen: It is called in another event loop than the batcher's, and not open there.
+            WouldDeadlock: The handler that makes it would wait for itself.
         """
         if not self._parking.seems_here():
             there: Intake = self._entry_here().intake
@@ -193,6 +195,7 @@ class Intake(Endings):
             DeadlineExceeded: Their time is up before it has begun.
             BatcherClosed: The batcher has stopped.
             NotOpen: It is called in another event loop than the batcher's.
+            WouldDeadlock: The handler that makes it would wait for itself.
         """
         self.check_loop()
         if self.may_block:
@@ -333,7 +336,7 @@ class Intake(Endings):
         """Refuses a call that would wait for the handler that makes it, at a checkpoint."""
         try:
             self.refuse_blocked()
-        except RuntimeError:
+        except WouldDeadlock:
             await anyio.lowlevel.checkpoint()
             raise
 
@@ -341,11 +344,11 @@ class Intake(Endings):
         """Refuses a call that would wait for the handler that makes it.
 
         Raises:
-            RuntimeError: The call is one.
+            WouldDeadlock: The call is one.
         """
         batch = running_batch.get(None)
         if batch is not None and self.is_blocked_by(batch):
-            raise RuntimeError(
+            raise WouldDeadlock(
                 f"the handler of {self.name} calls its own batcher, and waits for a slot while its "
                 "batch has the only one: it would wait for ever; give it more slots, "
                 "max_concurrent_batches=2, or call the plain function that does the work"

@@ -34,7 +34,7 @@ from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
 from shoal.batching.event_loop import are_loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator
 
     from shoal.core.request import Request
 
@@ -104,6 +104,14 @@ class Parking(ABC):
         """Says whether this event loop runs the caller, or a task of it what runs the caller.
 
         It is no exact answer, and costs a fifth of `EventLoop.is_here`.
+        """
+
+    @abstractmethod
+    def is_waited_for_by(self, coroutines: Collection[object]) -> bool:
+        """Says whether a task with one of these coroutines surely waits for the calling task.
+
+        So it does for itself, and for a task that is in a nursery of its own; on asyncio, which has
+        tasks outside of nurseries, also for one that it awaits or gathers now.
         """
 
     @abstractmethod
@@ -195,6 +203,12 @@ class TrioParking(Parking):
             and trio.lowlevel.in_trio_task()
         )
 
+    def is_waited_for_by(self, coroutines: Collection[object]) -> bool:
+        task: trio.lowlevel.Task | None = current_task()
+        while task is not None and task.coro not in coroutines:
+            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        return task is not None
+
     def is_in_task(self) -> bool:
         return trio.lowlevel.in_trio_task()
 
@@ -255,6 +269,21 @@ class AsyncioParking(Parking):
         # In a turn of a guest no task runs. To ask for one of trio's where there is none is dear.
         return asyncio.current_task(self._loop) is not None or not trio.lowlevel.in_trio_task()
 
+    def is_waited_for_by(self, coroutines: Collection[object]) -> bool:
+        parents = {info.id: info.parent_id for info in anyio.get_running_tasks()}
+        tasks = {id(task): task for task in asyncio.all_tasks(self._loop)}
+        seen: set[Any] = set()
+        to_see: list[Any] = [asyncio.current_task(self._loop)]
+        while to_see:
+            task = to_see.pop()
+            if task is None or task in seen:
+                continue
+            if task.get_coro() in coroutines:
+                return True
+            seen.add(task)
+            to_see += [tasks.get(parents.get(id(task)) or 0), *_awaiting(task)]
+        return False
+
     def is_in_task(self) -> bool:
         try:
             return asyncio.current_task() is not None
@@ -282,3 +311,23 @@ class AsyncioParking(Parking):
 
     async def one_pass(self) -> None:
         await anyio.lowlevel.checkpoint()
+
+
+def _awaiting(future: Any) -> Iterator[Any]:
+    """Yields the tasks of asyncio that wait for a future, or gather it with others.
+
+    Nothing public tells of them before Python 3.14, so it is told by what the future calls when it
+    is done. Where a loop keeps that elsewhere, it seems that nobody waits.
+    """
+    for callback, *_ in getattr(future, "_callbacks", None) or ():
+        owner = getattr(callback, "__self__", None)
+        if isinstance(owner, asyncio.Task):
+            yield owner
+        elif isinstance(owner, asyncio.TaskGroup):
+            yield getattr(owner, "_parent_task", None)
+        elif getattr(callback, "__module__", "") == "asyncio.tasks":  # of gather(), or of shield()
+            for name, cell in zip(
+                callback.__code__.co_freevars, callback.__closure__ or (), strict=True
+            ):
+                if name == "outer":
+                    yield from _awaiting(cell.cell_contents)

@@ -40,7 +40,6 @@ from shoal.core.request import Request, State
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from anyio import TaskInfo
     from anyio.abc import TaskGroup
 
     from shoal.batching.intake import Intake
@@ -156,27 +155,18 @@ class Slots:
     def is_blocked_by(self, batch: Batch) -> bool:
         """Says whether a call that a batch's handler makes here, and waits for, can't be answered.
 
-        That is certain where its batch has the only slot, and its task or thread makes the call, or
-        a task in a nursery of its own. Any other task that it has started may outlive it.
+        That is certain where its batch has the only slot, and its thread makes the call, or its
+        task, or one that this waits for. Any other task that it has started may outlive it.
         """
         if self._most > 1 or self.run.handler.fill != "closed":
             return False
         if calls_from_thread.get():
-            return self.run.handler.threaded and batch in self.batches
-        task = anyio.get_current_task()
-        if task.coro in self.coroutines:
-            return True
-        return batch in self.batches and self._is_waited_for(task)
+            return self.run.handler.threaded and self._is_running(batch)
+        return self._parking.is_waited_for_by(self.coroutines)
 
-    def _is_waited_for(self, task: TaskInfo) -> bool:
-        """Says whether a handler can't end before a task, which is in a nursery of its own."""
-        if task.parent_id is None:
-            return False
-        tasks = {each.id: each for each in anyio.get_running_tasks()}
-        parent = tasks.get(task.parent_id)
-        while parent is not None and parent.coro not in self.coroutines:
-            parent = None if parent.parent_id is None else tasks.get(parent.parent_id)
-        return parent is not None
+    def _is_running(self, batch: Batch) -> bool:
+        """Says whether a batch, or one of which it is a part, is in the handler."""
+        return batch in self.batches or any(r.batch in self.batches for r in batch.members)
 
     def running(self) -> Iterator[Request]:
         """Yields the requests that are in a handler."""

@@ -31,6 +31,7 @@ from shoal.errors import (
     SlowReader,
     StateRefused,
     Unfinished,
+    WouldDeadlock,
     WrongBatchSize,
     WrongResultType,
 )
@@ -60,6 +61,7 @@ KINDS: Final[Mapping[str, type[Exception]]] = {
     "type-error": TypeError,
     "unfinished": Unfinished,
     "value-error": ValueError,
+    "would-deadlock": WouldDeadlock,
     "wrong-batch-size": WrongBatchSize,
     "wrong-result-type": WrongResultType,
 }
