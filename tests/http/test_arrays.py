@@ -91,6 +91,17 @@ async def test_lists_that_are_no_array_of_numbers_are_refused(app, item):
         assert (await ask(app, "/double", item)).status == 422
 
 
+async def test_a_body_of_another_kind_or_none_is_told_what_is_taken(app):
+    async with app.lifespan():
+        other = await ask(app, "/double", body=npy([1]), headers=[("content-type", "text/plain")])
+        none = await ask(app, "/double", method="GET")
+    assert (other.status, none.status) == (415, 400)
+    assert other.json()["detail"] == (
+        "This endpoint takes nested lists in application/json, or a .npy file in application/x-npy."
+    )
+    assert none.json()["detail"] == "The request has no body, and the item is in its body."
+
+
 def huge():
     file = io.BytesIO()
     header = {"descr": "<f8", "fortran_order": False, "shape": (2**40,)}

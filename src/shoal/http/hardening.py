@@ -36,7 +36,12 @@ if TYPE_CHECKING:
     from hypercorn.typing import AppWrapper, ConnectionState, TaskGroup, WorkerContext
 
 _BYTES_PER_DEADLINE: Final = 2**18
-_REASONS: Final = {int(status): status.phrase.encode("ascii") for status in HTTPStatus}
+# Those of RFC 9110, which Python has from 3.13 on.
+_REASONS: Final = {
+    **{int(status): status.phrase.encode("ascii") for status in HTTPStatus},
+    413: b"Content Too Large",
+    422: b"Unprocessable Content",
+}
 
 
 def time_to_send_s(size: int, send_timeout_s: float) -> float:

@@ -54,9 +54,13 @@ class JsonType:
 
     Args:
         adapter: The type, as pydantic knows it.
+        takes: Which bodies are taken, for who sends another.
     """
 
-    def __init__(self, adapter: TypeAdapter[Any]) -> None:
+    def __init__(
+        self, adapter: TypeAdapter[Any], takes: str = "JSON; send Content-Type: application/json"
+    ) -> None:
+        self._takes = takes
         self._schema: Any = adapter.core_schema
         self._validator = finite_validator(adapter)
         self._costs = _costs_of(self._schema)
@@ -68,7 +72,10 @@ class JsonType:
         Raises:
             Refused: The body is none.
         """
-        _check_media_type(exchange)
+        _check_media_type(exchange, self._takes)
+        if not body:
+            detail = "The request has no body, and the item is in its body."
+            raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail))
         elements = check_json(body, exchange.max_json_elements, self._costs)
         validator = self._validator if elements < _LARGE else self._ending_at_the_first_error()
         try:
@@ -166,7 +173,7 @@ def _is_users(key: str, schema: dict[str, Any]) -> bool:
     return key in _NO_SCHEMAS or key == "default" == schema.get("type")
 
 
-def _check_media_type(exchange: Exchange) -> None:
+def _check_media_type(exchange: Exchange, takes: str) -> None:
     # Refusing what a form can send also keeps other sites' pages from making calls in a browser.
     given = exchange.headers.get(b"content-type")
     if given is not None and given != b"application/json":
@@ -175,7 +182,7 @@ def _check_media_type(exchange: Exchange) -> None:
             media_type.startswith(b"application/") and media_type.endswith(b"+json")
         )
         if not is_json:
-            raise _unsupported("This endpoint takes JSON; send Content-Type: application/json.")
+            raise _unsupported(f"This endpoint takes {takes}.")
     coding = exchange.headers.get(b"content-encoding", b"identity")
     if coding.strip().lower() != b"identity":
         raise _unsupported("This endpoint takes bodies without a content coding.")

@@ -111,7 +111,10 @@ class ArrayReader(Reader):
 
     def __init__(self, annotation: Any) -> None:
         self._arrays = Arrays(annotation)
-        self._json = JsonType(TypeAdapter(Any))
+        self._json = JsonType(
+            TypeAdapter(Any),
+            "nested lists in application/json, or a .npy file in application/x-npy",
+        )
 
     @override
     def item(self, exchange: Exchange, body: bytes) -> Any:
