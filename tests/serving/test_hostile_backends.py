@@ -248,6 +248,66 @@ async def test_a_policy_breaks_its_own_batcher_alone(method: str, mend: str, how
             assert await handle.call("well") == "well"
 
 
+class Refusing(OwnRule):
+    """Raises when it is given a request."""
+
+    raises_in = "add"
+
+
+class Sick(Async):
+    """Is ill from its first check on."""
+
+    async def health(self) -> None:
+        answered("panic")
+
+
+class Cold(Plain):
+    """Does not warm up, and does not close."""
+
+    def warm_up(self) -> None:
+        answered("panic")
+
+
+class Loose(Async):
+    """Does not close."""
+
+    async def close(self) -> None:
+        answered("panic")
+
+
+@pytest.mark.parametrize(
+    ("named", "config"),
+    [
+        ("the constructor of Plain", {"code": Plain, "args": ["panic"]}),
+        ("reconfigure()", {"user_config": "panic"}),
+        ("warm_up()", {"code": Cold}),
+        ("health()", {"code": Sick}),
+        ("the policy", {"policy": Refusing, "item": "panic"}),
+        ("policy", {"policy": lambda _: answered("panic")}),
+        ("bucket_by", {"bucket_by": lambda _: answered("panic"), "item": 1}),
+        ("batch_size_fn", {"batch_size_fn": lambda _: answered("panic"), "item": 1}),
+        ("the handler", {"item": "panic"}),
+        ("close()", {"code": Loose, "item": 1}),
+    ],
+)
+async def test_an_error_says_what_raised_it(
+    named: str, config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"code": Async, "args": [], "placement": "task", **config}
+    code, args, item = config.pop("code"), config.pop("args"), config.pop("item", None)
+    told: list[Exception] = []
+    async with Controller() as controller:
+        try:
+            await controller.create_backend("c", code, *args, config=config)
+            await controller.create_endpoint("e", backend="c")
+            await (await controller.get_handle("e")).call(item)
+        except Exception as error:
+            told.append(error)
+    causes = [*told, *(error.__cause__ for error in told)]
+    said = "\n".join([*map(str, causes), caplog.text])
+    assert f"{named} raised Panic: index" in said, said
+
+
 @pytest.mark.parametrize("how", [*RAISES])
 async def test_a_policy_that_refuses_a_request_so_fails_its_call_alone(how: str) -> None:
     class Rule(OwnRule):
@@ -584,7 +644,7 @@ async def test_restarting_mends_what_had_raised_it(code: Any, placement: str) ->
 
 BUSY = """
 def busy(items):
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(0.2, os.kill, (os.getpid(), getattr(signal, sys.argv[2]))).start()
     for _ in range(100):
         time.sleep(0.01)
     return items
@@ -618,6 +678,11 @@ async def main():
         await anyio.sleep(5)
         print("went on", flush=True)
 
+def ends(*_):
+    sys.exit("by the program")
+
+if sys.argv[2] != "SIGINT":
+    signal.signal(signal.SIGTERM, ends)
 try:
     anyio.run(main, backend=sys.argv[1])
 except BaseException as error:
@@ -628,16 +693,19 @@ except BaseException as error:
 """
 
 
+@pytest.mark.parametrize(
+    ("signal", "ended_by"), [("SIGINT", "KeyboardInterrupt"), ("SIGTERM", "SystemExit")]
+)
 @pytest.mark.parametrize("where", [*BUSY_CODE])
-async def test_ctrl_c_ends_the_program_while_a_backend_runs(
-    where: str, anyio_backend_name: str
+async def test_a_signal_ends_the_program_while_a_backend_runs(
+    where: str, anyio_backend_name: str, signal: str, ended_by: str
 ) -> None:
     script = "".join(
         ["import signal, sys, threading, time, os, anyio, shoal\n", BUSY, BUSY_CODE[where], SCRIPT]
     )
-    command = [sys.executable, "-c", script, anyio_backend_name]
+    command = [sys.executable, "-c", script, anyio_backend_name, signal]
     with anyio.fail_after(15):
         result = await anyio.run_process(command, check=False)
     lines = result.stdout.decode().splitlines()
     assert "went on" not in lines
-    assert lines[-1] == "ended by KeyboardInterrupt", (lines, result.stderr.decode())
+    assert lines[-1] == f"ended by {ended_by}", (lines, result.stderr.decode())

@@ -8,7 +8,10 @@ another's log. So each gets an object of its own, of the same type, with the ori
 from __future__ import annotations
 
 import copy
+import signal
+import threading
 from contextlib import suppress
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,17 +21,19 @@ from shoal.batching.event_loop import cancellations, holds_ctrl_c
 from shoal.errors import HandlerFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
 
     from shoal.batching.parking import Parking
 
 
 @holds_ctrl_c
-def own_copy(error: BaseException) -> Exception:
+def own_copy(error: BaseException, name: str = "the handler") -> Exception:
     """Makes a caller's own copy of an error.
 
     Args:
         error: What the handler raised, or put into a slot.
+        name: What to call it that raised the error, in words.
 
     Returns:
         An exception of the same type, arguments and attributes, with `error` as its cause; or a
@@ -51,7 +56,7 @@ def own_copy(error: BaseException) -> Exception:
             "; nothing was cancelled, so it awaited something that was, or has kept or made this "
             "exception itself"
         )
-    failure = HandlerFailed(f"the handler raised {type(error).__name__}{said}")
+    failure = HandlerFailed(f"{name} raised {type(error).__name__}{said}")
     failure.__cause__ = error
     return failure
 
@@ -59,6 +64,35 @@ def own_copy(error: BaseException) -> Exception:
 def ends_the_program(error: BaseException) -> bool:
     """Says whether an error is, or is a group that holds, what must not be swallowed."""
     return _holds(error, (KeyboardInterrupt, SystemExit))
+
+
+def is_of_a_signal(error: BaseException) -> bool:
+    """Says whether one of the program's signal handlers raised what ends the program.
+
+    It may have come upon any code of the main thread, and is no mistake of that.
+    """
+    if threading.current_thread() is not threading.main_thread() or not ends_the_program(error):
+        return False
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {_code_of(handler) for handler in handlers if callable(handler)}
+    return any(frame.f_code in codes for frame in _frames_of(error))
+
+
+def _code_of(handler: Any) -> object:
+    while isinstance(handler, partial):
+        handler = handler.func
+    call = handler if hasattr(handler, "__code__") else getattr(handler, "__func__", None)
+    return getattr(call or type(handler).__call__, "__code__", None)
+
+
+def _frames_of(error: BaseException) -> Iterator[FrameType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+    if isinstance(error, BaseExceptionGroup):
+        for one in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _frames_of(one)
 
 
 def is_cancellation(error: BaseException) -> bool:

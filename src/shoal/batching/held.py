@@ -10,7 +10,7 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shoal.batching.event_loop import holds_ctrl_c
-from shoal.batching.failures import own_copy
+from shoal.batching.failures import is_of_a_signal, own_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,24 +18,33 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 
-def held(function: F) -> F:
-    """Returns the same plain function, which raises nothing but an `Exception`."""
+def held(function: F, name: str = "the code") -> F:
+    """Returns the same plain function, which raises nothing but an `Exception`.
+
+    Args:
+        function: The function.
+        name: What to call it in words, for the text of that.
+    """
 
     @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _call(function, args, kwargs)
+        return _call(function, name, args, kwargs)
 
     return cast("F", call)
 
 
 @holds_ctrl_c
-def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call(
+    function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     try:
         return function(*args, **kwargs)
     except Exception:
         raise
     except BaseException as error:
-        raise own_copy(error) from error
+        if is_of_a_signal(error):
+            raise
+        raise own_copy(error, name) from error
 
 
 @holds_ctrl_c
@@ -43,5 +52,7 @@ def shown(value: object) -> str:
     """Returns the `repr` of an object of the user's, or its type's name if it has none."""
     try:
         return repr(value)
-    except BaseException:  # whatever a foreign class does
+    except BaseException as error:  # whatever a foreign class does
+        if is_of_a_signal(error):
+            raise
         return f"<{type(value).__name__}>"

@@ -26,14 +26,16 @@ _PLAIN: Final = (str, int, bool, float, bytes, type(None))
 
 def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a batcher with each function `held`, and what it makes."""
-    functions = {name: held(options[name]) for name in _FUNCTIONS if callable(options.get(name))}
+    functions = {
+        name: held(options[name], name) for name in _FUNCTIONS if callable(options.get(name))
+    }
     for name in _LISTING:
         if callable(options.get(name)):
-            functions[name] = held(functools.partial(_listed, options[name]))
+            functions[name] = held(functools.partial(_listed, options[name]), name)
     if (bucket_by := options.get("bucket_by")) is not None:
-        functions["bucket_by"] = held(functools.partial(_key, bucket_by))
+        functions["bucket_by"] = held(functools.partial(_key, bucket_by), "bucket_by")
     if (policy := options.get("policy")) is not None:
-        functions["policy"] = held(functools.partial(_policy, policy))
+        functions["policy"] = held(functools.partial(_policy, policy), "policy")
     return {**options, **functions}
 
 
@@ -58,7 +60,7 @@ class _Key:
         return isinstance(other, _Key) and _are_equal(self._key, other._key)
 
 
-@held
+@functools.partial(held, name="a key of bucket_by")
 def _are_equal(one: object, other: object) -> bool:
     return bool(one == other)
 
@@ -81,44 +83,47 @@ def _policy(make: Callable[[BatchOptions], Any], options: BatchOptions) -> Any:
     return _HeldPolicy(made) if isinstance(made, BatchPolicy) else made
 
 
+_of_policy = functools.partial(held, name="the policy")
+
+
 class _HeldPolicy(BatchPolicy):
     """A rule of the user's; what it raises breaks its batcher at most."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
 
-    @held
+    @_of_policy
     def add(self, request: Request) -> bool:
         return bool(self._policy.add(request))
 
-    @held
+    @_of_policy
     def remove(self, request: Request) -> None:
         self._policy.remove(request)
 
-    @held
+    @_of_policy
     def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
         return self._policy.decide(now, hurry)
 
-    @held
+    @_of_policy
     def take(self, cut: Cut) -> list[Request]:
         return list(self._policy.take(cut))
 
-    @held
+    @_of_policy
     def put_back(self, requests: Sequence[Request]) -> None:
         self._policy.put_back(requests)
 
-    @held
+    @_of_policy
     def waiting(self) -> list[Request]:
         return list(self._policy.waiting())
 
-    @held
+    @_of_policy
     def take_within(self, room: float) -> list[Request]:
         return list(self._policy.take_within(room))
 
-    @held
+    @_of_policy
     def demote(self, request: Request) -> bool:
         return bool(self._policy.demote(request))
 
-    @held
+    @_of_policy
     def __repr__(self) -> str:
         return repr(self._policy)

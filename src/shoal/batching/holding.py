@@ -5,15 +5,19 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shoal.batching.failures import ends_the_program, goes_on, own_copy
+from shoal.batching.failures import ends_the_program, goes_on, is_of_a_signal, own_copy
 from shoal.batching.parking import Parking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 
+def _of_the_code(error: BaseException) -> Exception:
+    return own_copy(error, "the code")
+
+
 @contextmanager
-def holding(told: Callable[[BaseException], Exception] = own_copy) -> Generator[None]:
+def holding(told: Callable[[BaseException], Exception] = _of_the_code) -> Generator[None]:
     """Code of the user's may run in this block, of a task's function marked with `holds_ctrl_c`.
 
     Args:
@@ -30,6 +34,8 @@ def holding(told: Callable[[BaseException], Exception] = own_copy) -> Generator[
     except Exception:
         raise
     except BaseException as error:
+        if is_of_a_signal(error):
+            raise
         if not ends_the_program(error) and goes_on(error, Parking.of_this_loop()):
             raise
         raise told(error) from error

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.current import running_batch
-from shoal.batching.failures import ends_the_program, goes_on, own_copy
+from shoal.batching.failures import ends_the_program, goes_on, is_of_a_signal, own_copy
 from shoal.batching.held import shown
 from shoal.core.batch import Batch
 from shoal.core.policies.sizing import padded
@@ -118,7 +118,7 @@ class Run(ABC):
         except BaseException as error:
             if not goes_on(error, self.parking):
                 failure = error
-            elif self.handler.told is None or not ends_the_program(error):
+            elif self.handler.told is None or not ends_the_program(error) or is_of_a_signal(error):
                 raise
             else:
                 failure = self.handler.told(error)

@@ -21,7 +21,7 @@ from shoal.batching.parking import Parking
 from shoal.replicas.calling_out import Errand
 from shoal.replicas.connection import Connection
 from shoal.replicas.hooks import is_async
-from shoal.replicas.jobs import DONE, Job
+from shoal.replicas.jobs import DONE, HANDLER, Job
 from shoal.replicas.parcels import EMPTY, packed
 from shoal.replicas.run_soon import loop_of_caller
 from shoal.replicas.wire import STEPS_AHEAD, Kind
@@ -146,7 +146,8 @@ class AsyncWork:
         except BaseException as error:
             if goes_on(error, self._parking):
                 raise
-            return Kind.ERROR, self._answers.failure(own_copy(error))
+            name = "reconfigure()" if frame.kind is Kind.RECONFIGURE else HANDLER
+            return Kind.ERROR, self._answers.failure(own_copy(error, name))
 
     async def _call(self, frame: Frame, call: _Call) -> Parcel:
         work = self._answers.opened(frame, anyio.current_time(), call.errand)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.to_thread
@@ -18,6 +18,7 @@ import anyio.to_thread
 from shoal.replicas.answering import FROM_CODE, Answering
 from shoal.replicas.connection import Connection
 from shoal.replicas.crossing import ErrorAsData, slots_as_exceptions
+from shoal.replicas.jobs import HANDLER
 from shoal.replicas.parcels import LEAST_IN_THREAD, Parcel, Post, packed, places_of, unpickled
 from shoal.replicas.replies import Call, Replies
 from shoal.replicas.wire import STEPS_AHEAD, Kind
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
     from shoal.replicas.wire import Frame
     from shoal.replicas.worker import Worker
+
+_NAMES: Final = {
+    Kind.START: "the code that was being started",
+    Kind.RECONFIGURE: "reconfigure()",
+    Kind.HEALTH: "health()",
+}
+"""What the code is called in errors, where it is not the handler."""
 
 
 class Conversation:
@@ -87,7 +95,7 @@ class Conversation:
             frame = await self._replies.next(call)
             if frame is None:
                 raise self._worker.death()
-            return await self._opened(frame)
+            return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
             await self._leave(call, interruptible=interruptible)
 
@@ -102,7 +110,7 @@ class Conversation:
                     raise self._worker.death()
                 if frame.kind is Kind.END:
                     return
-                yield await self._opened(frame)
+                yield await self._opened(frame, HANDLER)
                 taken += 1
                 if taken == STEPS_AHEAD // 2 and not call.is_over:
                     credit = packed(taken)
@@ -122,7 +130,7 @@ class Conversation:
             frame = await self._replies.next(call)
             if frame is None:
                 raise self._worker.death()
-            return await self._opened(frame)
+            return await self._opened(frame, _NAMES.get(kind, HANDLER))
         finally:
             del self._replies.calls[call.id]
 
@@ -207,8 +215,8 @@ class Conversation:
             self._worker.kill(f"its work had not ended {self._grace_s:g} s after it was cancelled")
             await self._replies.see_over(call)
 
-    async def _opened(self, frame: Frame) -> Any:
-        """Returns the content of an answer, or raises the error that it is."""
+    async def _opened(self, frame: Frame, name: str) -> Any:
+        """Returns the content of an answer, or raises the error that it is, of code so named."""
         places = places_of(frame)
         if places and sum(size for _, size in places) < LEAST_IN_THREAD:
             self.post.copied(frame, pause=False)
@@ -228,7 +236,7 @@ class Conversation:
             raise TypeError(f"the answer of {self._where} can't be read here: {error}") from error
         if frame.kind is Kind.ERROR:
             assert isinstance(content, ErrorAsData)
-            raised = content.as_exception(self._where)
+            raised = content.as_exception(self._where, name)
             try:
                 raise raised
             finally:

@@ -45,16 +45,17 @@ class ErrorAsData(NamedTuple):
     text: str
     story: str
 
-    def as_exception(self, where: str) -> Exception:
+    def as_exception(self, where: str, name: str = jobs.HANDLER) -> Exception:
         """Makes the exception, or a `HandlerFailed` in its place.
 
         Args:
             where: What it happened in, for the note.
+            name: What to call the code in words that raised it.
         """
         found = self._loaded()
         if found is None:
             said = f": {self.text}" if self.text else ""
-            found = HandlerFailed(f"the handler raised {self.type_name}{said}")
+            found = HandlerFailed(f"{name} raised {self.type_name}{said}")
         if self.story:
             found.add_note(f"In {where}:\n{self.story}")
         return found

@@ -160,7 +160,6 @@ def split_import_path(path: str) -> tuple[str, str]:
     return module, name
 
 
-@held
 def imported(path: str) -> Any:
     """Returns what an import path names.
 
@@ -169,6 +168,10 @@ def imported(path: str) -> Any:
         NotAllowed: It is an `OwnPath`, and leads to another package.
         Exception: What the module raised when it was imported.
     """
+    return held(_imported, f"the module of {str(path)!r}")(path)
+
+
+def _imported(path: str) -> Any:
     module_name, name = split_import_path(path)
     try:
         found: Any = importlib.import_module(module_name)

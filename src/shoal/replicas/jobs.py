@@ -20,19 +20,31 @@ DONE: Final[Any] = object()
 """What `PlainSteps.next` gives back when the generator has ended."""
 
 
+HANDLER: Final = "the handler"
+"""What user code is called in errors that is no hook."""
+
+
 class Job:
     """One call of plain code, and the task that waits for it.
 
     Args:
         function: The call.
+        name: What to call the code in words.
         undo: What another job must do after the call, if this one was given up meanwhile.
 
     Attributes:
+        name: As it was given.
         undo: As it was given.
         is_given_up: Whether the task has got its answer before the call had ended.
     """
 
-    def __init__(self, function: Callable[[], Any], undo: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        name: str = HANDLER,
+        undo: Callable[[], None] | None = None,
+    ) -> None:
+        self.name = name
         self.undo = undo
         self.is_given_up = False
         self._function = function

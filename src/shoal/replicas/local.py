@@ -146,9 +146,9 @@ class LocalReplica(Replica):
         self._work.check_open()
         hook = self._takes_user_config(user_config)
         if not is_async(hook):
-            await self._reconfigured(Job(partial(hook, user_config)))
+            await self._reconfigured(Job(partial(hook, user_config), "reconfigure()"))
             return
-        with self._work.at_work():
+        with self._work.at_work("reconfigure()"):
             await hook(user_config)
 
     @holds_ctrl_c
@@ -158,7 +158,7 @@ class LocalReplica(Replica):
         if hook is None:
             await anyio.lowlevel.checkpoint()
             return
-        with self._work.at_work():
+        with self._work.at_work("health()"):
             if is_async(hook):
                 healthy = await hook()
             else:
@@ -228,9 +228,10 @@ class LocalReplica(Replica):
                 await self._construct()
                 self._check_code()
                 if (user_config := self.blueprint.user_config) is not None:
-                    await self._call(self._takes_user_config(user_config), user_config)
+                    takes = self._takes_user_config(user_config)
+                    await self._call("reconfigure()", takes, user_config)
                 if (hook := self.instance.hook("warm_up")) is not None:
-                    await self._call(hook)
+                    await self._call("warm_up()", hook)
                 await anyio.lowlevel.checkpoint()
         except Exception as error:
             cause = error
@@ -250,7 +251,8 @@ class LocalReplica(Replica):
         if definition.import_path is None and not inspect.isclass(definition.target):
             self.instance = held(Instance)(definition)  # hardly any of the user's code runs
         else:
-            self.instance = await self._in_thread(Job(partial(Instance, definition)), shield=False)
+            job = Job(partial(Instance, definition), f"the constructor of {definition.name}")
+            self.instance = await self._in_thread(job, shield=False)
 
     @held
     def _takes_user_config(self, user_config: Any) -> Callable[..., Any]:
@@ -265,17 +267,17 @@ class LocalReplica(Replica):
     async def _close(self) -> None:
         try:
             if (hook := self.instance.hook("close")) is not None:
-                await self._call(hook)
+                await self._call("close()", hook)
         except Exception:
             logger.exception("%s: close() failed", self.tag)
 
     @holds_ctrl_c
-    async def _call(self, hook: Callable[..., Any], *args: Any) -> None:
+    async def _call(self, name: str, hook: Callable[..., Any], *args: Any) -> None:
         """Calls a hook while no work is taken; cancelling this gives up a plain one."""
         if not is_async(hook):
-            await self._in_thread(Job(partial(hook, *args)), shield=False)
+            await self._in_thread(Job(partial(hook, *args), name), shield=False)
             return
-        with self._work.running():
+        with self._work.running(name):
             await hook(*args)
 
     async def _reconfigured(self, job: Job) -> None:
@@ -320,7 +322,7 @@ class LocalReplica(Replica):
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
         """Hears what came of a job."""
         if error is not None:
-            error = self._work.told(error)
+            error = self._work.told(error, job.name)
         if not job.answer(value, error) and job.undo is not None:
             self._start_job(Job(job.undo))
         self._work.is_done(job)

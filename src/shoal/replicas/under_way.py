@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,6 +14,7 @@ from shoal.batching.holding import holding
 from shoal.batching.parking import Parking
 from shoal.errors import ReplicaDied
 from shoal.replicas.current import running_replica
+from shoal.replicas.jobs import HANDLER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -73,37 +75,47 @@ class UnderWay:
             running_replica.reset(token)
 
     @contextmanager
-    def running(self) -> Generator[None]:
+    def running(self, name: str = HANDLER) -> Generator[None]:
         """The user's code runs in this block, and may raise anything.
+
+        Args:
+            name: What to call it in words.
 
         Raises:
             ReplicaDied: It raised what would end a process, and so it has ended its replica.
             HandlerFailed: It raised what is no `Exception`.
             Exception: What it raised.
         """
-        with holding(self.told), self.identified():
+        with holding(partial(self.told, name=name)), self.identified():
             yield
 
-    def told(self, error: BaseException) -> Exception:
+    def told(self, error: BaseException, name: str = HANDLER) -> Exception:
         """Makes of what the code raised what its callers are told.
 
         What would end a process ends the replica, once it is ready.
+
+        Args:
+            error: What was raised.
+            name: What to call the code in words.
         """
         if isinstance(error, Exception):
             return error
         if self.is_open and ends_the_program(error):
-            self._kill(f"its code raised {shown(error)}")
+            self._kill(f"{name} raised {shown(error)}")
             return self.died()
-        return own_copy(error)
+        return own_copy(error, name)
 
     @contextmanager
-    def at_work(self) -> Generator[None]:
+    def at_work(self, name: str = HANDLER) -> Generator[None]:
         """Async code runs in this block, and is cancelled when the replica ends.
+
+        Args:
+            name: What to call it in words.
 
         Raises:
             ReplicaDied: The replica is not ready, or ended meanwhile.
         """
-        with self.within_scope() as scope, self.cancellable(scope), self.running():
+        with self.within_scope() as scope, self.cancellable(scope), self.running(name):
             yield
 
     @contextmanager

@@ -7,6 +7,7 @@ lays others over them, and all are checked together again.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -294,7 +295,7 @@ def _keywords(given: Any) -> Any:
     return keywords
 
 
-@held
+@functools.partial(held, name="the user_config")
 def same_user_config(one: BackendConfig, other: BackendConfig) -> bool:
     """Says whether two configs tell the code the same.
 
