@@ -33,6 +33,7 @@ _STATUSES: Final = {
     "type-error": 422,
     "unfinished": 500,
     "value-error": 422,
+    "would-deadlock": 500,
     "wrong-batch-size": 500,
     "wrong-result-type": 500,
     RAISED: 500,
