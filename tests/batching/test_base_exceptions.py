@@ -247,18 +247,26 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_batch() -> None:
     if trio.lowlevel.in_trio_task():
         pytest.skip("a task of trio can't be cancelled but by a scope")
 
+    async def fail() -> None:
+        raise ZeroDivisionError
+
     async def handler(items: list[Any]) -> list[Any]:
+        task = asyncio.current_task()
+        assert task is not None
         if items[0] == "bad":
-            task = asyncio.current_task()
-            assert task is not None
             task.cancel()
             await asyncio.sleep(1)
+        if items[0] == "group":  # which takes a task that is being cancelled for its own end
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail())
+        assert not task.cancelling()
         return items
 
     batcher = shoal.Batcher(handler)
     async with batcher as call:
         assert isinstance(await outcome(call("bad")), shoal.HandlerFailed)
         assert await call("good") == "good"
+        assert isinstance(await outcome(call("group")), ExceptionGroup)
 
 
 async def test_cancelling_from_outside_still_closes_the_batcher() -> None:

@@ -340,6 +340,24 @@ async def test_setters_work_before_a_method_is_open_for_each_instance_apart() ->
     assert small.batches == [2, 2, 2, 2, 2, 2]
 
 
+class Slotted:
+    __slots__ = ()
+
+    @shoal.batch(max_batch_size=4)
+    async def predict(self, items: list[int]) -> list[int]:
+        return [len(items)] * len(items)
+
+
+async def test_of_an_instance_that_can_not_be_kept_track_of_nothing_is_changed() -> None:
+    model = Slotted()
+    async with shoal.open_batchers(model.predict):
+        with pytest.raises(TypeError, match="__weakref__"):
+            model.predict.set_max_batch_size(2)
+        assert model.predict.get_max_batch_size() == 4
+        model.predict.batcher.set_max_batch_size(2)
+        assert await model.predict.map(range(4)) == [2] * 4
+
+
 async def test_a_setter_before_opening_is_checked() -> None:
     model = Model()
     with pytest.raises(ValueError, match="max_batch_size must be at least 1"):

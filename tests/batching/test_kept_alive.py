@@ -191,3 +191,16 @@ async def test_the_last_expired_request_is_not_kept_by_the_task_that_ended_it() 
         await call_with(call, references, deadline_s=1e-3)
         handler.batches.clear()
         assert gone(references)
+
+
+async def test_the_last_batch_that_ran_out_of_time_is_not_kept_by_the_task_that_ended_it() -> None:
+    references: list[weakref.ref[Any]] = []
+
+    async def slow(items: list[Any]) -> list[Any]:
+        await anyio.sleep_forever()
+        return items
+
+    async with shoal.Batcher(slow, handler_timeout_s=1) as call:
+        await call_with(call, references)
+        await settle()
+        assert gone(references)

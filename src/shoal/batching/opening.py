@@ -189,10 +189,11 @@ class Opening:
             ValueError: A value is out of its range; nothing is changed.
         """
         checked_options({**self._options_of(receiver), **changes}, self.handler)
+        own = self.settings.own(receiver)
         opened = self.table.get(self.key(receiver))
         if opened is not None:
             opened.batcher.configure(**cast("OptionKeywords", changes))
-        self.settings.change(receiver, changes)
+        own.update(changes)
 
     def new_handler(self, receiver: object) -> Handler:
         """Makes the handler for a receiver."""

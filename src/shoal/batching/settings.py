@@ -33,19 +33,18 @@ class Settings:
         found = self._of_instances.get(id(receiver))
         return {} if found is None else found[1]
 
-    def change(self, receiver: object, changes: Mapping[str, Any]) -> None:
-        """Sets options of a receiver; they are checked already.
+    def own(self, receiver: object) -> dict[str, Any]:
+        """Returns what was set for a receiver, for more to be put into it.
 
         Raises:
             TypeError: The receiver can't be kept track of.
         """
         if receiver is None:
-            self._of_function.update(changes)
-            return
+            return self._of_function
         found = self._of_instances.get(id(receiver))
         if found is None:
             found = self._of_instances[id(receiver)] = (self._watched(receiver), {})
-        found[1].update(changes)
+        return found[1]
 
     def _watched(self, receiver: object) -> weakref.ref[Any]:
         number, of_instances = id(receiver), self._of_instances
