@@ -157,6 +157,10 @@ def test_a_plot_is_saved(told, directory):
             "arguments are for a class, and this is none",
         ),
         (["tuned:Echo", "--item", "1", "--kwarg", "x"], "--kwarg is written KEY=VALUE"),
+        (
+            ["tuned:Echo", "--item", "1"],
+            "Echo can't be instantiated so: missing a required argument: 'suffix'; give its",
+        ),
     ],
 )
 def test_a_mistake_is_told_in_one_line(arguments, line, told):

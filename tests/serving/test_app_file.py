@@ -164,6 +164,10 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
             "3: backends.b.num_replica: there is no such key; did you mean 'num_replicas'?",
         ),
         (
+            f"{BACKEND}xyzzy = 2",
+            "3: backends.b.xyzzy: there is no such key; shoal.BackendConfig says which there are",
+        ),
+        (
             f"{BACKEND}num_replicas = 0",
             "3: backends.b.num_replicas: num_replicas must be at least 1, not 0",
         ),
@@ -224,7 +228,10 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         (f"{TRAFFIC}traffic = 1", "4: endpoints.e.traffic: must be a table, as "),
         (f"{ENDPOINT}route = 'e'", '5: endpoints.e.route: a path must start with "/", and '),
         (f"{ENDPOINT}route = '/-/x'", "5: endpoints.e.route: '/-/x': the paths under /-/ are "),
-        (f"{ENDPOINT}methods = 'GET'", "5: endpoints.e.methods: methods must be a tuple, not "),
+        (
+            f"{ENDPOINT}methods = 'GET'",
+            "5: endpoints.e.methods: methods must be a list, not 'GET'; write methods = [\"GET\"]",
+        ),
         (f"{ENDPOINT}methods = ['GO']", "5: endpoints.e.methods: 'GO' is no method; there are "),
         (f"{ENDPOINT}method = ['GET']", "5: endpoints.e.method: there is no such key; did you "),
         (

@@ -71,8 +71,8 @@ def test_methods_are_written_in_capitals_and_once() -> None:
 @pytest.mark.parametrize(
     ("methods", "error", "says"),
     [
-        ("GET", TypeError, r"must be a tuple, not 'GET'; write methods=\('GET',\)"),
-        (None, TypeError, "must be a tuple"),
+        ("GET", TypeError, r"must be a list, not 'GET'; write methods = \[\"GET\"\]"),
+        (None, TypeError, "must be a list"),
         ((3,), TypeError, "a method is a name"),
         (("FETCH",), ValueError, "there are GET, HEAD"),
         ((), ValueError, "needs a method"),

@@ -94,6 +94,15 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             "one that has, or a function"
         )
     try:
+        inspect.signature(handler).bind(*args, **kwargs)
+    except ValueError:
+        pass  # it is not told, as of some classes that are written in C
+    except TypeError as error:
+        raise Mistake(
+            f"{handler.__qualname__} can't be instantiated so: {error}; give its arguments by "
+            "--arg VALUE and --kwarg KEY=VALUE"
+        ) from None
+    try:
         return handler(*args, **kwargs)
     except Exception as error:
         traceback.print_exception(error)
@@ -120,7 +129,7 @@ async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
             )
         batcher: Batcher[Any] = Batcher(handler)
     except TypeError as error:
-        raise Mistake(str(error).replace("\n", " ")) from None
+        raise Mistake(" ".join(str(error).split())) from None
     async with batcher:
         yield batcher
 

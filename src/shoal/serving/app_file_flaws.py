@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.option_names import suggested
 
@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from shoal.serving.app_file_lines import Path
+
+
+_MOST_LISTED: Final = 20
+"""More keys than these are a backend's options."""
 
 
 class Flaw(NamedTuple):
@@ -101,7 +105,12 @@ class Flaws:
 
 def unknown(known: Collection[str], name: str) -> str:
     """Says that there is no such key, and which could be meant."""
-    return f"there is no such key; {suggested(name, known) or 'there are ' + ', '.join(known)}"
+    there_are = (
+        f"there are {', '.join(known)}"
+        if len(known) <= _MOST_LISTED
+        else "shoal.BackendConfig says which there are"
+    )
+    return f"there is no such key; {suggested(name, known) or there_are}"
 
 
 def written(path: Path) -> str:

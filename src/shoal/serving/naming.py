@@ -113,7 +113,7 @@ def checked_methods(methods: Any) -> tuple[str, ...]:
     """
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         one = methods if isinstance(methods, str) else "POST"
-        raise TypeError(f"methods must be a tuple, not {methods!r}; write methods={(one,)!r}")
+        raise TypeError(f'methods must be a list, not {methods!r}; write methods = ["{one}"]')
     found: list[str] = []
     for method in cast("Iterable[object]", methods):
         if not isinstance(method, str):
