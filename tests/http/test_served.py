@@ -22,7 +22,8 @@ HANG_S = 20
 COMMANDS = {
     "shoal": ["shoal", "serve", "served_app:{app}", "--port", "0"],
     "asyncio": ["shoal", "serve", "served_app:{app}", "--port", "0", "--event-loop", "asyncio"],
-    "hypercorn": ["hypercorn", "-k", "trio", "-b", "fd://{fd}", "served_app:{app}"],
+    # without workers: a process that is killed leaves them behind
+    "hypercorn": ["hypercorn", "-w", "0", "-k", "trio", "-b", "fd://{fd}", "served_app:{app}"],
     "uvicorn": ["uvicorn", "--lifespan", "on", "--fd", "{fd}", "served_app:{app}"],
 }
 
