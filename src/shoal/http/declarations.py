@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from shoal.errors import NameTaken
 from shoal.http.payload import Reader, reader_for
 from shoal.serving.declaring import Program, declared_backend, declared_endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import ExitStack
 
     from shoal.http.declared import Declared
@@ -155,23 +157,84 @@ class Declarations:
             Exception: What made a backend or an endpoint fail, with a note that says which.
         """
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
-        for tag, (definition, config) in self.backends.items():
-            endpoint = self.endpoints.get(tag)
-            code = None if endpoint is None else endpoint.code
-            where = f"the endpoint {endpoint.path}" if code and endpoint else f"the backend {tag}"
-            try:
-                if declared_backend(tag) in lacking:
-                    await controller.create_backend(tag, definition, config=config)
-                if code is not None and tag in controller.backends:
-                    line = await controller.backends[tag].line("__call__")
-                    lending.enter_context(code.lent(line.batcher))
-            except Exception as error:
-                cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-                cause.add_note(f"{where} could not be opened: {cause!r}")
-                raise cause from None
+        for tags in self._groups():
+            await self._open_side_by_side(controller, lending, tags, lacking)
         for endpoint in self.endpoints.values():
             if declared_endpoint(endpoint.name) in lacking:
                 await _create(controller, endpoint)
+
+    def _groups(self) -> Iterator[list[str]]:
+        """Yields the tags of backends that may start side by side, in the order of declaration.
+
+        What a batched function serves is a group of its own: code that is declared after it may
+        call that function as it starts.
+        """
+        group: list[str] = []
+        for tag in self.backends:
+            code = self._code(tag)
+            if code is None or code.face is None:
+                group.append(tag)
+                continue
+            yield group
+            yield [tag]
+            group = []
+        yield group
+
+    def _code(self, tag: str) -> Declared | None:
+        endpoint = self.endpoints.get(tag)
+        return None if endpoint is None else endpoint.code
+
+    async def _open_side_by_side(
+        self, controller: Controller, lending: ExitStack, tags: list[str], lacking: set[str]
+    ) -> None:
+        """Opens some backends, as if one were opened after the other.
+
+        They come in their order. One that fails ends those after it, and those before it are
+        waited for: should one of them fail too, that is the first, and told. So what is told does
+        not depend on how long each takes.
+        """
+        turns = [anyio.Event() for _ in range(len(tags) + 1)]
+        turns[0].set()
+        scopes = [anyio.CancelScope() for _ in tags]
+        failures: dict[int, Exception] = {}
+
+        async def open_one(nth: int) -> None:
+            with scopes[nth]:
+                try:
+                    await self._open(controller, lending, tags[nth], lacking, turns[nth])
+                    turns[nth + 1].set()
+                except Exception as error:
+                    failures[nth] = error
+                    for scope in scopes[nth + 1 :]:
+                        scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for nth in range(len(tags)):
+                tasks.start_soon(open_one, nth)
+        if failures:
+            raise failures[min(failures)]
+
+    async def _open(
+        self,
+        controller: Controller,
+        lending: ExitStack,
+        tag: str,
+        lacking: set[str],
+        after: anyio.Event,
+    ) -> None:
+        definition, config = self.backends[tag]
+        code = self._code(tag)
+        where = f"the endpoint {self.endpoints[tag].path}" if code else f"the backend {tag}"
+        try:
+            if declared_backend(tag) in lacking:
+                await controller.declare_backend(tag, definition, config, after)
+            if code is not None and tag in controller.backends:
+                line = await controller.backends[tag].line("__call__")
+                lending.enter_context(code.lent(line.batcher))
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            cause.add_note(f"{where} could not be opened: {cause!r}")
+            raise cause from None
 
 
 async def _create(controller: Controller, endpoint: DeclaredEndpoint) -> None:

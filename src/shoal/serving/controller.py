@@ -30,6 +30,8 @@ from shoal.serving.sync_client import SyncFace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    import anyio
+
     from shoal.serving.client import Client
     from shoal.serving.owning import Leaving
 
@@ -74,16 +76,33 @@ class Controller(Owner):
         code = definition
         if not isinstance(definition, Definition):
             code = Definition(definition, init_args, named_arguments(init_kwargs)).checked()
-        options = BackendConfig.of(config)
-        placement_of(options.placement)
-        self._declarations.check_backend(tag, code, options)
+        await self.declare_backend(tag, code, BackendConfig.of(config))
+
+    async def declare_backend(
+        self, tag: str, code: Definition, config: BackendConfig, after: anyio.Event | None = None
+    ) -> None:
+        """Creates a backend, that may have to start beside others and come after them.
+
+        Args:
+            tag: What to call it.
+            code: The code.
+            config: How it runs.
+            after: Set when all is there that comes before it; None for nothing.
+
+        Raises:
+            As `create_backend`.
+        """
+        placement_of(config.placement)
+        self._declarations.check_backend(tag, code, config)
         self._reserve(tag)
         try:
-            async with self._starting(tag, code, options) as backend:
+            async with self._starting(tag, code, config) as backend:
                 await self._ready(backend)
+                if after is not None:
+                    await after.wait()
                 async with self._declaring:
                     self.check_open()
-                    await self._declarations.put_backend(tag, code, options)
+                    await self._declarations.put_backend(tag, code, config)
                     self.backends[tag] = backend
         finally:
             self._reserved.discard(tag)

@@ -1,0 +1,104 @@
+"""An application starts its backends side by side, and looks as if one had come after the other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import outcome
+from serving.scenes import Stage
+from shoal.errors import ReplicaNotStarted
+
+if TYPE_CHECKING:
+    from serving.scenes import ScriptedReplica
+
+pytestmark = pytest.mark.anyio
+
+
+async def echo(items: list[Any]) -> list[Any]:
+    return items
+
+
+def application(stage: Stage, *tags: str) -> shoal.App:
+    app = shoal.App()
+    for tag in tags:
+        app.backend(tag, echo, placement=stage)
+        app.route(tag, backend=tag)
+    return app
+
+
+def taking(seconds: dict[str, float], *failing: str) -> Stage:
+    """Makes a stage whose replicas take so long to start, and may fail then."""
+
+    async def start(replica: ScriptedReplica) -> str | None:
+        backend = replica.blueprint.identity.backend
+        await anyio.sleep(seconds[backend])
+        return "no luck" if backend in failing else None
+
+    stage = Stage()
+    stage.start = start
+    return stage
+
+
+async def opened(app: shoal.App) -> list[str]:
+    async with app.lifespan():
+        assert app.controller is not None
+        return list(app.controller.backends)
+
+
+async def test_a_start_takes_as_long_as_the_longest() -> None:
+    app = application(taking({"a": 5, "b": 3, "c": 4}), "a", "b", "c")
+    assert await opened(app) == ["a", "b", "c"]
+    assert anyio.current_time() == 5
+
+
+@pytest.mark.parametrize(
+    ("failing", "named", "after_s"),
+    [(["a"], "a", 5), (["b"], "b", 5), (["c"], "c", 9), (["b", "c"], "b", 5), (["a", "c"], "a", 5)],
+)
+async def test_what_fails_first_in_the_programs_order_is_told(
+    failing: list[str], named: str, after_s: float
+) -> None:
+    stage = taking({"a": 5, "b": 3, "c": 9}, *failing)
+    error = await outcome(opened(application(stage, "a", "b", "c")))
+    assert isinstance(error, ReplicaNotStarted)
+    assert f"the backend {named} could not be opened" in error.__notes__[0]
+    assert anyio.current_time() == after_s
+    assert not stage.alive
+    assert len(stage.starting) == len(stage.ended)
+
+
+async def test_one_that_is_cancelled_leaves_nothing() -> None:
+    stage = taking({"a": 5, "b": 3, "c": 9})
+    with anyio.move_on_after(4):
+        await opened(application(stage, "a", "b", "c"))
+    assert anyio.current_time() == 4
+    assert not stage.alive
+
+
+@pytest.mark.real_time
+async def test_a_batched_function_is_there_before_what_comes_after_it() -> None:
+    @shoal.batch
+    async def embed(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    class Calls:
+        async def warm_up(self) -> None:
+            self.warm = await embed(21)
+
+        async def __call__(self, items: list[int]) -> list[int]:
+            return [self.warm] * len(items)
+
+    stage = Stage()
+    app = shoal.App()
+    app.endpoint("/embed")(embed)
+    app.endpoint("/calls", placement="task")(Calls)
+    app.backend("other", echo, placement=stage)
+    async with app.lifespan():
+        assert app.controller is not None
+        assert [*app.controller.backends] == ["embed", "Calls", "other"]
+        assert await (await app.controller.get_handle("Calls")).call(1) == 42
+        assert app.controller.backends["embed"].lines["__call__"].batcher.statistics().finished == 1
