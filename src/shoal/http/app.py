@@ -126,6 +126,9 @@ class App(DeclaringApp):
     async def lifespan(self, _app: object = None) -> AsyncGenerator[None]:
         """Opens the application: makes what it declares, and keeps it open.
 
+        Its backends start side by side, but for those of batched functions, which are there before
+        what is declared after them starts.
+
         Leaving closes it: what is in line is run, and after ``graceful_shutdown_timeout_s`` fails.
 
         Args:
