@@ -55,6 +55,16 @@ def test_the_first_program_forms_a_batch(tmp_path):
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "a batch of 5\n", "")
 
 
+def test_the_release_answers_by_one_of_its_two_versions(tmp_path):
+    write_files(tmp_path)
+    [(command, shown)] = lines_that_start(f"{PYTHON} release.py")
+    ran = subprocess.run(
+        words_of(command), cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout in (shown, "107.0\n")
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the README calls with curl")
 def test_the_first_service_answers_curl(tmp_path):
     write_files(tmp_path)

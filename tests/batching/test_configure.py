@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 import shoal
-from batching.scenes import Held, Recorder, line_up, outcome, read_all, settle
+from batching.scenes import Held, Recorder, line_up, outcome, outcomes, read_all, settle
 
 pytestmark = pytest.mark.anyio
 
@@ -158,6 +161,48 @@ async def test_a_decorated_function_is_configured_while_it_is_open() -> None:
         assert await sizes.map(range(3)) == [3, 3, 3]
     async with shoal.open_batchers(sizes):
         assert await sizes.map(range(2)) == [2, 2]
+
+
+class Sizes:
+    @shoal.batch(max_batch_size=4, batch_wait_timeout_s=None)
+    async def sizes(self, items: list[int]) -> list[int]:
+        return [len(items)] * len(items)
+
+    def reconfigure(self, size: int) -> None:
+        self.sizes.set_max_batch_size(size)
+        assert self.sizes.get_max_batch_size() == size
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize("opened", ["by name", "in a block"])
+@pytest.mark.parametrize("kind_of_thread", ["worker", "own"])
+async def test_setters_in_a_thread_reach_the_batcher_that_is_open(
+    opened: str, kind_of_thread: str
+) -> None:
+    instance, other = Sizes(), Sizes()
+    named = [instance, other] if opened == "by name" else []
+    async with shoal.open_batchers(*named):
+        assert await outcomes(*map(instance.sizes, range(4))) == [4] * 4
+        assert await outcomes(*map(other.sizes, range(4))) == [4] * 4
+        if kind_of_thread == "worker":
+            await anyio.to_thread.run_sync(instance.reconfigure, 2)
+        else:
+            thread = threading.Thread(target=instance.reconfigure, args=(2,))
+            thread.start()
+            thread.join()  # it waits for nothing of this event loop
+            while instance.sizes.get_max_batch_size() != 2:
+                await anyio.lowlevel.checkpoint()
+        assert await outcomes(*map(instance.sizes, range(4))) == [2] * 4
+        assert await outcomes(*map(other.sizes, range(4))) == [4] * 4
+
+
+@pytest.mark.real_time
+async def test_a_setter_in_a_thread_that_is_wrong_raises_there() -> None:
+    instance = Sizes()
+    async with shoal.open_batchers(instance):
+        with pytest.raises(ValueError, match="max_batch_size"):
+            await anyio.to_thread.run_sync(instance.reconfigure, 0)
+        assert instance.sizes.get_max_batch_size() == 4
 
 
 async def test_stream_options_change_for_later_streams() -> None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator  # noqa: TC003 - the annotations are r
 from typing import Any
 
 from starlette.requests import Request  # noqa: TC002 - the annotations are read
+from starlette.responses import StreamingResponse
 
 import shoal
 
@@ -56,6 +57,47 @@ class TakesRequest:
     @shoal.batch(**FOUR)
     async def handle_batch(self, numbers: list[int]) -> list[list[Any]]:
         return [[2 * number, len(numbers)] for number in numbers]
+
+
+class TwoMethods:
+    """Two batched methods, which ``__call__`` awaits one after the other."""
+
+    @shoal.batch(**FOUR)
+    async def embed(self, texts: list[str]) -> list[list[int]]:
+        return [[len(text), len(texts)] for text in texts]
+
+    @shoal.batch(**FOUR)
+    async def classify(self, sizes: list[int]) -> list[list[Any]]:
+        return [["long" if size > 2 else "short", len(sizes)] for size in sizes]
+
+    async def __call__(self, request: Request) -> list[Any]:
+        size, together = await self.embed((await request.body()).decode())
+        return [together, *await self.classify(size)]
+
+
+class Reconfigured:
+    """Takes the options of its batches from the user config."""
+
+    def reconfigure(self, user_config: dict[str, Any]) -> None:
+        self.handle_batch.set_max_batch_size(user_config["max_batch_size"])
+        self.handle_batch.set_batch_wait_timeout_s(user_config["batch_wait_timeout_s"])
+
+    @shoal.batch
+    async def handle_batch(self, numbers: list[int]) -> list[list[int]]:
+        return [[2 * number, len(numbers)] for number in numbers]
+
+    async def __call__(self, number: int) -> list[int]:
+        return await self.handle_batch(number)
+
+
+class StreamingResponses:
+    """Answers by a response that streams."""
+
+    async def __call__(self, request: Request) -> StreamingResponse:
+        return StreamingResponse(self.letters())
+
+    async def letters(self) -> AsyncIterator[str]:
+        yield "a"
 
 
 class Streams:

@@ -132,6 +132,44 @@ async def test_code_of_an_app_takes_http_requests(placement: Any) -> None:
 
 
 @PLACEMENTS
+async def test_a_class_has_several_batched_methods(placement: Any) -> None:
+    app = shoal.App()
+    app.endpoint("/only", placement=placement)(code.TwoMethods)
+    texts = ["", "abc", "", "abcdef"]  # in quotes
+    async with app.lifespan():
+        assert app.controller is not None
+        answers = await outcomes(*(ask(app, "/only", text) for text in texts))
+        handle = await app.controller.get_handle("TwoMethods")
+        embed = handle.options(method_name="embed")
+        assert await outcomes(*map(embed.call, texts)) == [[0, 4], [3, 4], [0, 4], [6, 4]]
+    expected = [[4, kind, 4] for kind in ("short", "long", "short", "long")]
+    assert [answer.json() for answer in answers] == expected
+
+
+@PLACEMENTS
+async def test_the_user_config_sets_the_options_of_its_batches(placement: str) -> None:
+    four = {"max_batch_size": 4, "batch_wait_timeout_s": None}
+    async with controlled(code.Reconfigured, placement=placement, user_config=four) as (
+        controller,
+        handle,
+    ):
+        assert await outcomes(*map(handle.call, range(4))) == DOUBLED
+        two = {"user_config": {"max_batch_size": 2, "batch_wait_timeout_s": None}}
+        await controller.update_backend_config("only", two)
+        assert await outcomes(*map(handle.call, range(4))) == [[2 * n, 2] for n in range(4)]
+
+
+@PLACEMENTS
+async def test_a_response_that_streams_is_refused_with_what_to_write(placement: Any) -> None:
+    app = shoal.App(debug=True)
+    app.endpoint("/only", placement=placement)(code.StreamingResponses)
+    async with app.lifespan():
+        answer = await ask(app, "/only", 1)
+    assert answer.status == 500
+    assert "write the handler as a generator to stream" in answer.body.decode()
+
+
+@PLACEMENTS
 async def test_a_request_is_whole_wherever_it_is_read(placement: Any) -> None:
     app = shoal.App()
     app.backend("only", code.read_request, placement=placement)

@@ -116,7 +116,8 @@ class Decorated:
         """Changes options, together, for each batcher that is opened for this function later.
 
         The one that is open in this event loop, if one is, takes them in as well, from its next
-        batch on.
+        batch on; from a thread without an event loop, such as that of a plain ``reconfigure()``,
+        all that are open do so soon.
 
         So it may be called before anything is open, such as for a method of ``self`` in a
         constructor, and what it sets outlives the batcher. Of a method it sets the options for this

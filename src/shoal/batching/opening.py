@@ -13,11 +13,12 @@ where it is awaited it finds out whether the one that it found is another loop's
 
 from __future__ import annotations
 
+import logging
 from contextlib import asynccontextmanager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from threading import get_ident
 from types import MethodType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.batcher import Batcher
 from shoal.batching.block import Opened, block_here, loops_of_context
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from shoal.batching.handlers import Fill
     from shoal.core.option_keywords import OptionKeywords
     from shoal.core.options import BatchOptions
+
+
+logger: Final = logging.getLogger("shoal")
 
 
 class Opening:
@@ -184,6 +188,9 @@ class Opening:
     def configure(self, receiver: object, changes: Mapping[str, Any]) -> None:
         """Changes options of a receiver's batcher here, if one is open, and of those to come.
 
+        In a thread that runs no event loop, as a plain ``reconfigure()`` has one, it is those that
+        are open anywhere: each takes them in soon, and nobody waits for that.
+
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.
             ValueError: A value is out of its range; nothing is changed.
@@ -194,6 +201,11 @@ class Opening:
         if opened is not None:
             opened.batcher.configure(**cast("OptionKeywords", changes))
         own.update(changes)
+        if EventLoop.here().is_none:
+            number = None if receiver is None else id(receiver)
+            for (loop, whose), there in list(self.table.items()):
+                if whose == number:
+                    loop.soon(partial(_configure, there.batcher, changes))
 
     def new_handler(self, receiver: object) -> Handler:
         """Makes the handler for a receiver."""
@@ -331,3 +343,11 @@ class Opening:
             "or have everything opened at its first call, by one line in main:\n"
             "    async with shoal.open_batchers():"
         )
+
+
+def _configure(batcher: Batcher[Any], changes: Mapping[str, Any]) -> None:
+    """Changes options of a batcher that another thread has checked; in the batcher's event loop."""
+    try:
+        batcher.configure(**cast("OptionKeywords", changes))
+    except Exception:  # a rule of the user's; it must not end the event loop
+        logger.exception("%s could not take in new options", batcher.name)

@@ -106,9 +106,15 @@ def why_unsendable(name: str, contents: list[Any], error: Exception) -> TypeErro
         try:
             pickle.dumps(content, 5)
         except Exception as own:
+            # A Starlette response that streams; Starlette is not imported for that.
+            hint = (
+                "; write the handler as a generator to stream"
+                if hasattr(content, "body_iterator")
+                else ""
+            )
             return TypeError(
                 f"{name.format(nth=nth)} can't be sent between processes ({own}): "
-                f"{type(content).__qualname__} {_shown(content)}"
+                f"{type(content).__qualname__} {_shown(content)}{hint}"
             )
     return TypeError(f"{name.format(nth=0)} can't be sent between processes: {error}")
 
