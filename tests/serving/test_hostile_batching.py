@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 import shoal
@@ -116,3 +117,37 @@ async def test_what_an_application_has_mounted_may_call_it_too(how: str) -> None
     async with app.lifespan():
         assert (await ask(app, "/m/x")).status == 204
         assert (await ask(app, "/e", "well")).json() == "well"
+
+
+@shoal.batch
+async def tagged(items: list[Any]) -> list[str]:
+    try:
+        return [shoal.current_replica_tag()] * len(items)
+    except RuntimeError:
+        return ["none"] * len(items)
+
+
+async def calls_tagged(item: Any) -> Any:
+    return await tagged(item)
+
+
+async def test_a_task_of_the_servers_opens_nothing_in_a_replica() -> None:
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        tag = await tagged(1)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": tag.encode()})
+
+    async def client() -> None:
+        await is_open.wait()
+        assert (await ask(app, "/m/x")).body == b"none"
+        done.set()
+
+    is_open, done = anyio.Event(), anyio.Event()
+    app = shoal.App()
+    app.endpoint("/e", placement="task")(calls_tagged)
+    app.mount("/m", mounted)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(client)  # in no block's context
+        async with app.lifespan():
+            is_open.set()
+            await done.wait()
