@@ -11,8 +11,9 @@ import anyio.to_thread
 import pytest
 
 from batching.scenes import line_up, outcome
-from shoal.errors import InUse, NameTaken, NotDurable, ReplicaNotStarted
+from shoal.errors import InUse, NameTaken, NotDurable, ReplicaNotStarted, ShutDown
 from shoal.serving.controller import Controller
+from shoal.serving.declaring import Declarations
 from shoal.serving.state import StateFile
 
 if TYPE_CHECKING:
@@ -286,3 +287,11 @@ async def test_the_file_is_not_closed_while_a_change_is_being_written(
             await controller.shutdown()
             timer.join()
     assert closed_while_writing == [False]
+
+
+async def test_nothing_is_written_once_the_file_was_let_go(tmp_path: Path) -> None:
+    """A verb may be on its way to the file when the controller ends."""
+    declarations = Declarations(StateFile.open(tmp_path / "state.db"))
+    declarations.close()
+    with pytest.raises(ShutDown):
+        await declarations.delete_backend("b")
