@@ -22,6 +22,7 @@ import asyncio
 import gc
 import importlib.util
 import os
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 SLOW_HANG_S = 60
+# A script's background job ignores Ctrl-C, and so would the programs that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 LOOPS = ["trio", "asyncio"]
 if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is not None:
     LOOPS.append("uvloop")

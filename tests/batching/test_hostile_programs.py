@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import shoal
 from batching.scenes import outcome, settle
-from shoal.testing import virtual_backend
+from shoal.testing import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -110,7 +110,6 @@ async def plays(handler: Any, programs: list[tuple[list[str], list[str], bool]])
 @settings(max_examples=60, deadline=None)
 @given(programs=st.lists(st.tuples(OPS, OPS, st.booleans()), min_size=1, max_size=4))
 def test_a_batcher_outlives_whatever_its_handler_does(
-    backend: str, handler: Any, programs: list[tuple[list[str], list[str], bool]]
+    backend: Any, handler: Any, programs: list[tuple[list[str], list[str], bool]]
 ) -> None:
-    name, options = virtual_backend(backend)
-    anyio.run(plays, handler, programs, backend=name, backend_options=options)
+    run_virtually(plays, handler, programs, backend=backend)

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, NewType, Protocol, TypedDict, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -133,7 +134,7 @@ def test_an_annotation_of_a_list_is_known(annotation: Any) -> None:
         T,
         Sized,
         np.ndarray,
-        np.typing.NDArray[np.float32],
+        npt.NDArray[np.float32],
         Tensor,
         HasShape,
         list[int] | int,

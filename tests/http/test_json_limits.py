@@ -8,7 +8,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import pydantic
 import pytest
+from packaging import version
 from pydantic import BaseModel
 
 import shoal
@@ -278,6 +280,8 @@ for body in (body, b"[" + unit * (settings.max_json_elements // sum(map(unit.cou
     assert (after - before) * 1024 <= 12 * len(body), (after - before) * 1024 / len(body)
 """
 
+# Before its version 2.14.2 pydantic took twice as much for short lists and dicts.
+ALLOWED = 1.2 if version.parse(pydantic.VERSION) >= version.parse("2.14.2") else 2.5
 AT_THE_LIMIT = """
 import sys
 from types import SimpleNamespace
@@ -379,7 +383,7 @@ def test_a_large_body_takes_at_most_twelve_times_its_size(unit, annotation, stat
         (b"{", b'"%x":1,', b"}", "Strict"),
     ],
 )
-def test_a_small_body_takes_at_most_twelve_times_its_size_and_what_is_free(
+def test_a_small_body_takes_about_twelve_times_its_size_and_what_is_free(
     opening, unit, closing, annotation
 ):
     words = [repr(opening), repr(unit), repr(closing), annotation]
@@ -388,4 +392,4 @@ def test_a_small_body_takes_at_most_twelve_times_its_size_and_what_is_free(
     )
     assert ended.stderr == ""
     _, _, taken, allowed = map(int, ended.stdout.split())
-    assert taken <= 1.2 * allowed, ended.stdout
+    assert taken <= ALLOWED * allowed, ended.stdout

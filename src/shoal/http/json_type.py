@@ -8,12 +8,11 @@ takes that it is about.
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
-from pydantic_core import SchemaValidator, core_schema
+from pydantic_core import SchemaValidator
 
 from shoal.http.json_scan import Costs, check_json
 from shoal.http.problem import Problem, Refused
@@ -27,23 +26,9 @@ _MOST_ERRORS_SHOWN: Final = 100
 # From so many elements on, the first error of a body is all that is told of it.
 _LARGE: Final = 4096
 
-# Which of them can end at the first error depends on pydantic's version.
-_CONTAINERS: Final = {
-    "list": core_schema.ListSchema,
-    "tuple": core_schema.TupleSchema,
-    "set": core_schema.SetSchema,
-    "frozenset": core_schema.FrozenSetSchema,
-    "dict": core_schema.DictSchema,
-}
-_ENDING_EARLY: Final = frozenset(
-    kind for kind, schema in _CONTAINERS.items() if "fail_fast" in schema.__annotations__
-)
+_ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
 # Else a model is checked by the validator that it has already, whatever its schema says.
-_ANEW: Final[dict[str, Any]] = (
-    {"_use_prebuilt": False}
-    if "_use_prebuilt" in inspect.signature(SchemaValidator).parameters
-    else {}
-)
+_ANEW: Final[dict[str, Any]] = {"_use_prebuilt": False}
 _Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
 # What is the user's own in a schema, and no schema, whatever it looks like.
 _NO_SCHEMAS: Final = frozenset({"metadata", "serialization"})

@@ -22,8 +22,7 @@ def into_this_loop() -> tuple[str, Soon]:
 
     The latter raises a RuntimeError when the loop is closed.
     """
-    token: Any = anyio.lowlevel.current_token()
-    native: Any = getattr(token, "native_token", token)  # before anyio 4.11 it is not wrapped
+    native: Any = anyio.lowlevel.current_token().native_token
     if hasattr(native, "run_sync_soon"):
         return "trio", native.run_sync_soon
     return "asyncio", native.call_soon_threadsafe

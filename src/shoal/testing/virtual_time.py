@@ -114,8 +114,6 @@ def run_virtually(
         What the function returned.
     """
     name, options = virtual_backend(backend)
-    if name == "trio":  # trio's own run: anyio's takes no clock before its version 4.14
-        return trio.run(function, *args, **options)
     return anyio.run(function, *args, backend=name, backend_options=options)
 
 
