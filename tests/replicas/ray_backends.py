@@ -5,6 +5,7 @@ Ray's processes import this module: the tests give them the path to it.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -101,12 +102,6 @@ class Model:
     def raises_strangely(self, items: list[Any]) -> list[Any]:
         raise ValueError("at a distance", Opaque())
 
-    def exits(self, items: list[Any]) -> list[Any]:
-        sys.exit(3)
-
-    async def exits_in_the_loop(self, items: list[Any]) -> list[Any]:
-        sys.exit(3)
-
     def is_stuck(self, items: list[Any]) -> list[Any]:
         self.folder.note("began")
         self.folder.wait("on")
@@ -140,6 +135,77 @@ class Model:
         yield items
         self.folder.wait("on")
         os._exit(3)
+
+
+class Panic(BaseException):
+    """Like the class that Rust extensions raise."""
+
+
+RAISES: dict[Any, Any] = {
+    "exit": lambda: SystemExit(3),
+    "ctrl-c": KeyboardInterrupt,
+    "panic": lambda: Panic("index"),
+    "cancelled": asyncio.CancelledError,
+}
+
+
+def answered(item: Any) -> Any:
+    if item in RAISES:
+        raise RAISES[item]()
+    return item
+
+
+class Raising:
+    """Raises what it is told to, wherever it is told.
+
+    Args:
+        start: What the constructor is told.
+    """
+
+    def __init__(self, start: str = "") -> None:
+        answered(start)
+        self.config = ""
+
+    def reconfigure(self, user_config: str) -> None:
+        answered(user_config)
+        self.config = user_config
+
+    def health(self) -> None:
+        answered(self.config.removeprefix("be in health "))
+
+    def close(self) -> None:
+        answered(self.config.removeprefix("be in closing "))
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        return [answered(item) for item in items]
+
+    async def in_the_loop(self, items: list[Any]) -> list[Any]:
+        return [answered(item) for item in items]
+
+    @shoal.batch
+    async def gathered(self, items: list[Any]) -> list[Any]:
+        return [answered(item) for item in items]
+
+    def plain_steps(self, items: list[Any]) -> Generator[list[Any]]:
+        yield ["step"]
+        yield [answered(item) for item in items]
+
+    async def steps_in_the_loop(self, items: list[Any]) -> AsyncGenerator[list[Any]]:
+        yield ["step"]
+        yield [answered(item) for item in items]
+
+
+class RaisingInTheLoop(Raising):
+    """The same with async hooks."""
+
+    async def reconfigure(self, user_config: str) -> None:  # type: ignore[override]
+        super().reconfigure(user_config)
+
+    async def health(self) -> None:  # type: ignore[override]
+        super().health()
+
+    async def close(self) -> None:  # type: ignore[override]
+        super().close()
 
 
 class AlwaysStuck:

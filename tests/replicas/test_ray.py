@@ -13,10 +13,23 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from replicas.ray_backends import AlwaysStuck, Box, KnownHereOnly, Model, Opaque
+from replicas.ray_backends import (
+    AlwaysStuck,
+    Box,
+    KnownHereOnly,
+    Model,
+    Opaque,
+    Raising,
+    RaisingInTheLoop,
+)
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, CutReason
-from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted, WrongResultType
+from shoal.errors import (
+    HandlerFailed,
+    ReplicaDied,
+    ReplicaNotStarted,
+    WrongResultType,
+)
 from shoal.replicas.base import Blueprint, ReplicaOptions
 from shoal.replicas.current import Identity
 from shoal.replicas.definition import Definition
@@ -84,7 +97,9 @@ def folder(tmp_path: Path) -> Folder:
 
 
 @asynccontextmanager
-async def playing(target: Any, *init_args: Any, **options: Any) -> AsyncGenerator[Played]:
+async def playing(
+    target: Any, *init_args: Any, user_config: Any = None, **options: Any
+) -> AsyncGenerator[Played]:
     """Plays a replica; stops it in the end, if it has not ended."""
     options = {"ray_options": SMALL, "cancel_grace_s": 10.0, **options}
     played = Played(
@@ -92,6 +107,7 @@ async def playing(target: Any, *init_args: Any, **options: Any) -> AsyncGenerato
             Blueprint(
                 identity=Identity("model", "model#7"),
                 definition=Definition(target, init_args),
+                user_config=user_config,
                 options=ReplicaOptions(**options),
             )
         )
@@ -277,13 +293,101 @@ async def test_all_work_on_a_node_that_is_lost_fails(cluster, folder):
     assert isinstance(other.error, ReplicaDied)
 
 
-@pytest.mark.parametrize("method", ["exits", "exits_in_the_loop"])
-async def test_code_that_exits_is_the_death_of_its_replica(folder, method):
-    async with playing(Model, folder.path) as played:
-        with pytest.raises(ReplicaDied):
-            await played.run(method, [1])
+ENDS = pytest.mark.parametrize(
+    ("how", "what"), [("exit", "SystemExit(3)"), ("ctrl-c", "KeyboardInterrupt()")]
+)
+FAILS = [("panic", "Panic: index"), ("cancelled", "CancelledError")]
+HOOKS = pytest.mark.parametrize("code", [Raising, RaisingInTheLoop])
+
+
+@ENDS
+@pytest.mark.parametrize("method", ["__call__", "in_the_loop", "plain_steps", "steps_in_the_loop"])
+async def test_code_that_would_end_a_process_ends_its_replica(method, how, what):
+    async with playing(Raising) as played:
+        if "steps" in method:
+            step, error = await played.steps(method, [how])
+            assert step == ["step"]
+        else:
+            with pytest.raises(ReplicaDied) as raised:
+                await played.run(method, [how])
+            error = raised.value
         await played.ended.wait()
-        assert isinstance(played.error, ReplicaDied)
+        assert isinstance(error, ReplicaDied)
+        assert error is not played.error
+        for death in (error, played.error):
+            assert str(death) == f"model#7 was killed: its code raised {what}"
+
+
+async def test_code_that_raises_no_exception_fails_its_batch_alone():
+    async with playing(Raising) as played:
+        for how, what in FAILS:
+            for method in ("__call__", "in_the_loop", "gathered"):
+                with pytest.raises(HandlerFailed, match=what):
+                    await played.run(method, [how])
+            for method in ("plain_steps", "steps_in_the_loop"):
+                step, error = await played.steps(method, [how])
+                assert step == ["step"]
+                assert isinstance(error, HandlerFailed)
+                assert what in str(error)
+        assert await played.run("__call__", ["well"]) == ["well"]
+        assert await played.steps("steps_in_the_loop", ["well"]) == [["step"], ["well"]]
+    assert played.error is None
+
+
+@ENDS
+async def test_a_batched_method_that_would_end_a_process_ends_its_replica(how, what):
+    async with playing(Raising) as played:
+        with pytest.raises(ReplicaDied, match="its code raised"):
+            await played.run("gathered", [how])
+        await played.ended.wait()
+        assert str(played.error) == f"model#7 was killed: its code raised {what}"
+
+
+@pytest.mark.parametrize("how", ["exit", "panic"])
+async def test_a_constructor_that_raises_no_exception_is_a_failed_start(how):
+    async with playing(Raising, how) as played:
+        assert isinstance(played.error, ReplicaNotStarted)
+        assert isinstance(played.error.__cause__, HandlerFailed)
+
+
+@HOOKS
+async def test_a_first_config_that_would_end_a_process_is_a_failed_start(code):
+    async with playing(code, user_config="exit") as played:
+        assert isinstance(played.error, ReplicaNotStarted)
+        assert isinstance(played.error.__cause__, HandlerFailed)
+
+
+async def tell(played: Played, hook: str, how: str) -> None:
+    """Has a hook raise something."""
+    if hook == "reconfigure":
+        await played.replica.reconfigure(how)
+    else:
+        await played.replica.reconfigure(f"be in {hook} {how}")
+        await played.replica.check_health()
+
+
+@HOOKS
+@pytest.mark.parametrize("hook", ["reconfigure", "health"])
+async def test_a_hook_that_would_end_a_process_ends_its_replica(code, hook):
+    async with playing(code) as played:
+        with pytest.raises(ReplicaDied) as raised:
+            await tell(played, hook, "exit")
+        await played.ended.wait()
+        for death in (raised.value, played.error):
+            assert str(death) == "model#7 was killed: its code raised SystemExit(3)"
+
+
+@HOOKS
+async def test_a_hook_that_raises_no_exception_fails_alone(code, caplog):
+    async with playing(code) as played:
+        for how, what in FAILS:
+            for hook in ("reconfigure", "health"):
+                with pytest.raises(HandlerFailed, match=what):
+                    await tell(played, hook, how)
+        assert await played.run("in_the_loop", ["well"]) == ["well"]
+        await played.replica.reconfigure("be in closing exit")
+    assert played.error is None
+    assert "close() failed" in caplog.text
 
 
 async def test_a_replica_is_lost_when_the_program_leaves_ray(folder):

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, CutReason
-from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.current import running_replica
 from shoal.replicas.description import Description
 from shoal.replicas.process import ProcessReplica
@@ -329,6 +329,22 @@ class CancelsItsCallers(TaskReplica):
                 raise
 
 
+class LetsPanicsOut(TaskReplica):
+    async def run(self, method, items):
+        try:
+            return await super().run(method, items)
+        except HandlerFailed as error:
+            raise error.__cause__ from None
+
+
+class MakesPanicsMistakes(TaskReplica):
+    async def run(self, method, items):
+        try:
+            return await super().run(method, items)
+        except HandlerFailed as error:
+            raise RuntimeError("a panic") from error
+
+
 class WorksOnAfterTheEnd(TaskReplica):
     async def run(self, method, items):
         if self._work.ended.is_set() and method == "__call__":
@@ -376,6 +392,8 @@ BROKEN = {
     LetsWorkEndWhenKilled: "kill makes work",
     ReturnsWhenKilled: "kill makes work",
     CancelsItsCallers: "where serve is cancelled",
+    LetsPanicsOut: "raises what is no Exception",
+    MakesPanicsMistakes: "raises what is no Exception",
     WorksOnAfterTheEnd: "after its end",
 }
 SEEN_IN_ASYNC_CODE = {IsLeftInRuins}

@@ -110,7 +110,7 @@ def _pickled(error: BaseException) -> bytes | None:
         data = pickle.dumps(error, 5)
         again = unpickled(data)
         same = type(again) is type(error) and str(again) == str(error)
-    except Exception:
+    except BaseException:  # whatever a foreign class does
         return None
     return data if same else None
 
@@ -118,7 +118,7 @@ def _pickled(error: BaseException) -> bytes | None:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:
+    except BaseException:  # whatever a foreign class does
         return ""
 
 
@@ -127,7 +127,7 @@ def _story(error: BaseException) -> str:
         return ""
     try:
         lines = traceback.format_exception(type(error), error, _of_the_user(error.__traceback__))
-    except Exception:
+    except BaseException:  # whatever a foreign class does
         return ""
     return "".join(lines).rstrip()
 

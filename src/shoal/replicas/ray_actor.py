@@ -9,7 +9,9 @@ Its methods are in three groups, each with its threads, so that none can starve 
 the actor in touch with its replica (`CONTROL`), the code's hooks (`HOOKS`), and the work. Ray can't
 cancel what runs in an actor's thread, so `ReplicaActor.cancel` is a method of the first group.
 
-What the code raises is returned, as data: Ray wraps errors, and some don't survive that.
+What the code raises is returned, as data: Ray wraps errors, and some don't survive that. What would
+end a process is returned as an `Ending`: how Ray takes that depends on the thread, and none of its
+ways says what it was.
 """
 
 from __future__ import annotations
@@ -18,24 +20,27 @@ import inspect
 import threading
 import time
 from collections import deque
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import anyio
 from anyio.from_thread import start_blocking_portal
 
+from shoal.batching.block import BatcherBlock
 from shoal.batching.current import running_batch
-from shoal.batching.decorator import open_batchers
+from shoal.batching.failures import ends_the_program
+from shoal.batching.held import shown
 from shoal.replicas.crossing import ErrorAsData, as_data, slots_as_data
 from shoal.replicas.current import Identity, running_replica
 from shoal.replicas.describing import Defaults, DescriptionAsData, description_as_data
 from shoal.replicas.instance import Instance
 from shoal.replicas.jobs import DONE, PlainMethod
-from shoal.replicas.ray_steps import AsyncSteps, AsyncWork
+from shoal.replicas.ray_steps import AsyncSteps, AsyncWork, CodeEnded, as_exceptions
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import AsyncGenerator, Generator
 
     from shoal.batching.handlers import Handler
     from shoal.replicas.batch_as_data import BatchAsData
@@ -43,8 +48,8 @@ if TYPE_CHECKING:
 
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
-GROUPS: Final = {CONTROL: 4, HOOKS: 8}
-"""How many calls of each group run at once; one of the first is the lifeline."""
+GROUPS: Final = {CONTROL: 5, HOOKS: 8}
+"""How many calls of each group run at once; two of the first last as long as the actor."""
 
 WORK_THREADS: Final = 256
 """How many batches an actor runs at once. They are there from the start, and take 10 kB each."""
@@ -52,8 +57,18 @@ WORK_THREADS: Final = 256
 Load: TypeAlias = "tuple[list[Any], BatchAsData | None]"
 """What a method is called with, and the batch that it is; in one, since they share the items."""
 
-Answer: TypeAlias = "tuple[Any, ErrorAsData | None]"
+Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
 """What the code gave back; or what it raised."""
+
+
+class Ending(NamedTuple):
+    """Says that the replica is to end.
+
+    Attributes:
+        how: What happened to it, such as ``"was killed: its code raised SystemExit(3)"``.
+    """
+
+    how: str
 
 
 class ReplicaActor:
@@ -68,7 +83,8 @@ class ReplicaActor:
         self._identity = Identity(*identity)
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
-        self._batchers = self._portal.wrap_async_context_manager(open_batchers())
+        self._end: Future[Ending] = Future()
+        self._batchers = self._portal.wrap_async_context_manager(self._gathering())
         self._batchers.__enter__()
         # Deadlines are on the clock of that loop, and are wanted in threads that can't ask it.
         self._clock_offset = self._portal.call(anyio.current_time) - time.monotonic()
@@ -89,6 +105,10 @@ class ReplicaActor:
         """Never answers: it fails when the actor has died."""
         threading.Event().wait()
 
+    def ending(self) -> Ending:
+        """Answers when code that batches calls has raised what ends a process."""
+        return self._end.result()
+
     def begin(
         self, definition: Definition, user_config: Any
     ) -> tuple[DescriptionAsData | None, ErrorAsData | None]:
@@ -103,7 +123,7 @@ class ReplicaActor:
                 if user_config is not None:
                     self._reconfigure(user_config)
                 self._call_hook("warm_up")
-        except Exception as error:
+        except BaseException as error:
             return None, _sendable(error)
         return description_as_data(instance.description), None
 
@@ -118,9 +138,9 @@ class ReplicaActor:
                     results = found.plain.results(items)
                 else:
                     results = self._portal.call(work.results, found.handler, items)
-        except Exception as error:
-            return None, _sendable(error)
-        return slots_as_data(results), None
+                return slots_as_data(results), None
+        except BaseException as error:
+            return None, _told(error)
 
     def steps(self, call: int, method: str, load: Load) -> Generator[Answer]:
         """Runs a generator method, until its end or until it is cancelled."""
@@ -139,8 +159,10 @@ class ReplicaActor:
                         step = DONE if work.is_left else steps.next()
                 finally:
                     steps.close()
-        except Exception as error:
-            yield None, _sendable(error)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            yield None, _told(error)
 
     def cancel(self, call: int) -> None:
         """Cancels what runs under a number: async code at once, generators after their step."""
@@ -157,17 +179,26 @@ class ReplicaActor:
         try:
             with self._inside():
                 self._reconfigure(user_config)
-        except Exception as error:
-            return None, _sendable(error)
+        except BaseException as error:
+            return None, _told(error)
         return None, None
 
     def health(self) -> Answer:
         """Asks for the code's health; None if it has no opinion."""
-        return self._hook_answer("health")
+        try:
+            with self._inside():
+                return self._call_hook("health"), None
+        except BaseException as error:
+            return None, _told(error)
 
     def close(self) -> Answer:
         """Has the code close what it holds."""
-        return self._hook_answer("close")
+        try:
+            with self._inside():
+                self._call_hook("close")
+        except BaseException as error:  # it ends as it is
+            return None, _sendable(error)
+        return None, None
 
     def _found(self, name: str, load: Load) -> tuple[_Method, list[Any]]:
         self._instance.description.method(name)  # or says which there are
@@ -182,19 +213,26 @@ class ReplicaActor:
             )
         self._call_hook("reconfigure", user_config)
 
-    def _hook_answer(self, name: str) -> Answer:
-        try:
-            with self._inside():
-                return self._call_hook(name), None
-        except Exception as error:
-            return None, _sendable(error)
-
     def _call_hook(self, name: str, *args: Any) -> Any:
         hook = self._instance.hook(name)
         if hook is None:
             return None
         result = hook(*args)
         return self._portal.call(_awaited, result) if inspect.isawaitable(result) else result
+
+    @asynccontextmanager
+    async def _gathering(self) -> AsyncGenerator[None]:
+        """The code's batched functions and methods open in this block."""
+        async with BatcherBlock(told=self._told_in_batch):
+            yield
+
+    def _told_in_batch(self, error: BaseException) -> Exception:
+        # Who waits for the batch may be any call, or none that passes the error on.
+        if not self._end.done():
+            self._end.set_result(_ending(error))
+        told = CodeEnded()
+        told.__cause__ = error
+        return told
 
     @contextmanager
     def _inside(self, load: Load | None = None) -> Generator[None]:
@@ -234,11 +272,29 @@ class _Method:
 
 
 async def _awaited(awaitable: Any) -> Any:
-    return await awaitable
+    with as_exceptions():
+        return await awaitable
 
 
-def _sendable(error: Exception) -> ErrorAsData:
+def _told(error: BaseException) -> ErrorAsData | Ending:
+    """Makes of what the code raised, once it was ready, what the replica is told."""
+    error = _of_the_code(error)
+    return _ending(error) if ends_the_program(error) else _sendable(error)
+
+
+def _ending(error: BaseException) -> Ending:
+    return Ending(f"was killed: its code raised {shown(error)}")
+
+
+def _of_the_code(error: BaseException) -> BaseException:
+    while isinstance(error, CodeEnded) and error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _sendable(error: BaseException) -> ErrorAsData:
     """Takes an exception apart; those whose class is in the caller's ``__main__`` too."""
+    error = _of_the_code(error)
     found = as_data(error)
     if found.pickled is None:
         cloudpickle: Any = import_module("ray.cloudpickle")
@@ -247,6 +303,6 @@ def _sendable(error: Exception) -> ErrorAsData:
             again = cloudpickle.loads(data)
             if type(again) is type(error) and str(again) == str(error):
                 return found._replace(pickled=data)
-        except Exception:  # noqa: S110 - whatever a foreign class does; its text is sent at least
+        except BaseException:  # noqa: S110 - whatever a foreign class does; its text is sent
             pass
     return found

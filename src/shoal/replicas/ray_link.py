@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import anyio
 
 from shoal.errors import ReplicaDied
-from shoal.replicas.ray_actor import CONTROL
+from shoal.replicas.ray_actor import CONTROL, Ending
 from shoal.replicas.ray_bridge import Pump
 from shoal.replicas.ray_cluster import check_can_be_sent, death_of, failure_of, ray
 
@@ -61,6 +61,8 @@ class Link:
         self._actor, self._soon = actor, soon
         lifeline = actor.lifeline.options(concurrency_group=CONTROL).remote().future()
         lifeline.add_done_callback(partial(soon, self._has_gone))
+        ending = actor.ending.options(concurrency_group=CONTROL).remote().future()
+        ending.add_done_callback(partial(soon, self._is_to_end))
         await self._result(actor.ping.options(concurrency_group=CONTROL).remote())
 
     async def ask(self, name: str, *args: Any, group: str | None = None) -> Any:
@@ -188,9 +190,12 @@ class Link:
     def _taken(self, answer: Answer) -> Any:
         """Returns what the code gave back, or raises what it raised."""
         value, error = answer
-        if error is not None:
-            raise error.as_exception(self._tag)
-        return value
+        if error is None:
+            return value
+        if isinstance(error, Ending):
+            self.finish(error.how)
+            raise self.died()
+        raise error.as_exception(self._tag)
 
     async def _cancel(self, call: int, done: anyio.Event) -> None:
         """Tells the actor that a call is not wanted; kills it if the call does not end."""
@@ -228,6 +233,10 @@ class Link:
             self.finish(f"died: {how}", error)
             raise self.died()
         raise failure_of(error, self._tag) from error
+
+    def _is_to_end(self, ending: Future[Ending]) -> None:
+        if ending.exception() is None:
+            self.finish(ending.result().how)
 
     def _has_gone(self, lifeline: Future[None]) -> None:
         error = lifeline.exception()

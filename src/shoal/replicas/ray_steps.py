@@ -1,25 +1,57 @@
-"""Async code for threads: what a thread of an actor asks for, and how it is cancelled.
+"""Async code for threads: what a thread of an actor asks for, how it is cancelled, what it raises.
 
 Cancel scopes belong to the event loop. So whether work was cancelled is a flag that any thread may
 set, and the loop looks at it when it has made the scope, and whenever it is told to look again.
+
+What the code raises must not end the loop, and a task group ends with whatever is no `Exception`:
+so nothing else comes out of it (`as_exceptions`).
 """
 
 from __future__ import annotations
 
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from shoal.batching.failures import ends_the_program, goes_on, own_copy
+from shoal.batching.parking import Parking
 from shoal.replicas.jobs import DONE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Generator
 
     from anyio.from_thread import BlockingPortal
 
     from shoal.batching.handlers import Handler
+
+
+class CodeEnded(Exception):
+    """The code has raised what ends a process, which is the cause."""
+
+
+@contextmanager
+def as_exceptions() -> Generator[None]:
+    """Code runs in this block of a task; what it raises comes as an `Exception`.
+
+    Raises:
+        CodeEnded: It raised what ends a process.
+        HandlerFailed: It raised what is no `Exception`.
+        Exception: What it raised.
+
+    Cancellation: goes on.
+    """
+    try:
+        yield
+    except Exception:
+        raise
+    except BaseException as error:
+        if ends_the_program(error):
+            raise CodeEnded from error
+        if goes_on(error, Parking.of_this_loop()):
+            raise
+        raise own_copy(error) from error
 
 
 class AsyncWork:
@@ -46,7 +78,7 @@ class AsyncWork:
 
     async def results(self, handler: Handler, items: list[Any]) -> Any:
         """Runs a unary method; gives back None if it was cancelled."""
-        with self.new_scope():
+        with self.new_scope(), as_exceptions():
             return await handler.results(items)
 
 
@@ -82,7 +114,7 @@ class AsyncSteps:
         if self._is_over:
             self._settle(DONE)
 
-    def _settle(self, step: Any, error: BaseException | None = None) -> None:
+    def _settle(self, step: Any, error: Exception | None = None) -> None:
         answer, self._answer = self._answer, None
         if answer is None:
             return
@@ -93,7 +125,7 @@ class AsyncSteps:
 
     async def _serve(self, handler: Handler, items: list[Any], work: AsyncWork) -> None:
         try:
-            with work.new_scope():
+            with work.new_scope(), as_exceptions():
                 async with aclosing(handler.steps(items)) as steps:
                     await self._give(steps)
         finally:
@@ -107,10 +139,9 @@ class AsyncSteps:
             if self._answer is None:
                 return  # it is to be closed
             try:
-                self._settle(await anext(steps, DONE))
+                with as_exceptions():
+                    step = await anext(steps, DONE)
             except Exception as error:
                 self._settle(None, error)
-            except BaseException as error:
-                if not isinstance(error, anyio.get_cancelled_exc_class()):
-                    self._settle(None, error)
-                raise
+            else:
+                self._settle(step)

@@ -58,6 +58,7 @@ _CHECKS: Final[Sequence[Callable[[Stage], Awaitable[None]]]] = (
     lives.start_in_time,
     lives.kill,
     lives.cancelled,
+    lives.no_exceptions,
     lives.crash,
 )
 

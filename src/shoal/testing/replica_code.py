@@ -20,6 +20,25 @@ class Mistake(Exception):
     """What the code raises when it is asked to."""
 
 
+class Panic(BaseException):
+    """What the code raises that is no `Exception`, like the class of a Rust extension."""
+
+
+def raise_panic() -> None:
+    """Raises a `Panic`."""
+    raise Panic("in the code")
+
+
+def raise_system_exit() -> None:
+    """Raises what `sys.exit` does."""
+    raise SystemExit(3)
+
+
+def raise_keyboard_interrupt() -> None:
+    """Raises what Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
 def double(items: list[int]) -> list[int]:
     """Is plain code that is a function."""
     return [2 * item for item in items]

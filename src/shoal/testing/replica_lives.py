@@ -6,12 +6,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.definition import Definition
-from shoal.testing.replica_code import Mistake
+from shoal.testing.replica_code import (
+    Mistake,
+    Panic,
+    raise_keyboard_interrupt,
+    raise_panic,
+    raise_system_exit,
+)
 from shoal.testing.replica_stage import IDENTITY, READY, STOPPED, Call, Played, outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shoal.testing.replica_stage import Stage
 
 DESCRIBED: Final = "what serve says describes the methods of the code"
@@ -29,6 +37,9 @@ HEALTH: Final = "check_health raises where health() raises or gives back False, 
 BESIDE: Final = "a health check is made beside the work, and can be given up"
 KILLED: Final = "kill makes work that is under way, and serve, raise ReplicaDied with its reason"
 CANCELLED: Final = "where serve is cancelled, work that is under way raises ReplicaDied"
+RAISED: Final = (
+    "code that raises what is no Exception ends its batch, or its replica, and nothing else"
+)
 CRASHED: Final = "where the code ends what it runs in, its work and serve raise ReplicaDied"
 
 _MODULE: Final = "shoal.testing.replica_code"
@@ -205,6 +216,34 @@ async def cancelled(stage: Stage) -> None:
         stage.expect(_has_died(call.result), f"a call ended with {call.result!r}")
         await played.ended.wait()
         await _is_over(stage, played)
+
+
+async def _raises_no_exception(stage: Stage, function: Callable[[], None]) -> None:
+    what = function.__name__
+    async with stage.playing() as played:
+        stage.promise = RAISED
+        got = await outcome(played.run("call", [function]))
+        if _has_died(got):
+            await played.ended.wait()
+            stage.expect(_has_died(played.error), f"{what} had serve end with {played.error!r}")
+            return
+        stage.expect(isinstance(got, HandlerFailed), f"{what} ended a call with {got!r}")
+        got = await outcome(played.run("__call__", [1]))
+        stage.expect(got == [2], f"after {what} the replica gave {got!r}")
+
+
+async def no_exceptions(stage: Stage) -> None:
+    """Checks code that raises what would end a program, or its event loop."""
+    for function in (raise_panic, raise_system_exit, raise_keyboard_interrupt):
+        try:
+            await _raises_no_exception(stage, function)
+        except (Panic, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:
+            if isinstance(error, ExceptionGroup):
+                raise
+            raise stage.broken(f"{function.__name__} ended its caller with {error!r}") from error
+    stage.promise = NOT_STARTED
+    failure = await stage.failed_start(stage.code(crash=raise_system_exit))
+    stage.expect(isinstance(failure, ReplicaNotStarted), f"after a SystemExit it was {failure!r}")
 
 
 async def crash(stage: Stage) -> None:
