@@ -27,9 +27,8 @@ _PIECES: Final = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"?){1,4096}+'
 _NUMBERS: Final = re.compile(rb"[0-9][0-9.]*+(?:[eE]\+?+[0-9]++)?+")
 _NO_NUMBERS: Final = (b"NaN", b"Infinity")
 
-# Whatever is as large as a float can't be, has one of these where its digits are all 0.
 _DIGITS_AS_0: Final = bytes.maketrans(b"123456789E", b"000000000e")
-_OF_LARGE_NUMBERS: Final = (b"e000", b"e+000", b"0" * 200)
+_MANY_DIGITS: Final = b"0" * 200
 
 _TIMES_ITS_SIZE: Final = 12
 # What is free, since a small body may be all brackets; and more for each element that it may have.
@@ -75,8 +74,7 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
     allowance = _TIMES_ITS_SIZE * len(body) + free
     elements, cost = _counted(body, costs)
     names = [name for name in _NO_NUMBERS if name in body]
-    digits = body.translate(_DIGITS_AS_0)
-    may_be_too_large = any(part in digits for part in _OF_LARGE_NUMBERS)
+    may_be_too_large = _may_have_too_large(body)
     if elements > max_elements or cost > allowance or names or may_be_too_large:
         elements = cost = 0
         for bare in _without_strings(body):
@@ -111,6 +109,14 @@ def _counted(text: bytes, costs: Costs) -> tuple[int, int]:
         + keys * costs.per_key
     )
     return sum(marks), cost
+
+
+def _may_have_too_large(body: bytes) -> bool:
+    """Says whether a number may be too large for a float, by what such a number is written with."""
+    digits = body.translate(_DIGITS_AS_0)
+    if _MANY_DIGITS in digits:
+        return True
+    return b"e" in digits and (b"e000" in digits or b"e+000" in digits)
 
 
 def _check_numbers(bare: bytes) -> None:
