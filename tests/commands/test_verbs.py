@@ -244,6 +244,13 @@ def test_a_call_prints_its_answer(code, arguments, answer, told):
     assert told("call", "e", *arguments) == answer
 
 
+def test_a_call_of_a_stream_says_how_to_ask_for_one(told, refused):
+    told("backends", "create", "b", "driven_models:Scaler")
+    told("endpoints", "create", "e", "--backend", "b")
+    code, line = refused("call", "e", "4", "--method-name", "count")
+    assert (code, line.partition("; ")[2]) == (2, "add --stream")
+
+
 def test_a_call_takes_its_item_from_stdin(told, monkeypatch):
     told("backends", "create", "b", "driven_models:add_one")
     told("endpoints", "create", "e", "--backend", "b")
@@ -293,6 +300,7 @@ def test_changes_are_confirmed_as_json_for_machines(told):
         (1, ["call", "f", "1"], "there is no endpoint 'f'"),
         (2, ["call", "e", "one"], "'one' is not JSON: "),
         (1, ["call", "e", "1", "2"], "TypeError: "),
+        (2, ["call", "e", "1", "--stream"], "gives one result; leave out --stream"),
         (1, ["call", "e", "13"], "ValueError: 13 is not welcome"),
         (1, ["call", "e", "1", "--method-name", "absent"], "the backend has no method 'absent'"),
     ],

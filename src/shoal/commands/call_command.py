@@ -85,7 +85,7 @@ def _call(arguments: Namespace) -> int:
             async for result in stream:
                 print_out(json.dumps(result, ensure_ascii=False))
 
-    ask(arguments, _telling(call), waits_for=f"{arguments.endpoint} to answer")
+    ask(arguments, _telling(call, arguments.stream), waits_for=f"{arguments.endpoint} to answer")
     return 0
 
 
@@ -97,7 +97,7 @@ def _print(arguments: Namespace, result: Any) -> None:
 
 
 def _telling(
-    call: Callable[[RemoteClient], Awaitable[None]],
+    call: Callable[[RemoteClient], Awaitable[None]], streams: bool
 ) -> Callable[[RemoteClient], Awaitable[None]]:
     """Has what the user's code raises told with its class; it is no mistake in the command."""
 
@@ -107,6 +107,10 @@ def _telling(
         except (ShoalError, ConnectionError, Mistake):
             raise
         except Exception as error:
-            raise Mistake(f"{type(error).__name__}: {in_one_line(error)}", 1) from error
+            said = in_one_line(error)
+            what, advice, code = said.partition("; write ")
+            if advice and "handle." in code:  # how a program would have to call it
+                raise Mistake(f"{what}; {'leave out' if streams else 'add'} --stream") from error
+            raise Mistake(f"{type(error).__name__}: {said}", 1) from error
 
     return checked
