@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from packaging import version
 from pydantic import BaseModel
 
 import shoal
-from shoal.http.payload import encoded
+from shoal.http.payload import JsonReader, encoded
+from shoal.http.problem import Refused
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio
@@ -144,6 +149,50 @@ async def test_what_is_read_as_a_float_is_a_number(given, elements):
         right = await ask(app, "/of?x=1e3", method="GET")
     assert (answer.status, query.status) == (422, 422)
     assert right.json() == 1000
+
+
+DIGITS = st.sampled_from(["0", "7", "12", "1" * 199, "9" * 200, "3" * 310, "1" + "0" * 308])
+NUMBERS = st.builds(
+    "{}{}{}{}".format,
+    st.sampled_from(["", "-"]),
+    DIGITS,
+    st.one_of(st.just(""), st.builds(".{}".format, DIGITS)),
+    st.one_of(
+        st.just(""),
+        st.builds(
+            "{}{}{}".format,
+            st.sampled_from("eE"),
+            st.sampled_from(["", "+", "-"]),
+            st.sampled_from(["0", "1", "99", "109", "0099", "307", "308", "400", "12345"]),
+        ),
+    ),
+)
+TEXTS = st.text('"\\\\ e+0N{[:,').map(json.dumps)
+VALUES = st.recursive(
+    NUMBERS | TEXTS | st.sampled_from(["true", "null"]),
+    lambda values: (
+        st.lists(values, max_size=4).map(lambda some: f"[{', '.join(some)}]")
+        | st.lists(st.tuples(TEXTS, values), max_size=4).map(
+            lambda pairs: f"{{{','.join(f'{key}: {value}' for key, value in pairs)}}}"
+        )
+    ),
+    max_leaves=10,
+)
+
+
+@given(VALUES)
+def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read(body):
+    floats: list[float] = []
+    json.loads(body, parse_float=lambda text: floats.append(float(text)))
+    exchange = SimpleNamespace(headers={}, max_json_elements=1000)
+    reader = JsonReader(Any)
+    if any(map(math.isinf, floats)):
+        with pytest.raises(Refused) as caught:
+            reader.item(exchange, body.encode())
+        assert "is larger than any number" in caught.value.problem.detail
+    else:
+        read = reader.item(exchange, body.encode())
+        assert json.loads(encoded(read)) == json.loads(body)
 
 
 @pytest.mark.parametrize("power", [31, 53, 63, 64, 65, 1000, 10_000])
