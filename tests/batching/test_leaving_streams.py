@@ -393,3 +393,21 @@ def test_a_stream_may_be_dropped_after_its_event_loop_has_ended(backend: str) ->
 
     anyio.run(main, backend=backend)
     kept.clear()
+
+
+async def test_a_generator_that_is_left_between_two_steps_has_time_to_clean_up() -> None:
+    cleaned_up: list[bool] = []
+
+    async def handler(items: list[Any]) -> AsyncIterator[list[Any]]:
+        try:
+            while True:
+                yield items
+        finally:
+            await anyio.sleep(1)
+            cleaned_up.append(True)
+
+    options: dict[str, Any] = {"stream_buffer": 1, "slow_reader_timeout_s": None}
+    async with shoal.Batcher(handler, **options) as call, call("x") as stream:
+        assert await anext(stream) == "x"
+        await settle()  # the handler waits for its reader
+    assert cleaned_up == [True]

@@ -44,8 +44,7 @@ class Handler:
         streams: Whether it is a generator function, or answers by streams.
         threaded: Whether it runs in worker threads.
         told: Makes of what would end the program, if the handler raises it, the error that it fails
-            its batch with; None to let it end the program. Where there is such a function, Ctrl-C
-            is not raised in the handler either.
+            its batch with; None to let it end the program.
     """
 
     told: Callable[[BaseException], Exception] | None = None

@@ -31,7 +31,6 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import calls_from_thread
-from shoal.batching.event_loop import holds_ctrl_c
 from shoal.batching.failures import is_cancellation
 from shoal.core.batch import Batch, CutReason
 from shoal.core.policies.base import Cut
@@ -173,10 +172,6 @@ class Slots:
         for batch in self.batches:
             yield from [request for request in batch.members if request.state is RUNNING]
 
-    @holds_ctrl_c
-    async def _slot_without_ctrl_c(self) -> None:
-        await self._slot()
-
     async def _slot(self) -> None:
         coroutine = anyio.get_current_task().coro
         self.coroutines.append(coroutine)
@@ -299,9 +294,8 @@ class Slots:
     def _start_slot(self) -> None:
         assert self._tasks is not None
         self._count += 1
-        slot = self._slot if self.run.handler.told is None else self._slot_without_ctrl_c
         # In the batcher's context, whoever asks for another slot.
-        self._context.run(partial(self._tasks.start_soon, slot, name="shoal slot"))
+        self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
 
     def _are_enough_idle(self) -> bool:
         """Says whether a slot that has nothing to do may end: enough others wait."""
