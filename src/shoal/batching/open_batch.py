@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from shoal.batching.joining import Joining
-    from shoal.core.batch import CutReason
+    from shoal.core.batch import CutReason, Draining
     from shoal.core.request import Request
 
 RUNNING = State.RUNNING
@@ -173,6 +173,11 @@ class OpenBatch(Generic[T, R]):
     def reason(self) -> CutReason:
         """Why it was closed; ``open`` as long as it is not."""
         return self._batch.reason
+
+    @property
+    def draining(self) -> Draining:
+        """Set when the batcher begins to end; requests that would stay for ever are to end then."""
+        return self._batch.draining
 
     @property
     def active(self) -> list[OpenRequest[T, R]]:

@@ -188,7 +188,9 @@ class Run(ABC):
         for half in (waiting[:middle], waiting[middle:]):
             part = still_running(half)
             if part:
-                token = running_batch.set(Batch(batch.id, batch.reason, part))
+                token = running_batch.set(
+                    Batch(batch.id, batch.reason, part, draining=batch.draining)
+                )
                 try:
                     with self.parking.new_scope() as part_scope:
                         await self._run_requests(batch, part, part_scope)

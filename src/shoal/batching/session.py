@@ -126,6 +126,7 @@ class Session:
                     on_open()
                     await self._stopping.wait()
                     self.state = "draining"
+                    self.slots.draining.set()
                     with anyio.move_on_after(self._options.graceful_shutdown_timeout_s):
                         if self._drops_line:
                             self._intake.drop_line()
@@ -217,6 +218,7 @@ class Session:
     def stop_waiting(self) -> None:
         """Waits out no more windows, from now on."""
         self._intake.former.drain()
+        self.slots.draining.set()
         self.slots.ring()
 
     def configure(self, options: BatchOptions) -> None:

@@ -63,6 +63,7 @@ class Slots:
     Attributes:
         run: How a batch is run; another one when the options change.
         batches: The batches in the handler now, and since when, in seconds on the loop's clock.
+        draining: Set when the batcher begins to end; handlers may ask for it.
         ended: Set when the last slot has ended.
         on_change: Called whenever they may have come to rest; None where nobody asks.
     """
@@ -89,6 +90,7 @@ class Slots:
         self._bell: Any = None
         self._count = 0
         self._last_id = 0
+        self.draining = anyio.Event()
         self.batches: dict[Batch, float] = {}
         self._former.batches = self.batches
         self.coroutines: list[object] = []
@@ -371,7 +373,8 @@ class Slots:
     def _begun(self, requests: list[Request], reason: CutReason) -> Batch:
         """Makes a batch of requests that have been taken from the line."""
         self._last_id += 1
-        batch = Batch(self._last_id, reason, requests, self._former.load_of(requests))
+        load = self._former.load_of(requests)
+        batch = Batch(self._last_id, reason, requests, load, self.draining)
         for request in requests:
             request.state = RUNNING
             request.batch = batch

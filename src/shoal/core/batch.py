@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
 from shoal.core.request import Company, State
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from shoal.core.request import Request
 
 
@@ -30,6 +32,31 @@ class CutReason(StrEnum):
     """It was not cut: it takes requests while the handler runs."""
 
 
+class Draining(Protocol):
+    """Tells a handler that it is to come to its end: an `anyio.Event` that others set."""
+
+    def is_set(self) -> bool:
+        """Says whether the batcher drains; from any thread."""
+        ...
+
+    def wait(self) -> Awaitable[None]:
+        """Waits until it does."""
+        ...
+
+
+class _Never:
+    """Stands in where a batch is of no batcher."""
+
+    def is_set(self) -> bool:
+        return False
+
+    def wait(self) -> Awaitable[None]:
+        raise RuntimeError("this batch is of no batcher, so there is nothing that would drain")
+
+
+_NEVER: Final = _Never()
+
+
 class Batch(Company):
     """What a handler knows about the batch that it was called for.
 
@@ -39,13 +66,21 @@ class Batch(Company):
         members: Its requests, for the engine alone, which reads them again after the handler ran.
         size: How many requests it has.
         load: What their costs sum up to, and padding with them.
+        draining: Set when the batcher begins to end. A handler of streams without an end ends them
+            then; what goes on for longer than ``graceful_shutdown_timeout_s`` is cancelled.
     """
 
-    __slots__ = ("id", "load", "members", "reason", "size")
+    __slots__ = ("draining", "id", "load", "members", "reason", "size")
 
     def __init__(
-        self, id_: int, reason: CutReason, requests: list[Request], load: float | None = None
+        self,
+        id_: int,
+        reason: CutReason,
+        requests: list[Request],
+        load: float | None = None,
+        draining: Draining = _NEVER,
     ) -> None:
+        self.draining = draining
         self.id = id_
         self.reason = reason
         self.members = requests
