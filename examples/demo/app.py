@@ -12,15 +12,7 @@ from examples.language_model.continuous import TEXTS_AT_ONCE, ContinuousTextGene
 
 show = Show()
 
-
-class _App(shoal.App):
-    def begin_drain(self) -> None:
-        """Prepare for the end: those who watch are told that the show is over."""
-        show.end()
-        super().begin_drain()
-
-
-app = _App()
+app = shoal.App()
 
 # Processes can be killed and come back. A batch whose worker was killed is run again by the next.
 app.endpoint("/digits", name=BATCHED, placement="process", retries=1, **Settings().batching())(

@@ -87,14 +87,13 @@ class Show:
         self.settings = Settings()
         self.answered = 0
         self._stage: _Stage | None = None
-        self._is_over = False
 
     async def __call__(self, batch: shoal.OpenBatch[Watch, Frame]) -> None:
         """Send frames to whoever watches."""
         model = await to_thread.run_sync(CharTransformer.load)
         questions = await to_thread.run_sync(_questions)
         while joined := await batch.join():
-            if self._is_over:
+            if batch.draining.is_set():
                 _send_home(batch)
                 continue
             async with anyio.create_task_group() as tasks:
@@ -111,10 +110,6 @@ class Show:
                     self.answered += sum(each.figures()["answered"] for each in crowds.values())
                     self._stage = None
                 tasks.cancel_scope.cancel()
-
-    def end(self) -> None:
-        """End the show, for good."""
-        self._is_over = True
 
     async def change(self, changes: list[Settings]) -> list[Settings]:
         """Change the settings; of several changes at once the last one holds."""
@@ -159,7 +154,7 @@ class Show:
         """Send frames until nobody watches."""
         cursors: Cursors = {}
         while joined or batch.active:
-            if self._is_over:
+            if batch.draining.is_set():  # the server ends, and the show with it
                 _send_home(batch)
                 return
             stage.crowd(self.settings.clients)

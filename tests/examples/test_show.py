@@ -145,9 +145,9 @@ async def test_the_crowd_goes_home_when_nobody_watches_and_comes_back(playing):
 
 @pytest.mark.anyio
 async def test_who_watches_is_told_that_the_show_is_over(playing):
-    async with playing() as (theirs, _, watch), watch.stream(Watch()) as frames:
+    async with playing() as (_, client, watch), watch.stream(Watch()) as frames:
         await anext(frames)
-        theirs.end()
+        client.drain()
         async for _ in frames:
             pass
         async with watch.stream(Watch()) as late:

@@ -12,6 +12,7 @@ from shoal.replicas.answers import Answers
 from shoal.replicas.blocking_link import receive, send
 from shoal.replicas.child_sync import SyncWork
 from shoal.replicas.definition import Definition
+from shoal.replicas.draining import Draining
 from shoal.replicas.instance import Instance
 from shoal.replicas.parcels import Post, packed
 from shoal.replicas.watchdog import Control
@@ -24,7 +25,7 @@ def ends(tmp_path):
     control, watched = socket.socketpair()
     ours.settimeout(10)
     instance = Instance(Definition(Plain, (str(tmp_path),)))
-    work = SyncWork(Answers(Post(), instance), Control(control), data, FrameReader())
+    work = SyncWork(Answers(Post(), instance, Draining()), Control(control), data, FrameReader())
     worker = threading.Thread(target=work.run)
     worker.start()
     yield ours, FrameReader()

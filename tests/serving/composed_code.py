@@ -2,8 +2,10 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
+import anyio
 import anyio.lowlevel
 
 import shoal
@@ -160,3 +162,20 @@ def plain_endless(items: list[int]):
     """Does the same in plain code."""
     while True:
         yield list(items)
+
+
+async def until_draining(items: list[int]):
+    """Gives each item back until the backend ends."""
+    batch = shoal.current_batch()
+    while not batch.draining.is_set():
+        yield list(items)
+        with anyio.move_on_after(60):
+            await batch.draining.wait()
+
+
+def plain_until_draining(items: list[int]):
+    """Does the same in plain code, step by step."""
+    batch = shoal.current_batch()
+    while not batch.draining.is_set():
+        yield list(items)
+        time.sleep(0.001)

@@ -45,16 +45,16 @@ class Draining(Protocol):
 
 
 class _Never:
-    """Stands in where a batch is of no batcher."""
+    """Stands in where nobody says it."""
 
     def is_set(self) -> bool:
         return False
 
     def wait(self) -> Awaitable[None]:
-        raise RuntimeError("this batch is of no batcher, so there is nothing that would drain")
+        raise RuntimeError("nobody tells this batch when its batcher drains")
 
 
-_NEVER: Final = _Never()
+NEVER: Final[Draining] = _Never()
 
 
 class Batch(Company):
@@ -78,7 +78,7 @@ class Batch(Company):
         reason: CutReason,
         requests: list[Request],
         load: float | None = None,
-        draining: Draining = _NEVER,
+        draining: Draining = NEVER,
     ) -> None:
         self.draining = draining
         self.id = id_

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from shoal.batching.handlers import Handler
-    from shoal.core.batch import Batch
+    from shoal.core.batch import Batch, Draining
     from shoal.replicas.instance import Instance
     from shoal.replicas.jobs import PlainSteps
     from shoal.replicas.parcels import Parcel, Post
@@ -90,7 +90,8 @@ class Answers:
         instance: The user's code.
     """
 
-    def __init__(self, post: Post, instance: Instance) -> None:
+    def __init__(self, post: Post, instance: Instance, draining: Draining) -> None:
+        self._draining = draining
         self.post = post
         self.instance = instance
         methods = instance.description.methods
@@ -117,7 +118,7 @@ class Answers:
             name,
             self.instance.handlers[name],
             stacked(self._defaults[name].put_into(items), places_of(frame)),
-            None if batch is None else batch.as_batch(now),
+            None if batch is None else batch.as_batch(now, self._draining),
             errand,
             batched=method.batched,
         )

@@ -249,6 +249,12 @@ class Replica(ABC):
         Cancellation: the check is given up; the replica goes on.
         """
 
+    def drain(self) -> None:  # noqa: B027 - most have nothing to do
+        """Tells code elsewhere that its backend begins to end, by `current_batch().draining`.
+
+        Code in this event loop is told by its batcher. Work goes on; idempotent.
+        """
+
     def logs(self) -> list[str]:
         """Returns the last lines that the replica wrote, where it has an output of its own."""
         return []

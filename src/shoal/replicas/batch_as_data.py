@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.core.batch import Batch, CutReason
+from shoal.core.batch import NEVER, Batch, CutReason
 from shoal.core.request import NOTHING, CallOptions, Request, State
 from shoal.replicas.parcels import unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from shoal.core.batch import Draining
 
 _PLAIN = (str, int, float, bool, bytes, type(None))
 
@@ -40,8 +42,12 @@ class BatchAsData(NamedTuple):
     ages_s: list[float]
     extras: Sequence[_Extras | None] | None  # None where no request has any
 
-    def as_batch(self, now: float) -> Batch:
+    def as_batch(self, now: float, draining: Draining = NEVER) -> Batch:
         """Makes the batch again, on another clock.
+
+        Args:
+            now: The time on that clock.
+            draining: Set when its backend begins to end.
 
         Requests have their items, times, priorities, and what of their metadata could be sent;
         their contexts are empty.
@@ -59,7 +65,7 @@ class BatchAsData(NamedTuple):
             # Not the batch: that would be a cycle, and hold on to shared memory until a collection.
             request.batch = request.cell = request.value = request.error = None
             requests.append(request)
-        return Batch(self.id, CutReason(self.reason), requests, self.load)
+        return Batch(self.id, CutReason(self.reason), requests, self.load, draining)
 
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:

@@ -98,7 +98,7 @@ class Child:
         way_out.set(WayOut(self._control))
         try:
             instance, user_config = _loaded(order)
-            answers = Answers(self._post, instance)
+            answers = Answers(self._post, instance, self._control.draining)
             if user_config is not None:
                 answers.takes_user_config()
         except Exception as error:

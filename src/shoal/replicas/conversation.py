@@ -140,6 +140,10 @@ class Conversation:
         self.data.close()
         self.control.close()
 
+    def drain(self) -> None:
+        """Tells the worker that its backend begins to end."""
+        self.control.send(Post().frame(Kind.DRAIN, 0))
+
     def close_worker(self) -> None:
         """Tells the worker to close its code and to exit."""
         self.data.send(self.post.frame(Kind.CLOSE, 0))

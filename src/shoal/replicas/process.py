@@ -173,6 +173,10 @@ class ProcessReplica(Replica):
         asks = self._description.checks_health
         await conversation.ask_beside(Kind.HEALTH if asks else Kind.PING)
 
+    def drain(self) -> None:
+        if self._conversation is not None:
+            self._conversation.drain()
+
     def logs(self) -> list[str]:
         return [] if self._worker is None else list(self._worker.stdout.lines)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shoal.replicas.blocking_link import receive, send
 from shoal.replicas.crossing import as_data
+from shoal.replicas.draining import Draining
 from shoal.replicas.parcels import EMPTY, Parcel, packed
 from shoal.replicas.wire import FrameReader, Kind, encoded
 
@@ -29,6 +30,7 @@ class Control:
     Attributes:
         on_cancel: Told the id of a call that is not wanted any more; until it is set, nothing is.
         on_health: Told the id of a health check; it must answer it by `answer_health`.
+        draining: Set when the backend begins to end.
         on_answer: Told each frame that answers a call of the code's to another backend.
     """
 
@@ -36,6 +38,7 @@ class Control:
         self.on_cancel: Callable[[int], None] = _ignore
         self.on_health: Callable[[int], None] = _ignore
         self.on_answer: Callable[[Frame], None] = _ignore
+        self.draining = Draining()
         self._socket = sock
         self._sending = threading.Lock()
 
@@ -87,6 +90,8 @@ class Control:
             self.send(Kind.RESULT, frame.id, packed(None))
         elif frame.kind is Kind.CANCEL:
             self.on_cancel(frame.id)
+        elif frame.kind is Kind.DRAIN:
+            self.draining.set()
         elif frame.kind is Kind.HEALTH:
             self.on_health(frame.id)
         else:

@@ -21,7 +21,7 @@ from shoal.replicas.memory import fresh_memory
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 """The version of all that the two ends must agree on; neither end speaks another one."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -60,6 +60,8 @@ class Kind(IntEnum):
     # Parent to child, by the control channel:
     PING = 8
     HEALTH = 9
+    DRAIN = 18
+    """The backend begins to end: say so to code that asks."""
     # Child to parent:
     RESULT = 10
     """The answer of a call; the last frame of it."""

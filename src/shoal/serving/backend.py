@@ -130,6 +130,11 @@ class Backend(Lines):
         self.supervisor.scale(num_replicas)
         self.resize_lines()
 
+    def drain(self) -> None:
+        """Has batches wait for company no more, and tells the code that it is to end."""
+        super().drain()
+        self.supervisor.drain()
+
     async def close(self, *, at_once: bool = False) -> None:
         """Ends it, once what is in its lines has been answered.
 
@@ -139,6 +144,7 @@ class Backend(Lines):
         Cancellation: it ends at once; `wait_ended` says when it has.
         """
         self.is_closing = True
+        self.supervisor.drain()
         self._scaling.configure(None)
         try:
             await self.close_lines(at_once=at_once)

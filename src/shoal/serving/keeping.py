@@ -176,6 +176,11 @@ class Kept:
         with noted("%s: stop() raised", self.replica.tag):
             self.replica.stop()
 
+    def tell_draining(self) -> None:
+        """Tells its code that the backend begins to end."""
+        with noted("%s: drain() raised", self.replica.tag):
+            self.replica.drain()
+
     def abandon(self) -> None:
         """Gives up a replica that has not become ready."""
         self._scope.cancel()

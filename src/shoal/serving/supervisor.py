@@ -66,6 +66,7 @@ class Supervisor(Watched):
         self._make = make
         self._tasks = tasks
         self._enter = enter
+        self._is_draining = False
         self._number = 0
         self._versions = count(self._version + 1)
 
@@ -123,6 +124,13 @@ class Supervisor(Watched):
             self._compare(kept, config)
             kept.config = config
         self._reconcile()
+
+    def drain(self) -> None:
+        """Tells all code, now and of replicas to come, that the backend begins to end."""
+        self._is_draining = True
+        for kept in self.kept:
+            if kept.member is not None:
+                kept.tell_draining()
 
     def is_missing_some(self) -> bool:
         """Says whether fewer replicas take work than should."""
@@ -239,6 +247,8 @@ class Supervisor(Watched):
             slots = self.config.slots(code.batched, gathers=code.gathers)
             kept.config = self.config
             kept.member = self._pool.add(kept.replica, slots, self.config.max_ongoing_requests)
+            if self._is_draining:
+                kept.tell_draining()
             tasks.start_soon(kept.watch_health, self._is_unhealthy)
         self._reconcile()
         self._tell()

@@ -1,0 +1,62 @@
+"""Code of a backend may ask whether that begins to end, wherever it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from serving.composed_code import plain_until_draining, until_draining
+from shoal.serving.controller import Controller
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+PLACES = pytest.mark.parametrize(
+    ("code", "placement", "how"),
+    [
+        (until_draining, "task", "drain"),
+        (until_draining, "task", "shutdown"),
+        (plain_until_draining, "thread", "drain"),
+        (plain_until_draining, "thread", "delete"),
+        (until_draining, "process", "drain"),
+        (until_draining, "process", "delete"),
+        (plain_until_draining, "process", "drain"),
+        (plain_until_draining, "process", "shutdown"),
+    ],
+)
+
+
+async def read(handle: Any, item: int, begun: anyio.Event, got: list[Any]) -> None:
+    async with handle.stream(item) as stream:
+        async for step in stream:
+            assert step == item
+            begun.set()
+    got.append(item)
+
+
+@PLACES
+async def test_streams_without_an_end_end_with_their_backend(
+    code: Any, placement: str, how: str
+) -> None:
+    got: list[Any] = []
+    with anyio.fail_after(10):
+        async with Controller() as controller, anyio.create_task_group() as tasks:
+            await controller.create_backend("b", code, config={"placement": placement})
+            await controller.create_endpoint("e", backend="b")
+            handle = await controller.get_handle("e")
+            begun = anyio.Event()
+            tasks.start_soon(read, handle, 1, begun, got)
+            await begun.wait()
+            if how == "delete":
+                await controller.delete_endpoint("e")
+                await controller.delete_backend("b")
+            elif how == "shutdown":
+                await controller.shutdown()
+            else:
+                controller.drain()
+                while got != [1]:  # noqa: ASYNC110
+                    await anyio.sleep(0.001)
+                await controller.restart_backend("b")  # whose new replicas are told as well
+                await read(handle, 2, anyio.Event(), got)
+    assert got[0] == 1
