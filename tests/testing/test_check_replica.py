@@ -54,7 +54,7 @@ class TellsOtherMethods(TaskReplica):
 class WarmsUpTwice(TaskReplica):
     async def _construct(self):
         await super()._construct()
-        await self._call(self.instance.hook("warm_up") or (lambda: None))
+        await self._call("warm_up()", self.instance.hook("warm_up") or (lambda: None))
 
 
 class ForgetsNames(TaskReplica):
