@@ -17,7 +17,7 @@ from replicas.process_backends import Async, Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.testing.replica_stage import Played
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
 CALLERS = 6
 

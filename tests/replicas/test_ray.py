@@ -129,7 +129,12 @@ async def noted(folder: Folder, line: str, times: int = 1) -> None:
         await anyio.sleep(0.005)
 
 
-async def test_the_replicas_keep_the_promises_of_all_replicas():
+@pytest.mark.parametrize(
+    ("anyio_backend", "kind"),
+    [("trio", "async"), ("asyncio", "async"), ("trio", "plain")],  # plain code runs in no loop
+    indirect=["anyio_backend"],
+)
+async def test_the_replicas_keep_the_promises_of_all_replicas(kind):
     def placement(blueprint: Blueprint) -> RayReplica:
         options = ReplicaOptions(
             start_timeout_s=blueprint.options.start_timeout_s,
@@ -145,7 +150,7 @@ async def test_the_replicas_keep_the_promises_of_all_replicas():
             )
         )
 
-    await check_replica(placement, crash=partial(os._exit, 3), patience_s=30.0)
+    await check_replica(placement, kinds=[kind], crash=partial(os._exit, 3), patience_s=30.0)
 
 
 async def test_joining_ray_leaves_the_handler_of_sigterm_alone(folder):

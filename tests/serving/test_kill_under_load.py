@@ -21,7 +21,7 @@ from shoal.serving.controller import Controller
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 
 MOST = 4
 CALLERS = 12

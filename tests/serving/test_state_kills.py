@@ -33,7 +33,7 @@ from shoal.serving.state_records import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.real_time
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
 
 KILLS_A_TEST = 50
 MOST_ACKNOWLEDGED = 8
