@@ -344,7 +344,7 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
         (lambda app: app.endpoint(doubled), TypeError, "a path must be text"),
         (lambda app: app.endpoint("/{id}"), ValueError, "without parameters"),
         (lambda app: app.endpoint("/-/x"), ValueError, "the application's own"),
-        (lambda app: app.endpoint("/x", methods="POST"), TypeError, "methods=('POST',)"),
+        (lambda app: app.endpoint("/x", methods="POST"), TypeError, 'methods = ["POST"]'),
         (lambda app: app.endpoint("/x", methods=("FETCH",)), ValueError, "no method"),
         (lambda app: app.endpoint("/x", methods=(1,)), TypeError, "not 1"),
         (lambda app: app.endpoint("/x", methods=()), ValueError, "needs a method"),
