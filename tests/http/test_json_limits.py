@@ -8,14 +8,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packaging import version
-from pydantic import BaseModel
+from pydantic import AllowInfNan, BaseModel
 
 import shoal
 from shoal.http.payload import JsonReader, encoded
@@ -303,10 +303,43 @@ async def test_the_first_error_is_all_that_is_told_of_what_is_in_a_model_too(ann
     assert (many.status, len(many.json()["errors"])) == (422, 1)
 
 
+class Misleading(BaseModel):
+    type: list[int]
+    default: list[int]
+    metadata: list[float]
+    serialization: Annotated[float, AllowInfNan(True)] = 0.0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status"),
+    [
+        ({}, 200),
+        ({"serialization": "inf"}, 200),  # for whoever asks for it
+        ({"metadata": ["inf"]}, 422),
+        ({"type": ["x"] * 5000}, 422),
+        ({"default": ["x"] * 5000}, 422),
+        ({"metadata": ["x"] * 5000}, 422),
+    ],
+)
+async def test_fields_that_are_named_as_parts_of_a_schema_are_fields(wrong, status):
+    app = shoal.App()
+
+    @app.endpoint("/one")
+    async def one(items: list[Misleading]) -> list[int]:
+        return [len(item.type) for item in items]
+
+    right = {"type": [1] * 5000, "default": [], "metadata": []}
+    async with app.lifespan():
+        answer = await ask(app, "/one", {**right, **wrong})
+    assert answer.status == status, answer.body
+    if status == 422:
+        assert len(answer.json()["errors"]) == 1
+
+
 MEASURED = """
 import resource, sys
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from shoal.http.payload import JsonReader
 from shoal.http.problem import Refused
 from shoal.http.settings import HttpSettings

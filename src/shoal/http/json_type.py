@@ -101,12 +101,12 @@ def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
 
 
 def _make_finite(schema: dict[str, Any]) -> None:
-    if schema.get("type") == "float":
-        schema["allow_inf_nan"] = False
+    if schema["type"] == "float":
+        schema.setdefault("allow_inf_nan", False)
 
 
 def _make_end_early(schema: dict[str, Any]) -> None:
-    if schema.get("type") in _ENDING_EARLY:
+    if schema["type"] in _ENDING_EARLY:
         schema["fail_fast"] = True
 
 
@@ -117,7 +117,7 @@ def _changed(schema: _Part, *changes: Callable[[dict[str, Any]], None]) -> Any:
             key: one if _is_users(key, schema) else _changed(one, *changes)
             for key, one in schema.items()
         }
-        for change in changes:
+        for change in changes if _is_schema(schema) else ():
             change(copy)
         return copy
     if isinstance(schema, list):
@@ -154,8 +154,13 @@ def _parts(schema: _Part) -> Iterator[dict[str, Any]]:
             yield from _parts(one)
 
 
-def _is_users(key: str, schema: dict[str, Any]) -> bool:
-    return key in _NO_SCHEMAS or key == "default" == schema.get("type")
+def _is_schema(part: dict[str, Any]) -> bool:
+    # Else it is of schemas by the names of fields, one of which may be "type".
+    return isinstance(part.get("type"), str)
+
+
+def _is_users(key: str, part: dict[str, Any]) -> bool:
+    return _is_schema(part) and (key in _NO_SCHEMAS or key == "default" == part["type"])
 
 
 def _check_media_type(exchange: Exchange, takes: str) -> None:
