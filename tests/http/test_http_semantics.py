@@ -7,7 +7,7 @@ import re
 import anyio
 import h2.events
 import pytest
-from live_server import Http2Client, live, read_all, read_until, request
+from live_server import Http2Client, live, read_all, read_until, request, upgrade
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -166,6 +166,25 @@ async def test_a_target_without_a_host_or_with_a_user_is_refused(app, target):
     async with live(app) as server:
         answer = await server.talk(request(target))
     assert answer.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+@on_a_socket
+async def test_a_websocket_is_opened_by_its_url():
+    paths = []
+
+    async def accept(scope, receive, send):
+        paths.append((scope["type"], scope["path"], dict(scope["headers"])[b"host"]))
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.close", "code": 1000})
+
+    app = shoal.App()
+    app.mount("/", accept)
+    handshake = upgrade().replace(b"GET / ", b"GET http://other.test/a ")
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(handshake)
+        assert (await read_until(client, b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
+    assert paths == [("websocket", "/a", b"other.test")]
 
 
 @on_a_socket
