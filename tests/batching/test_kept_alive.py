@@ -121,8 +121,33 @@ async def test_what_was_answered_is_kept_by_nobody(kind: str, line: str) -> None
         assert gone(references)
 
 
-# An open batch has its requests for as long as it is open, which may be for ever.
-@pytest.mark.parametrize(("kind", "line"), [case for case in CASES if case[0] != "open"])
+@pytest.mark.parametrize("line", lines_of("open"))
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_open_batch_keeps_nothing_of_what_was_answered(line: str, streams: bool) -> None:
+    async def handler(batch: shoal.OpenBatch[Any, Any]) -> None:
+        async for request in batch:
+            if streams:
+                await request.send(None)
+            request.finish(None)
+            seen.append(shoal.current_batch().size)
+            del request
+
+    seen: list[int] = []
+    references: list[weakref.ref[Any]] = []
+    options = {**LINES[line], "batch_wait_timeout_s": None}
+    if line == "idle":
+        del options["batch_wait_timeout_s"]
+    batcher: Any = shoal.Batcher
+    async with batcher(handler, fill="open", streams=streams, **options) as call:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(call_with, call, references)
+        await settle()
+        assert seen == [1, 2, 3, 4, 5] or seen[-1] == 5  # it is the same batch, and still open
+        assert gone(references)
+
+
+@pytest.mark.parametrize(("kind", "line"), CASES)
 @pytest.mark.parametrize("how", ["left", "expired", "bored"])
 async def test_who_ended_without_an_answer_is_kept_by_nobody(
     kind: str, line: str, how: str

@@ -92,7 +92,10 @@ class Joining(ABC):
 
     @abstractmethod
     def pull(self) -> None:
-        """Takes those in that may join because the handler asks."""
+        """Takes those in that may join because the handler asks, and drops those that have ended.
+
+        Else a batch that is open for long, or for ever, would keep all that it had.
+        """
 
     @abstractmethod
     async def wait(self) -> bool:
@@ -111,6 +114,11 @@ class Joining(ABC):
         if self._has_turn:
             self._has_turn = False
             self._gateway.pass_turn()
+
+    def _drop_ended(self) -> None:
+        members = self.batch.members
+        if len(members) > self.batch.active:
+            members[:] = [request for request in members if request.state is State.RUNNING]
 
     def _room_left(self) -> float:
         return self._gateway.former.options.max_batch_size - self._size
@@ -131,6 +139,8 @@ class OpenJoining(Joining):
     def __init__(self, batch: Batch, gateway: Gateway) -> None:
         super().__init__(batch, gateway)
         self._is_flushed = gateway.former.took_flushed
+        self._has_lost = False
+        self._first_at = batch.members[0].arrived_at
         self._newest_at = max(request.arrived_at for request in batch.members)
 
     @property
@@ -147,6 +157,8 @@ class OpenJoining(Joining):
         return self.is_closed and self.batch.active == 0
 
     def ended(self, request: Request) -> None:
+        if request.state is State.CANCELLED:
+            self._has_lost = True
         self.changed()
 
     async def feed(self) -> None:
@@ -167,16 +179,15 @@ class OpenJoining(Joining):
                 self.has_ended = True
             self.leave_line()
         self.changed()
-        left = any(request.state is State.CANCELLED for request in self.batch.members)
-        if left and self.batch.on_left is not None:
-            self.batch.on_left(self.batch.members[0])  # they left when others could have come
+        if self._has_lost and self.batch.on_left is not None:
+            self.batch.on_left(None)  # they left when others could have come
 
     def flush(self) -> None:
         """Closes the batch as soon as it has taken what is in line."""
         self._is_flushed = True
 
     def pull(self) -> None:
-        """Nothing: requests are put in as they come."""
+        self._drop_ended()  # requests are put in as they come
 
     async def wait(self) -> bool:
         if self.is_closed:
@@ -197,7 +208,7 @@ class OpenJoining(Joining):
         wait_s, idle_s = options.batch_wait_timeout_s, options.idle_timeout_s
         if wait_s is None or (wait_s == 0 and idle_s is not None):
             wait_s = math.inf
-        due = self.batch.members[0].arrived_at + wait_s
+        due = self._first_at + wait_s
         if idle_s is not None and self._newest_at + idle_s < due:
             return self._newest_at + idle_s, CutReason.IDLE
         return due, CutReason.TIMER
@@ -221,16 +232,12 @@ class ContinuousJoining(Joining):
         self.changed()
 
     def pull(self) -> None:
-        # What has ended is dropped, or a batch that never closes would keep it all.
-        self.batch.members[:] = self._running()
+        self._drop_ended()
         self._take()
 
     def _takes_no_more(self) -> bool:
         is_over = self.has_ended or self.is_leaving
         return is_over or self._gateway.takes_no_more(self.batch)
-
-    def _running(self) -> list[Request]:
-        return [request for request in self.batch.members if request.state is State.RUNNING]
 
     async def wait(self) -> bool:
         if self._takes_no_more():

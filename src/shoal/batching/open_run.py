@@ -87,9 +87,10 @@ class OpenRun(Run):
     def _wants_to_know(self) -> bool:
         return True
 
-    def _left(self, batch: Batch, scope: Scope, request: Request) -> None:
+    def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
         joining = self.opened[batch]
-        joining.ended(request)
+        if request is not None:
+            joining.ended(request)
         if joining.is_abandoned and self.options.cancel_abandoned:
             scope.cancel()
 

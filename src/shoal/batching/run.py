@@ -100,7 +100,7 @@ class Run(ABC):
         """Whether it matters that a caller leaves."""
         return self.options.cancel_abandoned
 
-    def _left(self, batch: Batch, scope: Scope, request: Request) -> None:
+    def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
         """Notes that the caller of a request has left."""
         if batch.active == 0:
             scope.cancel()

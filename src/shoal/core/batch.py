@@ -91,7 +91,10 @@ class Batch(Company):
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """Its requests, in the order of the items that the handler was given."""
+        """Its requests, in the order of the items that the handler was given.
+
+        Of a batch that takes requests while its handler runs, those that have ended are left out.
+        """
         return tuple(self.members)
 
     def admit(self, requests: list[Request]) -> None:

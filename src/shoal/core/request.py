@@ -70,13 +70,14 @@ class Company:
 
     Attributes:
         active: How many of them are in the state RUNNING.
-        on_left: Called with one that has been left by its caller; None for nothing.
+        on_left: Called with one that its caller has left, or with None if one was left before; None
+            for nothing.
     """
 
     __slots__ = ("active", "on_left")
 
     active: int
-    on_left: Callable[[Request], object] | None
+    on_left: Callable[[Request | None], object] | None
 
 
 class CallOptions:
