@@ -15,7 +15,7 @@ def current_batch() -> Batch:
     """Returns the batch that the calling handler is running.
 
     It works in the handler, in functions that it calls, in tasks that it starts and in the worker
-    thread of a plain handler.
+    thread of a plain handler. A task that outlives the handler finds no requests in it any more.
 
     Returns:
         The batch: its id, size, the reason it was cut, and its requests with their metadata,

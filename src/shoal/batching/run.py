@@ -188,9 +188,8 @@ class Run(ABC):
         for half in (waiting[:middle], waiting[middle:]):
             part = still_running(half)
             if part:
-                token = running_batch.set(
-                    Batch(batch.id, batch.reason, part, draining=batch.draining)
-                )
+                part_batch = Batch(batch.id, batch.reason, part, draining=batch.draining)
+                token = running_batch.set(part_batch)
                 try:
                     with self.parking.new_scope() as part_scope:
                         await self._run_requests(batch, part, part_scope)
@@ -198,6 +197,7 @@ class Run(ABC):
                         self._fail_all(part, self._timed_out)
                 finally:
                     running_batch.reset(token)
+                    part_batch.members = []
 
     def _may_run_again(self, request: Request) -> bool:
         """Says whether a request can be answered by another run of the handler."""

@@ -256,6 +256,7 @@ class Slots:
             raise
         finally:
             del self.batches[batch]
+            batch.members = []  # not cleared, since it may be gone through just now
             run_s = self._parking.now() - started
             self._counters.run_s.observe(run_s)
             if scope.cancel_called:

@@ -94,6 +94,8 @@ class Batch(Company):
         """Its requests, in the order of the items that the handler was given.
 
         Of a batch that takes requests while its handler runs, those that have ended are left out.
+        There are none once the handler has ended: whatever keeps its context keeps the batch, such
+        as a timer of asyncio's that was cancelled, and that must not keep items and results.
         """
         return tuple(self.members)
 

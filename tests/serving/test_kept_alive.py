@@ -1,0 +1,134 @@
+"""An idle backend keeps nothing of what it has answered: neither its pool nor its replicas do."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import shoal
+from batching.scenes import settle
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+
+class Thing:
+    """An item that can be watched, here and in another process."""
+
+
+@shoal.accept_batch
+async def in_a_task(things: list[Any]) -> list[Any]:
+    return [Thing() for _ in things]
+
+
+@shoal.accept_batch
+def plain(things: list[Any]) -> list[Any]:
+    return [Thing() for _ in things]
+
+
+async def one(thing: Any) -> Any:
+    return Thing()
+
+
+@shoal.accept_batch
+async def steps(things: list[Any]) -> AsyncIterator[list[Any]]:
+    yield [Thing() for _ in things]
+
+
+@shoal.accept_batch
+def plain_steps(things: list[Any]) -> Iterator[list[Any]]:
+    yield [Thing() for _ in things]
+
+
+@shoal.accept_batch
+async def failing(things: list[Any]) -> list[Any]:
+    raise ValueError("no")
+
+
+@shoal.accept_batch
+def plainly_failing(things: list[Any]) -> list[Any]:
+    raise ValueError("no")
+
+
+@shoal.accept_batch
+async def failing_steps(things: list[Any]) -> AsyncIterator[list[Any]]:
+    yield [Thing() for _ in things]
+    raise ValueError("no")
+
+
+ASYNC: list[Any] = [in_a_task, one, steps, failing, failing_steps]
+PLAIN: list[Any] = [plain, plain_steps, plainly_failing]
+CASES: list[tuple[Any, str]] = [
+    *((code, "task") for code in ASYNC + PLAIN),
+    *((code, "thread") for code in PLAIN),
+    *((code, "process") for code in (in_a_task, plain, steps, plain_steps, failing)),
+]
+
+
+async def call_with(handle: Any, references: list[weakref.ref[Any]], *, streams: bool) -> None:
+    thing = Thing()
+    references.append(weakref.ref(thing))
+    try:
+        if streams:
+            async with handle.stream(thing) as stream:
+                del thing
+                async for step in stream:
+                    references.append(weakref.ref(step))
+                    del step
+        else:
+            call = handle.call(thing)
+            del thing
+            references.append(weakref.ref(await call))
+    except ValueError:
+        pass
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize(
+    ("code", "placement"), CASES, ids=lambda one: one if isinstance(one, str) else one.__name__
+)
+async def test_what_was_answered_is_kept_by_nobody(code: Any, placement: str, retries: int) -> None:
+    references: list[weakref.ref[Any]] = []
+    streams = "steps" in code.__name__
+    config: dict[str, Any] = {"placement": placement, "retries": retries}
+    async with shoal.start() as client:
+        await client.create_backend("b", code, config=config)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        async with anyio.create_task_group() as tasks:
+            for _ in range(6):
+                tasks.start_soon(lambda: call_with(handle, references, streams=streams))
+        with anyio.fail_after(5):
+            while any(reference() is not None for reference in references):
+                await anyio.sleep(0.01)
+                gc.collect()
+        assert len(references) >= 6
+
+
+async def test_what_was_left_is_kept_by_nobody() -> None:
+    @shoal.accept_batch
+    async def hanging(things: list[Any]) -> list[Any]:
+        await anyio.sleep_forever()
+        return things
+
+    references: list[weakref.ref[Any]] = []
+    async with shoal.start() as client:
+        await client.create_backend("b", hanging)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        async with anyio.create_task_group() as tasks:
+            for _ in range(6):
+                tasks.start_soon(lambda: call_with(handle, references, streams=False))
+            await settle()
+            tasks.cancel_scope.cancel()
+        with anyio.fail_after(5):
+            while any(reference() is not None for reference in references):
+                await anyio.sleep(0.01)
+                gc.collect()
+        assert len(references) == 6
