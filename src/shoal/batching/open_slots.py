@@ -125,7 +125,7 @@ class OpenSlots(Slots):
                 return False
             await self._run_open(batch, scope)
             del batch
-            if scope.cancel_called:
+            if self._is_used_up(scope):
                 return True
         return False
 

@@ -127,6 +127,10 @@ class Parking(ABC):
         """Takes back that the task was cancelled by something other than a cancel scope."""
 
     @abstractmethod
+    def is_innermost(self, scope: Scope) -> bool:
+        """Says whether user code has left all scopes that it has entered inside of one of ours."""
+
+    @abstractmethod
     def leave_scopes_in(self, scope: Scope) -> bool:
         """Leaves the scopes that user code has entered inside of one of ours, and not left.
 
@@ -215,6 +219,11 @@ class TrioParking(Parking):
     def uncancel(self) -> None:
         pass  # only scopes cancel
 
+    def is_innermost(self, scope: Scope) -> bool:
+        # Nothing public tells. With a trio that keeps this elsewhere, they are always the same.
+        here = getattr(current_task(), "_cancel_status", None)
+        return here is getattr(scope, "_cancel_status", None)
+
     def leave_scopes_in(self, scope: Scope) -> bool:
         return False  # trio leaves them with the outer one, and raises a RuntimeError
 
@@ -294,6 +303,10 @@ class AsyncioParking(Parking):
         task = asyncio.current_task()
         while task is not None and task.uncancel():
             pass
+
+    def is_innermost(self, scope: Scope) -> bool:
+        state = self._states.get(asyncio.current_task(self._loop))
+        return state is None or state.cancel_scope is scope
 
     def leave_scopes_in(self, scope: Scope) -> bool:
         # A scope of anyio's that was not left breaks every scope around it, up to the task group's.

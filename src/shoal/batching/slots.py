@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal")
 
 RUNNING = State.RUNNING
+_LEFT_OPEN: Final = "a handler has left a cancel scope open"
 IDLE_SLOTS_KEPT: Final = 8
 """How many slots wait for their turn at the line when there is nothing to do."""
 
@@ -194,12 +195,13 @@ class Slots:
                             failure = error
                             raise
                         finally:
-                            self._parking.leave_scopes_in(scope)
+                            if self._parking.leave_scopes_in(scope):
+                                logger.warning(_LEFT_OPEN)
         except BaseException as error:
             if begun == self._last_id or not self._is_spoilt(error, failure):
                 self._on_death(failure or error)
                 raise
-            logger.warning("a handler has left a cancel scope open", exc_info=error)
+            logger.warning(_LEFT_OPEN, exc_info=error)
             self._start_slot()
         finally:
             del failure  # its traceback holds this frame
@@ -236,9 +238,17 @@ class Slots:
             await self._run(batch, scope)
             del batch  # an idle slot must not keep its items and results
             has_run = True
-            if scope.cancel_called:
+            if self._is_used_up(scope):
                 return True
         return False
+
+    def _is_used_up(self, scope: Scope) -> bool:
+        """Says whether a scope can't be that of another batch.
+
+        It may have been cancelled, or a handler may not have left a scope inside of it: when that
+        is cancelled, whatever runs there is.
+        """
+        return scope.cancel_called or not self._parking.is_innermost(scope)
 
     async def _run(self, batch: Batch, scope: Scope) -> None:
         started = self.batches[batch]
