@@ -119,6 +119,26 @@ async def test_so_it_is_in_a_part_of_a_batch(leave_open: Any) -> None:
 
 
 @LEFT_OPEN
+async def test_so_it_is_if_it_is_cancelled_by_it(leave_open: Any) -> None:
+    async def handler(items: list[str]) -> list[str]:
+        if items[0] == "slow":
+            await anyio.sleep(1)
+        else:
+            leave_open()
+            await anyio.sleep(2)
+        return items
+
+    batcher = shoal.Batcher(handler)
+    async with batcher as call:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel_scopes)
+            error = await outcome(call("bad"))
+        assert isinstance(error, shoal.ShoalError)
+        scopes.clear()
+        await check_next_batches(call)
+
+
+@LEFT_OPEN
 async def test_so_it_is_for_open_batches(leave_open: Any) -> None:
     async def handler(batch: shoal.OpenBatch[str, str]) -> None:
         async for request in batch:

@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 from shoal.batching.joining import ContinuousJoining, Joining, OpenJoining
 from shoal.batching.open_run import OpenRun
-from shoal.batching.slots import Slots
+from shoal.batching.slots import LEFT_OPEN, Slots, logger
 from shoal.core.batch import CutReason
 from shoal.core.request import State
 
@@ -154,10 +154,7 @@ class OpenSlots(Slots):
         run.opened[batch] = joining
         try:
             if isinstance(joining, OpenJoining):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(joining.feed)
-                    await self._run(batch, scope)
-                    tasks.cancel_scope.cancel()
+                await self._run_and_feed(batch, joining, scope)
             else:
                 joining.leave_line()
                 await self._run(batch, scope)
@@ -169,6 +166,30 @@ class OpenSlots(Slots):
             self._counters.batch_size.observe(batch.size)
             self._tell_idle()
             self.ring()
+
+    async def _run_and_feed(self, batch: Batch, joining: OpenJoining, scope: Scope) -> None:
+        failure: BaseException | None = None
+        has_run = False
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(joining.feed)
+                try:
+                    await self._run(batch, scope)
+                except BaseException as error:
+                    failure = error
+                has_run = True
+                if self._parking.leave_scopes_in(tasks.cancel_scope):
+                    logger.warning(LEFT_OPEN)
+                tasks.cancel_scope.cancel()
+        except RuntimeError as error:  # trio leaves them with the nursery, and says so
+            if not has_run:
+                raise
+            logger.warning(LEFT_OPEN, exc_info=error)
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure  # its traceback holds this frame
 
     def _are_at_work(self) -> bool:
         # A continuous handler never ends by itself: it is at work while it has a request.

@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal")
 
 RUNNING = State.RUNNING
-_LEFT_OPEN: Final = "a handler has left a cancel scope open"
+LEFT_OPEN: Final = "a handler has left a cancel scope open"
+"""What is logged of one that does, whichever of its batches that was."""
+
 IDLE_SLOTS_KEPT: Final = 8
 """How many slots wait for their turn at the line when there is nothing to do."""
 
@@ -196,12 +198,12 @@ class Slots:
                             raise
                         finally:
                             if self._parking.leave_scopes_in(scope):
-                                logger.warning(_LEFT_OPEN)
+                                logger.warning(LEFT_OPEN)
         except BaseException as error:
             if begun == self._last_id or not self._is_spoilt(error, failure):
                 self._on_death(failure or error)
                 raise
-            logger.warning(_LEFT_OPEN, exc_info=error)
+            logger.warning(LEFT_OPEN, exc_info=error)
             self._start_slot()
         finally:
             del failure  # its traceback holds this frame
