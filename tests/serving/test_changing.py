@@ -192,11 +192,29 @@ async def test_a_user_config_that_one_refuses_is_taken_back_from_all() -> None:
         stage.reconfigure = reconfigure
         with pytest.raises(ZeroDivisionError, match="not this one"):
             await change(controller, user_config=2, max_batch_size=3)
-        assert told == [(0, 2), (1, 2), (0, 1), (1, 1)]
+        assert (told[:2], sorted(told[2:])) == ([(0, 2), (1, 2)], [(0, 1), (1, 1)])
         assert {replica.told[-1] for replica in stage.alive} == {1}
         assert len(stage.alive) == 3
         config = await controller.get_backend_config("b")
         assert (config.user_config, "max_batch_size" in config.batching) == (1, False)
+
+
+async def test_replicas_that_hang_when_it_is_taken_back_do_so_side_by_side() -> None:
+    stage = Stage()
+
+    async def reconfigure(replica: ScriptedReplica, config: Any) -> None:
+        if config == 1 and replica.number < 4:  # and not those that take their places
+            await anyio.sleep_forever()
+        if replica.number == 3:
+            raise ZeroDivisionError
+
+    async with serving(Configured, stage, num_replicas=4, user_config=1) as (controller, _, _):
+        await settle()
+        stage.reconfigure = reconfigure
+        began_at = anyio.current_time()
+        with pytest.raises(ZeroDivisionError):
+            await change(controller, user_config=2)
+        assert anyio.current_time() - began_at < 60  # each has 30 s
 
 
 async def test_a_replica_that_does_not_take_its_old_user_config_back_is_replaced() -> None:

@@ -77,8 +77,9 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
             yield
     except BaseException as error:
         with anyio.CancelScope(shield=True):
-            for kept in told:
-                await _give_back(kept, before)
+            async with anyio.create_task_group() as tasks:
+                for kept in told:
+                    tasks.start_soon(_give_back, kept, before)
         backend.adopt(before)
         backend.resize_lines()
         if isinstance(error, Exception):
