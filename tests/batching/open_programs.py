@@ -17,6 +17,7 @@ OPTIONS: dict[str, st.SearchStrategy[Any]] = {
     "stream_buffer": st.sampled_from([1, 2, 16]),
     "slow_reader_timeout_s": st.sampled_from([None, 1.0]),
     "cancel_abandoned": st.booleans(),
+    "drop_queued_on_shutdown": st.booleans(),
     "request_timeout_s": st.sampled_from([None, None, 2.0]),
 }
 OPTIONS_OF_OPEN = {

@@ -174,6 +174,7 @@ PLAIN: dict[str, Any] = {
     "handler_timeout_s": None,
     "request_timeout_s": None,
     "cancel_abandoned": True,
+    "drop_queued_on_shutdown": False,
 }
 
 
@@ -191,6 +192,7 @@ def options_of(random: Random, *, streams: bool) -> dict[str, Any]:
         "slow_reader_timeout_s": one([None, 1.0]),
         "isolate_errors": "isolated errors" in features,
         "cancel_abandoned": "abandoned" not in features,
+        "drop_queued_on_shutdown": one([False, True]),
         "use_scope_deadline": "scope deadlines" in features,
         "refuse_late": "refusing" in features,
         "order": "deadline" if "deadline order" in features else "arrival",

@@ -119,6 +119,7 @@ OPTIONS = {
     "handler_timeout_s": st.sampled_from([None, None, 1.0]),
     "request_timeout_s": st.sampled_from([None, None, 2.0]),
     "isolate_errors": st.booleans(),
+    "drop_queued_on_shutdown": st.booleans(),
 }
 DEADLINES = st.sampled_from([None, None, 0.0, 0.5, 1.0])
 UNARY = st.sampled_from(["ok"] * 6 + ["slot", "slot", "raise", "short"])
