@@ -14,6 +14,7 @@ from serving.test_hostile_backends import (
     OwnRule,
     answered,
     error_of,
+    neighbour,
     served,
     well_again,
 )
@@ -116,6 +117,32 @@ async def test_what_an_application_has_mounted_may_call_it_too(how: str) -> None
     app.mount("/m", mounted)
     async with app.lifespan():
         assert (await ask(app, "/m/x")).status == 204
+        assert (await ask(app, "/e", "well")).json() == "well"
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+async def test_a_rule_that_breaks_in_what_is_mounted_ends_no_application(how: str) -> None:
+    class Rule(OwnRule):
+        raises_in = "choose"
+
+    @shoal.batch(policy=Rule)
+    async def ruled(items: list[Any]) -> list[Any]:
+        return items
+
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        with pytest.raises(BatcherClosed):
+            await ruled(how)
+        await anyio.wait_all_tasks_blocked()
+        assert await ruled("well") == "well"
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    app = shoal.App()
+    app.endpoint("/e", placement="task")(neighbour)
+    app.mount("/m", mounted)
+    async with app.lifespan():
+        for _ in range(2):
+            assert (await ask(app, "/m/x")).status == 204
         assert (await ask(app, "/e", "well")).json() == "well"
 
 

@@ -174,13 +174,25 @@ class Batcher(Watchable, Generic[C_co]):
         """
         await self._new_session().run(lambda: task_status.started(self.call))
 
-    def begin(self, tasks: TaskGroup) -> None:
+    def begin(self, tasks: TaskGroup, on_broken: Callable[[], object] | None = None) -> None:
         """Opens it in a task group that runs, without waiting: calls are taken from here on.
+
+        Args:
+            tasks: The task group.
+            on_broken: Called when it has broken, in place of ending the task group; None to end it.
 
         Raises:
             RuntimeError: It is open already, or was.
         """
-        tasks.start_soon(self._new_session().run, _nothing)
+        tasks.start_soon(self._run_in_group, self._new_session(), on_broken)
+
+    async def _run_in_group(self, session: Session, on_broken: Callable[[], object] | None) -> None:
+        try:
+            await session.run(_nothing)
+        except Exception:  # it is in the log
+            if on_broken is None:
+                raise
+            on_broken()
 
     def _new_session(self) -> Session:
         self._refuse_second_opening()

@@ -123,7 +123,9 @@ class BatcherBlock:
 
     Args:
         told: Makes of what would end the program, and came out of a handler, what its callers are
-            told; None to let it end the program. See `Handler`.
+            told; None to let it end the program. See `Handler`. Where there is such a function, a
+            batcher that breaks ends no more than itself, and the next call opens another; unless
+            the block is private.
         is_private: Whether only calls that are made in its context open batchers in it.
     """
 
@@ -209,13 +211,23 @@ class BatcherBlock:
             handler, opening, receiver, self._gone(place)
         )
         batcher = opening.new_batcher(receiver, handler)
-        self._context.copy().run(batcher.begin, self._tasks)
+        stands_alone = self._told is not None and not self.is_private
+        on_broken = partial(self._forget, place) if stands_alone else None
+        self._context.copy().run(batcher.begin, self._tasks, on_broken)
         face = opening.face_of(receiver) if is_kept else None
         opened = self._opened[place] = Opened(batcher, batcher.find(), face)
         if self.is_closing:
             self._stop(batcher)
         else:
             opening.publish(receiver, opened)
+        return opened
+
+    def _forget(self, place: tuple[Batched, tuple[EventLoop, int | None]]) -> Opened | None:
+        """Has calls open another batcher in the place of one that is gone; returns that."""
+        opened = self._opened.pop(place, None)
+        if opened is not None:
+            opening, key = place
+            opening.withdraw(key, opened)
         return opened
 
     def runs(self, batch: Batch | None) -> bool:
@@ -259,9 +271,7 @@ class BatcherBlock:
 
         def gone(_: object) -> None:
             # At once, since another instance may come to have the same id.
-            if (opened := self._opened.pop(place, None)) is not None:
-                opening, key = place
-                opening.withdraw(key, opened)
+            if (opened := self._forget(place)) is not None:
                 self._given_back.append(opened.batcher)
                 with suppress(RuntimeError):  # the event loop has ended
                     self._soon(self._stop_given_back)
