@@ -489,6 +489,28 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
             gate.set()
 
 
+@pytest.mark.parametrize("more", [{"arena_bytes": 7}, {"num_replicas": 3}, {}])
+async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
+    more: dict[str, Any],
+) -> None:
+    async def put_backend(*_: Any) -> None:
+        await anyio.lowlevel.checkpoint()
+        raise OSError("the disk is full")
+
+    stage = Stage()
+    async with serving(Configured, stage, num_replicas=2, user_config=1) as (controller, handle, _):
+        await settle()
+        with (
+            mock.patch.object(controller._declarations, "put_backend", put_backend),
+            pytest.raises(OSError, match="the disk is full"),
+        ):
+            await change(controller, user_config=2, **more)
+        await anyio.sleep(100)
+        assert [replica.number for replica in stage.alive] == [0, 1]
+        assert [replica.told[-1] for replica in stage.alive] == [1, 1]
+        assert await handle.call(0) == 1
+
+
 async def test_a_replica_that_gets_ready_meanwhile_has_the_new_user_config() -> None:
     stage = Stage()
     stage.start = gated = Gated(first=1)

@@ -90,6 +90,7 @@ class Supervisor(Watched):
         config, version, wanted = self.config, self._version, self.wanted
         failure = self.failures.last
         self._before_change = there = list(self.kept)
+        were = [(kept, kept.version, kept.config) for kept in there]
         self._lost = None
         self.failures.forget(failure)
         for kept in there:
@@ -103,6 +104,9 @@ class Supervisor(Watched):
             self.failures.forget(failure)
             if not self._is_ending:
                 self.wanted = wanted
+            for kept, its_version, its_config in were:
+                if kept.life.takes_work:  # the change may have compared it with its own config
+                    kept.version, kept.config = its_version, its_config
             for kept in self.kept:
                 if kept not in there and kept.made_with is not config:
                     kept.version = _STALE
