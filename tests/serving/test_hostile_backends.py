@@ -14,12 +14,14 @@ import pytest
 
 import shoal
 from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied, ReplicaNotStarted
+from shoal.replicas.task import TaskReplica
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
+    from shoal.replicas.base import Blueprint
     from shoal.serving.handle import EndpointHandle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -632,6 +634,39 @@ async def test_a_validator_that_raises_fails_its_request_over_http(how: str) -> 
                     await http.post("/e", json={"said": said}) for said in ("well", how, "well")
                 ]
     assert [answer.status_code for answer in answers] == [200, 500, 200]
+
+
+@pytest.mark.parametrize("how", [*RAISES])
+@pytest.mark.parametrize("when", ["at first", "later", "at its end"])
+async def test_a_placement_that_raises_fails_its_backend_alone(when: str, how: str) -> None:
+    made: list[TaskReplica] = []
+
+    class Unstoppable(TaskReplica):
+        def stop(self) -> None:
+            super().stop()
+            answered(how)
+
+        def kill(self, reason: str) -> None:
+            super().kill(reason)
+            answered(how)
+
+    def placement(blueprint: Blueprint) -> TaskReplica:
+        if when == "at first" or (when == "later" and made):
+            answered(how)
+        made.append((Unstoppable if when == "at its end" else TaskReplica)(blueprint))
+        return made[-1]
+
+    async with served(Async, "task") as (controller, _):
+        creating = controller.create_backend("c", Async, config={"placement": placement})
+        if when == "at first":
+            error = await error_of(creating)
+            assert isinstance(error, ReplicaNotStarted)
+            assert type(RAISES[how]()).__name__ in str(error)
+            return
+        await creating
+        if when == "later":
+            assert isinstance(await error_of(controller.scale_backend("c", 2)), ReplicaNotStarted)
+        await controller.delete_backend("c", force=True)
 
 
 @PLACES

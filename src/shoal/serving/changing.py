@@ -168,7 +168,7 @@ async def _give_back(kept: Kept, config: BackendConfig) -> None:
             kept.config = config
             return
     if trouble is not None:
-        kept.replica.kill(f"its old user_config could not be given back to it: {trouble}")
+        kept.kill(f"its old user_config could not be given back to it: {trouble}")
     await kept.give_up()
 
 

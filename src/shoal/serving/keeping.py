@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.failures import goes_on
-from shoal.batching.held import shown
+from shoal.batching.held import held, shown
 from shoal.batching.parking import Parking
 from shoal.core.replica_life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
@@ -130,7 +130,7 @@ class Kept:
         if trouble is None:
             return True
         if not self._ended.is_set():
-            self._kill(f"its first health check failed: {trouble}")
+            self.kill(f"its first health check failed: {trouble}")
             await self.give_up()
         return False
 
@@ -152,7 +152,7 @@ class Kept:
             if failures == _UNHEALTHY_AFTER and not self.life.is_over:
                 self.life.on("unhealthy")
                 on_unhealthy(self)
-                self._kill(f"{failures} health checks failed, the last with {trouble}")
+                self.kill(f"{failures} health checks failed, the last with {trouble}")
                 await self.give_up()
                 return
 
@@ -168,18 +168,19 @@ class Kept:
             return shown(error)
         return None
 
-    def _kill(self, reason: str) -> None:
+    def kill(self, reason: str) -> None:
+        """Ends the replica, and what it runs."""
         with noted("%s: kill() raised", self.replica.tag):
-            self.replica.kill(reason)
+            held(self.replica.kill)(reason)
 
     def _stop(self) -> None:
         with noted("%s: stop() raised", self.replica.tag):
-            self.replica.stop()
+            held(self.replica.stop)()
 
     def tell_draining(self) -> None:
         """Tells its code that the backend begins to end."""
         with noted("%s: drain() raised", self.replica.tag):
-            self.replica.drain()
+            held(self.replica.drain)()
 
     def abandon(self) -> None:
         """Gives up a replica that has not become ready."""
@@ -191,7 +192,7 @@ class Kept:
             self.abandon()
         elif not self.life.is_over:
             self.life.on("stop")
-            self._kill("its backend was deleted by force")
+            self.kill("its backend was deleted by force")
 
     async def drain(self, grace_s: float) -> None:
         """Lets a replica that gets no more work finish what it has, and ends it.
@@ -206,7 +207,7 @@ class Kept:
             return
         self.life.on("stop")
         if waiting.cancelled_caught:
-            self._kill(f"its work did not end within {grace_s:g} s")
+            self.kill(f"its work did not end within {grace_s:g} s")
         else:
             self._stop()
         await self.give_up()
@@ -217,7 +218,7 @@ class Kept:
             await self._ended.wait()
             return
         logger.error("%s: does not end, and is given up", self.replica.tag)
-        self._kill("it did not end when it was asked to")
+        self.kill("it did not end when it was asked to")
         self._scope.cancel()
         with anyio.move_on_after(_MARGIN_S):
             await self._ended.wait()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shoal.batching.held import held
 from shoal.core.replica_life import LifeState
 from shoal.core.rollout import Seen, decide
 from shoal.replicas.current import Identity
@@ -198,7 +199,7 @@ class Supervisor(Watched):
     def _made(self, place: int) -> Replica:
         tag = f"{self._name}#{self._number}"
         try:
-            return self._make(tag, place, self.config)
+            return held(self._make, "the placement")(tag, place, self.config)
         except Exception as error:  # a placement that can't even make one
             return NotMade(Identity(self._name, tag), place, error)
 
