@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -677,6 +678,8 @@ async def test_restarting_mends_what_had_raised_it(code: Any, placement: str) ->
         assert await handle.call("well") == "well"
 
 
+IMPORTS = "import signal, sys, threading, time, os, anyio, shoal"
+
 BUSY = """
 def busy(items):
     threading.Timer(0.2, os.kill, (os.getpid(), getattr(signal, sys.argv[2]))).start()
@@ -735,12 +738,25 @@ except BaseException as error:
 async def test_a_signal_ends_the_program_while_a_backend_runs(
     where: str, anyio_backend_name: str, signal: str, ended_by: str
 ) -> None:
-    script = "".join(
-        ["import signal, sys, threading, time, os, anyio, shoal\n", BUSY, BUSY_CODE[where], SCRIPT]
-    )
+    script = "\n".join([IMPORTS, BUSY, BUSY_CODE[where], SCRIPT])
     command = [sys.executable, "-c", script, anyio_backend_name, signal]
     with anyio.fail_after(15):
         result = await anyio.run_process(command, check=False)
     lines = result.stdout.decode().splitlines()
     assert "went on" not in lines
     assert lines[-1] == f"ended by {ended_by}", (lines, result.stderr.decode())
+
+
+def test_so_does_ctrl_c_where_the_event_loop_leaves_it_to_python() -> None:
+    own_loop = SCRIPT.replace(
+        "anyio.run(main, backend=sys.argv[1])",
+        "import asyncio; asyncio.new_event_loop().run_until_complete(main())",
+    )
+    # What is left of the tasks is complained of, and of no interest.
+    own_loop += "\nsys.stdout.flush(); os._exit(0)"
+    script = "\n".join([IMPORTS, BUSY, BUSY_CODE["itself"], own_loop])
+    command = [sys.executable, "-c", script, "asyncio", "SIGINT"]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=15)
+    lines = result.stdout.splitlines()
+    assert "went on" not in lines
+    assert lines[-1] == "ended by KeyboardInterrupt", (lines, result.stderr)
