@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.decorator import open_batchers
+from shoal.batching.forks import keep_for_ever
 from shoal.serving.controller import Controller
 from shoal.serving.door_path import door
 from shoal.serving.inside import client_inside
@@ -17,7 +19,6 @@ from shoal.serving.state import StateFile
 from shoal.serving.sync_client import check_may_block
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from shoal.http.embedded import EmbeddedServer, HttpOptions
@@ -69,6 +70,7 @@ class Starting:
         self._exit = AsyncExitStack()
         self._blocking = ExitStack()
         self._is_entered = False
+        self._process = os.getpid()
 
     async def __aenter__(self) -> Controller:
         if self._is_entered:
@@ -100,10 +102,14 @@ class Starting:
             portal = stack.enter_context(start_blocking_portal("trio"))
             client = stack.enter_context(portal.wrap_async_context_manager(self))
             self._blocking = stack.pop_all()
+            self._process = os.getpid()
         return client.sync
 
     def __exit__(self, *exc_info: object) -> None:
-        self._blocking.close()
+        if os.getpid() != self._process:
+            keep_for_ever(self._blocking)  # the controller is the parent's
+        else:
+            self._blocking.close()
 
 
 def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:

@@ -8,6 +8,7 @@ up while the block is being cancelled still get their answers.
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import AsyncExitStack
 from threading import get_ident
 from typing import (
@@ -283,7 +284,9 @@ class Batcher(Watchable, Generic[C_co]):
 
     def loops(self) -> list[EventLoop]:
         """Returns the event loop in which it is open; none if it is not."""
-        return [] if self._session is None or not self.is_alive else [self._session.loop]
+        if self._session is None or not self.is_alive or self._session.process != os.getpid():
+            return []
+        return [self._session.loop]
 
     def flush(self) -> None:
         """Sends what is in line now without waiting for more, as soon as a slot is free.

@@ -25,6 +25,7 @@ until the answer is there.
 
 from __future__ import annotations
 
+import os
 import weakref
 from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import ContextVar, copy_context
@@ -139,6 +140,7 @@ class BatcherBlock:
         self.is_closing = False
         self._told = told
         self.loop = EventLoop.here()
+        self.process = os.getpid()
         # An instance may go at any time, in any thread: what it had is taken out of the first then,
         # and put into the second. So the first is copied before it is gone through.
         self._opened: dict[tuple[Batched, tuple[EventLoop, int | None]], Opened] = {}
@@ -313,7 +315,9 @@ def block_here() -> BatcherBlock | None:
 def loops_of_context() -> list[EventLoop]:
     """Returns the event loop of the block that the caller's context belongs to; none without."""
     block = _block.get()
-    return [] if block is None or block.is_closing else [block.loop]
+    if block is None or block.is_closing or block.process != os.getpid():
+        return []
+    return [block.loop]
 
 
 def _keep_weakly(

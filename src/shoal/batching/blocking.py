@@ -5,10 +5,14 @@ that. One case must not wait: a generator that is dropped inside of such a block
 the garbage collector, in whatever thread that runs, and if an event loop runs there, waiting would
 stop it for good (its own callers may be what the block waits for). Then another thread does the
 closing. The same holds for a block that was entered by hand and dropped.
+
+A process that was forked inside of the block has a copy of it, and not of its thread. There calls
+are refused, and leaving the block does nothing: the block is the parent's.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from contextlib import ExitStack
@@ -21,8 +25,9 @@ from shoal.batching.batcher import Batcher
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.decorator import open_batchers
 from shoal.batching.event_loop import EventLoop
+from shoal.batching.forks import keep_for_ever
 from shoal.batching.threads import ThreadStream
-from shoal.errors import BatcherClosed
+from shoal.errors import BatcherClosed, NotOpen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -68,7 +73,7 @@ def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManage
         or was open, since a batcher is opened once, and in a task of trio.
 
     Raises (from the call): what the call would raise in an event loop; `BatcherClosed` once the
-        block has been left.
+        block has been left; `NotOpen` in a process that was forked inside of the block.
 
     Cancellation: a `KeyboardInterrupt` in the waiting thread drops its request.
     """
@@ -221,7 +226,8 @@ class _Blocking:
         run = _PortalRun(portal, closing, self)
         # It keeps what is to be closed, and has it closed where nobody else does. Nothing of that
         # may keep this block, which calls do.
-        self._dropped = weakref.finalize(self, _close_elsewhere, self._stack)
+        self._process = os.getpid()
+        self._dropped = weakref.finalize(self, _close_dropped, self._stack, self._process)
         self._dropped.atexit = False
         streams = isinstance(cast("object", self._call), StreamCall)
         kind: Any = BlockingStreamCall if streams else BlockingCall
@@ -235,10 +241,19 @@ class _Blocking:
     ) -> None:
         self._dropped.detach()
         is_dropped = exc_type is not None and issubclass(exc_type, GeneratorExit)
-        if is_dropped and EventLoop.is_in_thread():
+        if os.getpid() != self._process:
+            keep_for_ever(self._stack)
+        elif is_dropped and EventLoop.is_in_thread():
             _close_elsewhere(self._stack)
         else:
             self._stack.close()
+
+
+def _close_dropped(stack: ExitStack, process: int) -> None:
+    if os.getpid() == process:
+        _close_elsewhere(stack)
+    else:
+        keep_for_ever(stack)
 
 
 def _close_elsewhere(stack: ExitStack) -> None:
@@ -259,13 +274,16 @@ class _PortalRun:
         self._portal = portal
         self._closing = closing
         self._block = block
+        self._process = os.getpid()
 
     def sync(self, function: Callable[[], T]) -> T:
         """Runs a plain function in the event loop, and returns what it returns.
 
         Raises:
             BatcherClosed: The block has been left.
+            NotOpen: The block was entered in another process.
         """
+        self._check_process()
         try:
             return self._portal.call(function)
         except RuntimeError as error:
@@ -273,6 +291,8 @@ class _PortalRun:
 
     def run_sync(self, function: Callable[[], None]) -> None:
         """Runs a plain function in the event loop, if there still is one."""
+        if os.getpid() != self._process:
+            return
         try:
             self._portal.call(function)
         except RuntimeError:
@@ -280,6 +300,7 @@ class _PortalRun:
                 raise
 
     def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
+        self._check_process()
         try:
             future: Future[T] = self._portal.start_task_soon(function)
         except RuntimeError as error:
@@ -289,6 +310,14 @@ class _PortalRun:
         except BaseException:
             future.cancel()
             raise
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise NotOpen(
+                f"shoal.blocking() was entered in process {self._process}, and this is "
+                f"{os.getpid()}, a fork of it, which has no copy of the block's thread; enter a "
+                "block of its own here:\n    with shoal.blocking(f) as call:\n        call(item)"
+            )
 
     def _closed(self, error: RuntimeError) -> Exception:
         if not self._closing.is_set():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class Endings:
         adopt: Takes in options that were changed, if no batch gathers; None where none were.
         loop: The event loop that the batcher belongs to.
         thread: Its thread.
+        process: The process of that; one that was forked has no copy of it.
         home: The same in words.
         soon: See `Parking.soon`.
         find_here: Finds where a call enters of the function that this one serves, in the event loop
@@ -58,6 +60,7 @@ class Endings:
         self._failure: BaseException | None = None
         self.loop = EventLoop.here()
         self.thread = get_ident()
+        self.process = os.getpid()
         self.home = self.loop.described()
         self.find_here: Callable[[], Any] | None = None
         self.soon = parking.soon

@@ -14,6 +14,7 @@ where it is awaited it finds out whether the one that it found is another loop's
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import asynccontextmanager, contextmanager
 from functools import cached_property, partial
 from threading import get_ident
@@ -115,7 +116,12 @@ class Opening:
         Where nothing is, it is that of the block to which the caller's context belongs.
         """
         number = None if receiver is None else id(receiver)
-        found = [loop for loop, there in list(self.table) if there == number]
+        process = os.getpid()  # a fork has a copy of the table, and of no other thread
+        found = [
+            loop
+            for (loop, there), opened in list(self.table.items())
+            if there == number and opened.entry.intake.process == process
+        ]
         return found or loops_of_context()
 
     def in_thread(self, receiver: object) -> Opened | None:

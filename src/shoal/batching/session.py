@@ -75,6 +75,7 @@ class Session:
         thread: The thread of its event loop; whether it is that loop, too, is asked where a call is
             awaited.
         loop: That event loop.
+        process: The process of both.
         entry: Where calls enter.
         slots: The tasks that run batches.
         state: How far its life has come.
@@ -100,6 +101,7 @@ class Session:
         self._parking = Parking.of_this_loop()
         self._intake = Intake(name, options, self._parking, counters)
         self.loop = self._intake.loop
+        self.process = self._intake.process
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now)
         self._limits = TimeLimits(self._parking)
         self.slots = self._new_slots()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
 import anyio.from_thread
@@ -58,6 +59,10 @@ class LoopOfThread:
             if len(found) != 1:
                 raise _not_one(name, len(found)) from None
             self._loop = found[0]
+        else:
+            # Of the threads of a process that was forked in a worker there is only this one.
+            if threading.current_thread() is threading.main_thread():
+                raise _not_one(name, 0)
 
     def run(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
         """Runs an async function in the event loop, and waits for it."""
@@ -95,7 +100,8 @@ def _not_one(name: str, number: int) -> NotOpen:
     return NotOpen(
         f"{name} is open in no event loop that this thread's call could be made in; open it there "
         f"before:\n    async with shoal.open_batchers({name}):\n"
-        "A program without an event loop writes: with shoal.blocking(f) as call: call(x)"
+        "A program without an event loop writes: with shoal.blocking(f) as call: call(x)\n"
+        "So does a process that was forked: it has none of its parent's event loops."
     )
 
 

@@ -6,6 +6,7 @@ is stopped, and a notebook's user stops nothing. This one is a daemon.
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
@@ -37,6 +38,7 @@ class PortalThread:
         self._portal: BlockingPortal | None = None
         self._bridge: PortalBridge | None = None
         self._is_closed = False
+        self._process = os.getpid()
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
         """Does what `Bridge.run` says."""
@@ -48,8 +50,8 @@ class PortalThread:
         with self._lock:
             self._is_closed = True
             portal, self._portal = self._portal, None
-        if portal is None or self._thread is None:
-            return
+        if portal is None or self._thread is None or os.getpid() != self._process:
+            return  # a process that was forked has no copy of the thread
         try:
             portal.call(last)
         finally:
@@ -71,6 +73,7 @@ class PortalThread:
             if self._is_closed:
                 raise ShutDown("this client is closed")
             if self._bridge is None:
+                self._process = os.getpid()
                 begun: Future[BlockingPortal] = Future()
                 self._thread = threading.Thread(
                     target=_serve, args=(begun,), name=self._name, daemon=True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import os
 import threading
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -84,10 +85,16 @@ class PortalBridge:
 
     def __init__(self, portal: BlockingPortal, thread_id: int | None = None) -> None:
         self._portal = portal
+        self._process = os.getpid()
         self._thread_id = threading.get_ident() if thread_id is None else thread_id
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
         """Does what `Bridge.run` says. A thread that is interrupted cancels the coroutine."""
+        if os.getpid() != self._process:
+            raise ShutDown(
+                f"this client was made in process {self._process}, and this is {os.getpid()}, a "
+                "fork of it, which has no copy of its event loop; make a client here"
+            )
         check_may_block(instead, self._thread_id)
         try:
             future = self._portal.start_task_soon(_held, function)
