@@ -30,7 +30,7 @@ from shoal.batching.threads import ThreadStream
 from shoal.errors import BatcherClosed, NotOpen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable
     from concurrent.futures import Future
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
     from types import TracebackType
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from shoal.core.counters import BatcherStatistics
-    from shoal.core.option_keywords import OptionKeywords
+    from shoal.core.option_keywords import CallKeywords, OptionKeywords
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -143,22 +143,9 @@ class BlockingCall(BlockingFace, Generic[P, R]):
         call: UnaryCall[..., R] = self._call
         return self._run(partial(call.map, *lists, return_exceptions=return_exceptions))
 
-    def options(
-        self,
-        *,
-        deadline_s: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        queue_timeout_s: float | None = None,
-    ) -> BlockingCall[P, R]:
+    def options(self, **options: Unpack[CallKeywords]) -> BlockingCall[P, R]:
         """Returns the same call with options of its own; see `UnaryCall.options`."""
-        call = self._call.options(
-            deadline_s=deadline_s,
-            metadata=metadata,
-            priority=priority,
-            queue_timeout_s=queue_timeout_s,
-        )
-        return BlockingCall(call, self._run, self._batcher)
+        return BlockingCall(self._call.options(**options), self._run, self._batcher)
 
 
 class BlockingStreamCall(BlockingFace, Generic[P, R]):
@@ -175,22 +162,9 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
         """Prepares one call; it is made when the stream is entered."""
         return ThreadStream(partial(self._call, *args, **kwargs), self._run, self._run.run_sync)
 
-    def options(
-        self,
-        *,
-        deadline_s: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        priority: int | None = None,
-        queue_timeout_s: float | None = None,
-    ) -> BlockingStreamCall[P, R]:
+    def options(self, **options: Unpack[CallKeywords]) -> BlockingStreamCall[P, R]:
         """Returns the same call with options of its own; see `StreamCall.options`."""
-        call = self._call.options(
-            deadline_s=deadline_s,
-            metadata=metadata,
-            priority=priority,
-            queue_timeout_s=queue_timeout_s,
-        )
-        return BlockingStreamCall(call, self._run, self._batcher)
+        return BlockingStreamCall(self._call.options(**options), self._run, self._batcher)
 
 
 class _Blocking:

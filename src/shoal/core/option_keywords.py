@@ -1,4 +1,4 @@
-"""The options of a batcher as keywords, for type checkers."""
+"""The options of a batcher, and of a call, as keywords, for type checkers."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -49,3 +49,12 @@ class OptionKeywords(TypedDict, total=False):
     isolate_errors: bool
     graceful_shutdown_timeout_s: float
     drop_queued_on_shutdown: bool
+
+
+class CallKeywords(TypedDict, total=False):
+    """What the ``options`` of a call take; `UnaryCall.options` says what they mean."""
+
+    deadline_s: float | None
+    metadata: Mapping[str, Any] | None
+    priority: int | None
+    queue_timeout_s: float | None
