@@ -324,14 +324,21 @@ class Load:
         self.sent = set()
         self.answered = set()
         self.is_on = trio.Event()
+        self.is_ending = False
 
     async def keep(self):
-        """Ask on one connection until told that it ends. Nothing may go wrong here."""
+        """Ask on one connection until told that it ends."""
         async with self._served.client(verify=False) as client:
             told = False
             while not told:
                 item = self._next()
-                answer = await client.post("/work", json=item)
+                try:
+                    answer = await client.post("/work", json=item)
+                except httpx.RemoteProtocolError:
+                    # On a busy machine a client may take longer than a connection waits for its
+                    # next request. The server has not heard of that one.
+                    assert self.is_ending
+                    return
                 assert (answer.status_code, answer.json()) == (200, item)
                 self._note(item)
                 told = answer.headers.get("connection") == "close"
@@ -375,6 +382,7 @@ async def test_a_signal_under_load_has_every_accepted_request_answered(served, s
             for number in range(CLIENTS):
                 nursery.start_soon(load.come_again if number % 4 == 0 else load.keep)
             await load.is_on.wait()
+            load.is_ending = True
             served.signal(signum)
             await served.wait_draining()
         code, out, err = await served.end()

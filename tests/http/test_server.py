@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import anyio
 import anyio.lowlevel
@@ -130,6 +131,26 @@ async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeyp
         app.release.set()
     with client, client.makefile("rb") as received:
         assert received.read().endswith(b"held")
+
+
+async def test_shutdown_serves_a_request_that_came_in_time_while_the_event_loop_stood_still(
+    monkeypatch,
+):
+    drain = Connection.drain
+
+    async def drain_and_stand_still(connection):
+        await drain(connection)
+        client.sendall(request("/"))
+        time.sleep(0.1)  # noqa: ASYNC251 - that is the point
+
+    monkeypatch.setattr(Connection, "drain", drain_and_stand_still)
+    monkeypatch.setattr("shoal.http.connection._LATE_REQUEST_S", 0.05)
+    async with live(EchoApp()) as server:
+        client = server.connect_now()
+        await until_quiet()
+        server.stop.set()
+    with client, client.makefile("rb") as received:
+        assert received.read().startswith(b"HTTP/1.1 200")
 
 
 async def test_a_client_that_was_not_told_of_the_shutdown_may_ask_once_more():

@@ -58,14 +58,20 @@ class ClientSocket:
         Raises:
             OSError: The connection was lost.
             anyio.ClosedResourceError: The socket was closed here.
+
+        Cancellation: Nothing was read.
         """
+        has_waited = False
         while self._is_open:
+            await anyio.lowlevel.checkpoint_if_cancelled()
             try:
                 data = self._socket.recv(most)
             except (BlockingIOError, InterruptedError):
                 await anyio.wait_readable(self._socket)
+                has_waited = True
             else:
-                await anyio.lowlevel.checkpoint()
+                if not has_waited:
+                    await anyio.lowlevel.cancel_shielded_checkpoint()
                 return data
         raise anyio.ClosedResourceError
 

@@ -151,16 +151,26 @@ class Connection:
                 send_timeout_s=shared.send_timeout_s,
             )
             try:
-                self._set_idle(idle=True)
-                with self._clock:
-                    await self._read()
-                if self._clock.cancelled_caught:
-                    self.close()
+                await self._read_in_time()
                 await self._say_goodbye()
             except BaseException:
                 # Before the application's calls are cancelled: they have nobody to say it to.
                 self.close()
                 raise
+
+    async def _read_in_time(self) -> None:
+        """Read until the connection's end, or until its deadline has passed, and then close it."""
+        while True:
+            self._set_idle(idle=True)
+            with self._clock:
+                await self._read()
+            if not self._clock.cancelled_caught:
+                return
+            # What has come in time may have met an event loop that had no turn to read it.
+            if self._finishing or not self._idle or not self._client.has_unread():
+                self.close()
+                return
+            self._clock = anyio.CancelScope()
 
     async def _read(self) -> None:
         while True:
