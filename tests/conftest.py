@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sniffio
+from hypothesis import settings
 
 from shoal.testing import virtual_backend
 
@@ -41,6 +42,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LOOPS = ["trio", "asyncio"]
 if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is not None:
     LOOPS.append("uvloop")
+
+
+settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+settings.register_profile("searching", deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Has Hypothesis draw the same examples in each run, but look for others in the soak tests."""
+    settings.load_profile("searching" if config.option.markexpr == "soak" else "repeatable")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

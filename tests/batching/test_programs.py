@@ -47,9 +47,7 @@ VOCABULARIES = {
     "policies": Vocabulary(policy_programs, PolicyWorld, 375),
     "open": Vocabulary(open_programs, OpenWorld, 150),
 }
-common = settings(
-    deadline=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck)
-)
+common = settings(report_multiple_bugs=False, suppress_health_check=list(HealthCheck))
 long = settings(common, max_examples=SOAK_PROGRAMS // 4, print_blob=True)
 
 
@@ -138,9 +136,7 @@ def test_what_was_found_once(backend: str, promise: str) -> None:
 @pytest.mark.parametrize("streams", [False, True], ids=["calls", "streams"])
 @pytest.mark.parametrize("name", VOCABULARIES)
 def test_the_promises_are_kept(name: str, streams: bool, backend: str) -> None:
-    quick = settings(
-        common, max_examples=VOCABULARIES[name].examples, derandomize=True, database=None
-    )
+    quick = settings(common, max_examples=VOCABULARIES[name].examples)
     search(name, backend, streams=streams, how=quick)
 
 

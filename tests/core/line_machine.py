@@ -360,8 +360,5 @@ class LineMachine(RuleBasedStateMachine):
 QUICK = settings(
     max_examples=60,
     stateful_step_count=35,
-    deadline=None,
-    derandomize=True,
-    database=None,
     phases=(Phase.generate,),  # to shrink takes longer than a test may
 )

@@ -122,7 +122,7 @@ def test_a_load_of_nothing_stays_at_nothing() -> None:
     assert steps == [Step(10.0 * n, 0.0, 0.0, 1, 1) for n in range(11)]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100)
 @given(
     bounds=st.tuples(st.integers(0, 5), st.integers(1, 8)).map(sorted),
     knobs=st.fixed_dictionaries(

@@ -38,7 +38,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("name", LINES)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(steps=STEPS)
 def test_a_line_is_a_sorted_list(name: str, steps: list[tuple[str, Any]]) -> None:
     make, order = LINES[name]

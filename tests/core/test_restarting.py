@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from shoal.core.restarting import Restarts
 
 ALL = 1.0  # a point at the end of its range: the longest wait that chance can choose
-EXAMPLES = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(max_examples=200)
 
 
 def fail(restarts: Restarts, times: int, now: float = 0.0) -> list[float]:

@@ -21,7 +21,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 @given(steps=STEPS)
 def test_timers_are_a_sorted_list(steps: list[tuple[str, Any]]) -> None:
     timers = Timers()

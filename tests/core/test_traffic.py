@@ -29,7 +29,7 @@ SPLITS = [
 WEIGHTS = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(0, 1000), min_size=1).map(
     lambda parts: {tag: part / (sum(parts.values()) or 1) for tag, part in parts.items()}
 )
-EXAMPLES = settings(max_examples=200, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(max_examples=200)
 
 
 def shares(chosen: list[str]) -> dict[str, float]:

@@ -29,9 +29,6 @@ def run(backend: str, code: str, todo: list[Operation]) -> None:
 def test_hostile_code_harms_itself_alone(backend: str, code: str) -> None:
     @settings(
         max_examples=PROGRAMS,
-        deadline=None,
-        derandomize=True,
-        database=None,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
@@ -51,7 +48,6 @@ def test_hostile_code_harms_itself_alone(backend: str, code: str) -> None:
 def test_hostile_code_harms_itself_alone_for_long(backend: str, code: str) -> None:
     @settings(
         max_examples=SOAK_PROGRAMS,
-        deadline=None,
         print_blob=True,
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),

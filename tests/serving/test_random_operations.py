@@ -69,15 +69,11 @@ programs = st.lists(
 
 quick = settings(
     max_examples=PROGRAMS,
-    deadline=None,
-    derandomize=True,
-    database=None,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),
 )
 long = settings(
     max_examples=SOAK_PROGRAMS,
-    deadline=None,
     print_blob=True,
     report_multiple_bugs=False,
     suppress_health_check=list(HealthCheck),

@@ -24,7 +24,7 @@ _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 # A piece of the text with so many strings in it, cut outside of them. To take the strings out of a
 # whole body at once is to make a list of what is between them, which takes more than the value.
 _PIECES: Final = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"?){1,4096}+', re.DOTALL)
-_NUMBERS: Final = re.compile(rb"[0-9][0-9.]*+(?:[eE]\+?+[0-9]++)?+")
+_NUMBERS: Final = re.compile(rb"[0-9][0-9.]*+(?:[eE][+-]?+[0-9]++)?+")
 _NO_NUMBERS: Final = (b"NaN", b"Infinity")
 
 _DIGITS_AS_0: Final = bytes.maketrans(b"123456789E", b"000000000e")
