@@ -27,7 +27,7 @@ def machine(name: str) -> Any:
 
         def runTest(self) -> None:
             super().runTest()
-            assert made.taken > 30  # or it has tried next to nothing
+            assert made.taken  # or it has tried nothing
 
     return Test
 
