@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import importlib.util
 import os
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sniffio
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 from shoal.testing import virtual_backend
@@ -97,6 +99,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item not in soak]
     if soak:
         config.hook.pytest_deselected(items=soak)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Shows all stacks when a test's time is nearly up, where workers of pytest-xdist are seen.
+
+    Not earlier: to show the stacks of threads that run may crash the interpreter.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit_s = marker.args[0] if marker else float(item.config.getini("timeout"))
+    shown_at = item.config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(limit_s - 1, file=shown_at)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="module", autouse=True)

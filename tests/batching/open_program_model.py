@@ -271,7 +271,7 @@ class OpenWorld(World):
                 assert item.cost > self.least
                 assert run is None
             case shoal.BatcherClosed():
-                assert self.closing
+                assert self.closing or self.dropping
             case shoal.DeadlineExceeded():
                 assert now >= item.due - EPSILON
             case shoal.SlowReader():

@@ -190,6 +190,7 @@ class Promises(FormingWorld):
         waiting = [
             other
             for other in self.in_line(State.QUEUED)
+            if options is self.options  # else they have had new ranks since the batch left
             if options.bucket_by is None or other.item.key == requests[0].item.key
             if not isolates or other.priority == requests[0].priority
             if not (other.item.whole or other.item).gone
@@ -297,7 +298,7 @@ class Promises(FormingWorld):
             case shoal.SlowReader():
                 return run is not None and run.options.slow_reader_timeout_s is not None
             case shoal.BatcherClosed():
-                return self.closing
+                return self.closing or self.dropping
             case AssertionError():
                 return True  # it is raised at the end
             case shoal.DeadlineExceeded():

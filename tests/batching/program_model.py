@@ -311,7 +311,7 @@ class FormingWorld(World):
                 assert item.options.overload == "reject"
                 assert item.options.max_queued_requests is not None
             case shoal.BatcherClosed():
-                assert self.closing
+                assert self.closing or self.dropping
             case shoal.DeadlineExceeded():
                 if item.is_late:
                     self.turned_away.add(item)

@@ -113,6 +113,7 @@ class World(ABC):
         self.errors: list[BaseException] = []
         self.gate: anyio.Event | None = None
         self.closing = False
+        self.dropping = False  # whether it drains, and has failed its line
         self._cut_under: dict[int, BatchOptions] = {}
 
     # What the program does
@@ -132,6 +133,7 @@ class World(ABC):
             case ops.Flush():
                 self.batcher.flush()
             case ops.Drain():
+                self.dropping |= self.batcher.options.drop_queued_on_shutdown
                 self.batcher.drain()
             case ops.Close():
                 self.closing = True
