@@ -210,6 +210,12 @@ class FaultProgram:
         while not condition(self._status(tag)):  # noqa: ASYNC110 - a status is only asked for
             await anyio.sleep(0.01)
 
+    async def _until_in_force(self, tag: str) -> None:
+        """Waits until no batch gathers any more under the options of before."""
+        lines = self._controller.backends[tag].lines.values()
+        while any(line.batcher._session._intake.adopt for line in lines):
+            await anyio.sleep(0.01)
+
     async def _until_recovered(self, tag: str) -> None:
         await self._until(
             tag,
@@ -236,6 +242,7 @@ class FaultProgram:
         errors = (HandlerTimeout, ReplicaDied)
         with self.load.aimed(tag, *errors):
             await self._set(tag, handler_timeout_s=0.2)
+            await self._until_in_force(tag)
             await self._order(tag, "hang", *errors)
             await self._set(tag, handler_timeout_s=None)
 
