@@ -295,10 +295,8 @@ class Intake(Endings):
             Overloaded: There is no room for it.
             BatcherClosed: The batcher has stopped.
         """
-        if (
-            not self._parking.seems_here()
-        ):  # others would suffer for a caller that can't be answered
-            raise self.foreigner()
+        if not self._parking.seems_here():
+            raise self.foreigner()  # others would suffer for a caller that can't be answered
         admission = self.former.admit(request)
         if admission.refusal is not None:
             raise self._refused(admission.refusal, 1)
