@@ -213,7 +213,7 @@ class FaultProgram:
     async def _until_in_force(self, tag: str) -> None:
         """Waits until no batch gathers any more under the options of before."""
         lines = self._controller.backends[tag].lines.values()
-        while any(line.batcher._session._intake.adopt for line in lines):
+        while any(line.batcher._session._intake.adopt for line in lines):  # noqa: ASYNC110 - nobody tells
             await anyio.sleep(0.01)
 
     async def _until_recovered(self, tag: str) -> None:
