@@ -16,6 +16,7 @@ const SHOWN = [
 const REASONS = { full: "it was full", timer: "its oldest request had waited long enough" };
 const SPOKEN_MS = 2000; // How often the description of a drawing changes, for those who hear it.
 const CALM_MS = 1000; // How often is drawn for those who want less motion.
+const STALE_MS = 1000; // For how long frames may come that the server sent before it was told.
 const FIGURES_MS = 500; // How often the figures change: faster can't be read.
 
 const round = (value) => (value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
@@ -30,6 +31,7 @@ export class Crowd {
   #settings = null;
   #wanted = null; // Settings that the server has not been told yet.
   #telling = false;
+  #toldAt = -Infinity;
   #saidAt = -Infinity;
   #shownAt = -Infinity;
   #died = null; // When the worker died, on the server's clock.
@@ -70,7 +72,8 @@ export class Crowd {
         timeline.reset();
       }
     }
-    if (this.#wanted === null && !this.#telling) {
+    const isStale = this.#telling || performance.now() - this.#toldAt < STALE_MS;
+    if (this.#wanted === null && !isStale) {
       this.#settle(frame.settings);
     }
     this.#watchWorker(frame);
@@ -167,6 +170,7 @@ export class Crowd {
       $("show-error").textContent = error.message;
     } finally {
       this.#telling = false;
+      this.#toldAt = performance.now();
     }
   }
 
