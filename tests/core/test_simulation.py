@@ -304,6 +304,7 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_simulation_does_what_the_engine_does(scene, backend):

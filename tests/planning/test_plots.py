@@ -16,6 +16,7 @@ PNG = b"\x89PNG\r\n"
 RUN_TIME = Linear(0.01, 0.001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "trace",
     [

@@ -560,6 +560,7 @@ class Configured:
         return items
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("passes", range(12))
 @pytest.mark.parametrize("verb", ["delete", "force", "create", "scale", "restart", "told", "new"])
 async def test_a_verb_that_is_cancelled_at_any_moment_is_done_or_not_begun(

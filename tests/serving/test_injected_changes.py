@@ -171,6 +171,7 @@ def check(backend: Any, happens: str, verb: str, turns: range) -> None:
     raise AssertionError("the verb did not end")
 
 
+@pytest.mark.slow
 @BACKENDS
 @HAPPENS
 @EACH_VERB

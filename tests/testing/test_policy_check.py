@@ -312,6 +312,7 @@ class EqualItems(LinePolicy):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [SizeOrWindow, AddTells, LetsOthersJoin, OnlyWhenFull, UntilIdle, EqualItems]
 )
