@@ -10,33 +10,13 @@ import pytest
 import trio
 
 import shoal
+from base_exceptions import Panic, trio_cancelled
 from batching.scenes import Held, line_up, outcome, outcomes_in_order, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 pytestmark = pytest.mark.anyio
-
-
-class Panic(BaseException):
-    """Like the class that Rust extensions raise."""
-
-
-def trio_cancelled() -> BaseException:
-    """Makes a `trio.Cancelled` as code may keep one."""
-    kept: list[BaseException] = []
-
-    async def main() -> None:
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            try:
-                await trio.lowlevel.checkpoint()
-            except trio.Cancelled as error:
-                kept.append(error)
-                raise
-
-    trio.run(main)
-    return kept[0].with_traceback(None)
 
 
 KEPT = trio_cancelled()

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from unittest import mock
 
 import anyio
-import trio
 from hypothesis import strategies as st
 
+from base_exceptions import Panic, trio_cancelled
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 Operation: TypeAlias = tuple[str, str, str]
 
 
-class Panic(BaseException):
-    """Like the class that Rust extensions raise."""
-
-
 class Odd(Exception):
     """One that can't be made with its own arguments."""
 
@@ -45,22 +41,7 @@ class Odd(Exception):
         super().__init__(f"{one} and {two}")
 
 
-def _cancelled_of_trio() -> BaseException:
-    async def main() -> BaseException:
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            try:
-                await trio.lowlevel.checkpoint()
-            except trio.Cancelled as error:
-                kept.append(error)
-                raise
-        return kept[0].with_traceback(None)
-
-    kept: list[BaseException] = []
-    return trio.run(main)
-
-
-_KEPT = _cancelled_of_trio()
+_KEPT = trio_cancelled()
 
 RAISES: dict[str, Callable[[], BaseException]] = {
     "error": lambda: ValueError("wrong"),

@@ -1,0 +1,26 @@
+"""What is no `Exception`, and may come out of user code all the same."""
+
+from __future__ import annotations
+
+import trio
+
+
+class Panic(BaseException):
+    """Like the class that Rust extensions raise."""
+
+
+def trio_cancelled() -> BaseException:
+    """Makes a `trio.Cancelled` as code may keep one."""
+    kept: list[BaseException] = []
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await trio.lowlevel.checkpoint()
+            except trio.Cancelled as error:
+                kept.append(error)
+                raise
+
+    trio.run(main)
+    return kept[0].with_traceback(None)
