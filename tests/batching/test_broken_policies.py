@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 import shoal
+from base_exceptions import Panic
 from batching.scenes import Held, Recorder, line_up, outcome, settle
 
 if TYPE_CHECKING:
@@ -43,10 +44,6 @@ class BreaksWhenAsked(InOrder):
 
     def waiting(self) -> Any:
         raise KeyError("waiting")
-
-
-class Panic(BaseException):
-    """Like the class that Rust extensions raise."""
 
 
 class PanicsWhenAsked(InOrder):

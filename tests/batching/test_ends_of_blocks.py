@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 import shoal
+from base_exceptions import Panic
 from batching.scenes import Held, line_up, outcomes, settle
 from shoal.batching.block import BatcherBlock, loops_of_context
 from shoal.batching.failures import own_copy
@@ -147,10 +148,6 @@ async def test_calls_from_elsewhere_open_nothing_in_a_private_block() -> None:
             end.set()
             await settle()
             assert await outcomes(batched(2), other(3)) == [2, 3]
-
-
-class Panic(BaseException):
-    """Neither an `Exception` nor what ends a program."""
 
 
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, Panic])

@@ -11,15 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shoal
+from base_exceptions import Panic
 from batching.scenes import outcome, settle
 from shoal.testing import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-
-
-class Panic(BaseException):
-    """Like the class that Rust extensions raise."""
 
 
 RAISES: dict[str, Any] = {

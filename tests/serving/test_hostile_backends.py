@@ -14,6 +14,7 @@ import pydantic
 import pytest
 
 import shoal
+from base_exceptions import Panic
 from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.task import TaskReplica
 from shoal.serving.controller import Controller
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from shoal.serving.handle import EndpointHandle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-
-class Panic(BaseException):
-    """Like the class that Rust extensions raise."""
 
 
 ENDS = {"exit": lambda: SystemExit(3), "ctrl-c": KeyboardInterrupt}
