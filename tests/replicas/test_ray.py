@@ -59,10 +59,11 @@ pytestmark = [
 ]
 
 NODE = {"object_store_memory": 80 * 2**20}
+# A killed node refuses at once; one that is only slow is given time.
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 300,
-    "health_check_timeout_ms": 300,
+    "health_check_timeout_ms": 5_000,
     "health_check_failure_threshold": 3,
 }
 SMALL = {"num_cpus": 0.01}

@@ -10,17 +10,18 @@ so nothing else comes out of it (`as_exceptions`).
 from __future__ import annotations
 
 from concurrent.futures import Future
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.batching.failures import ends_the_program, goes_on, own_copy
-from shoal.batching.parking import Parking
+from shoal.batching.failures import ends_the_program, own_copy
+from shoal.batching.holding import holding
 from shoal.replicas.jobs import DONE
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator
+    from contextlib import AbstractContextManager
 
     from anyio.from_thread import BlockingPortal
 
@@ -31,8 +32,7 @@ class CodeEnded(Exception):
     """The code has raised what ends a process, which is the cause."""
 
 
-@contextmanager
-def as_exceptions() -> Generator[None]:
+def as_exceptions() -> AbstractContextManager[None]:
     """Code runs in this block of a task; what it raises comes as an `Exception`.
 
     Raises:
@@ -42,16 +42,11 @@ def as_exceptions() -> Generator[None]:
 
     Cancellation: goes on.
     """
-    try:
-        yield
-    except Exception:
-        raise
-    except BaseException as error:
-        if ends_the_program(error):
-            raise CodeEnded from error
-        if goes_on(error, Parking.of_this_loop()):
-            raise
-        raise own_copy(error) from error
+    return holding(_told)
+
+
+def _told(error: BaseException) -> Exception:
+    return CodeEnded() if ends_the_program(error) else own_copy(error)
 
 
 class AsyncWork:
