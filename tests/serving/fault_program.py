@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 import anyio.lowlevel
 
-from serving.fault_backends import Boom, PlainServed, Served
+from serving.fault_backends import Boom, PlainServed, Served, illness
 from serving.fault_load import HANG_S, FaultLoad
 from shoal.errors import (
     HandlerTimeout,
@@ -259,9 +259,10 @@ class FaultProgram:
     async def _be_ill(self, tag: str) -> None:
         deaths = self._status(tag).deaths
         with self.load.aimed(tag, ReplicaDied):
-            await self._set(tag, user_config={"health": "fail"})
+            ill = illness(str(self._ledger), tag)
+            ill.touch()
             await self._until(tag, lambda status: status.deaths > deaths)
-            await self._set(tag, user_config={})
+            ill.unlink()
             await self._until_recovered(tag)
 
     async def _fill_the_line(self, tag: str) -> None:
