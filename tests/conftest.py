@@ -88,6 +88,17 @@ def untold(new_loop: Any) -> Any:
     return make
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Spares the collection of tests, which keeps what it makes, the search for garbage."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Gives slow tests more time, and leaves out the soak tests unless asked for with ``-m``."""
     for item in items:
@@ -95,10 +106,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(SLOW_HANG_S))
     if config.option.markexpr:
         return
-    soak = [item for item in items if item.get_closest_marker("soak")]
+    soak = {item for item in items if item.get_closest_marker("soak")}
     items[:] = [item for item in items if item not in soak]
     if soak:
-        config.hook.pytest_deselected(items=soak)
+        config.hook.pytest_deselected(items=list(soak))
 
 
 @pytest.hookimpl(wrapper=True)

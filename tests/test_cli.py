@@ -496,6 +496,24 @@ def test_help_names_every_command(capsys):
     ]
 
 
+def test_help_loads_no_command_and_a_command_no_other():
+    """Each takes several times as long to load as the help."""
+    code = "import sys; sys.argv[1:] = {}; from shoal.cli import main\n"
+    code += "try: main()\nexcept SystemExit: print(*sys.modules)"
+    loaded = {
+        words: subprocess.run(
+            [sys.executable, "-c", code.format(words.split())],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for words in ("--help", "logs --help")
+    }
+    assert not {"trio", "anyio", "starlette", "shoal.batching.batcher"} & set(loaded["--help"])
+    assert "shoal.commands.logs_command" in loaded["logs --help"]
+    assert "shoal.commands.serve_command" not in loaded["logs --help"]
+
+
 def test_the_version_is_told(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

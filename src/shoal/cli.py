@@ -3,47 +3,55 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import signal
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands import (
-    backends_command,
-    call_command,
-    check_command,
-    endpoints_command,
-    logs_command,
-    serve_command,
-    start_command,
-    status_command,
-    stop_command,
-)
 from shoal.commands.arguments import CommandParser
 from shoal.commands.saying import say
-from shoal.planning import simulate_command, tune_command
 from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
     from collections.abc import Callable, Mapping, Sequence
 
-_COMMANDS: Final[Mapping[str, tuple[str, Callable[[ArgumentParser], None]]]] = {
-    "serve": ("serve an application over HTTP", serve_command.add_arguments),
-    "check": ("say what an application would run", check_command.add_arguments),
-    "start": ("start a server that has a name", start_command.add_arguments),
-    "stop": ("end such a server", stop_command.add_arguments),
-    "status": ("show what a server has", status_command.add_arguments),
-    "logs": ("show what a server has logged", logs_command.add_arguments),
-    "backends": ("list, create, change, delete backends", backends_command.add_arguments),
-    "endpoints": ("list, create, delete endpoints", endpoints_command.add_arguments),
-    "traffic": ("show and divide requests among backends", endpoints_command.add_traffic_arguments),
-    "shadow": ("copy requests to a backend", endpoints_command.add_shadow_arguments),
-    "scale": ("change the number of replicas", backends_command.add_scale_arguments),
-    "call": ("call an endpoint", call_command.add_arguments),
-    "simulate": ("say what options would do at some traffic", simulate_command.add_arguments),
-    "tune": ("measure a handler, and find options for it", tune_command.add_arguments),
+_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "serve": ("serve an application over HTTP", "commands.serve_command:add_arguments"),
+    "check": ("say what an application would run", "commands.check_command:add_arguments"),
+    "start": ("start a server that has a name", "commands.start_command:add_arguments"),
+    "stop": ("end such a server", "commands.stop_command:add_arguments"),
+    "status": ("show what a server has", "commands.status_command:add_arguments"),
+    "logs": ("show what a server has logged", "commands.logs_command:add_arguments"),
+    "backends": (
+        "list, create, change, delete backends",
+        "commands.backends_command:add_arguments",
+    ),
+    "endpoints": ("list, create, delete endpoints", "commands.endpoints_command:add_arguments"),
+    "traffic": (
+        "show and divide requests among backends",
+        "commands.endpoints_command:add_traffic_arguments",
+    ),
+    "shadow": (
+        "copy requests to a backend",
+        "commands.endpoints_command:add_shadow_arguments",
+    ),
+    "scale": (
+        "change the number of replicas",
+        "commands.backends_command:add_scale_arguments",
+    ),
+    "call": ("call an endpoint", "commands.call_command:add_arguments"),
+    "simulate": (
+        "say what options would do at some traffic",
+        "planning.simulate_command:add_arguments",
+    ),
+    "tune": (
+        "measure a handler, and find options for it",
+        "planning.tune_command:add_arguments",
+    ),
 }
+"""What each command does, and what gives its parser the arguments: loaded for that command alone,
+since all of them take four times as long to load as the help."""
 
 _FIRST_STEPS: Final = """\
 first steps:
@@ -71,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mistake in the command; 128 and the number of the signal that ended it.
     """
     given = sys.argv[1:] if argv is None else list(argv)
-    parser = _parser()
+    parser = _parser(given)
     if not given:
         parser.print_help(sys.stderr)
         return 2
@@ -88,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
 
 
-def _parser() -> ArgumentParser:
+def _parser(given: Sequence[str]) -> ArgumentParser:
     parser = CommandParser(
         prog="shoal",
         description="Serve functions in batches, drive servers, and plan.",
@@ -96,9 +104,29 @@ def _parser() -> ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    version = importlib.metadata.version("shoal")
-    parser.add_argument("--version", action="version", version=f"shoal {version}")
+    parser.add_argument(
+        "--version",
+        action=_ShowVersion,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="show program's version number and exit",
+    )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (says, add_arguments) in _COMMANDS.items():
-        add_arguments(commands.add_parser(name, help=says, allow_abbrev=False))
+    for name, (says, place) in _COMMANDS.items():
+        command = commands.add_parser(name, help=says, allow_abbrev=False)
+        if name in given:
+            module, _, function = place.partition(":")
+            add_arguments: Callable[[ArgumentParser], None]
+            add_arguments = getattr(import_module(f"shoal.{module}"), function)
+            add_arguments(command)
     return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Looks for the version when it is asked for: its library takes as long to load as the help."""
+
+    def __call__(self, parser: ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"shoal {version('shoal')}\n")
+        parser.exit()

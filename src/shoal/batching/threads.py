@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
-import anyio.from_thread
-
 from shoal.batching.current import calls_from_thread
 from shoal.batching.event_loop import EventLoop, loop_ended
 from shoal.errors import BatcherClosed, NotOpen
@@ -52,8 +50,11 @@ class LoopOfThread:
                 f"to answer; here write:\n    await {name}(x)\n"
                 "A program without an event loop writes: with shoal.blocking(f) as call: call(x)"
             )
+        # Not above: it takes longer to import than half of what a worker of plain code needs.
+        from anyio import from_thread
+
         try:
-            anyio.from_thread.check_cancelled()
+            from_thread.check_cancelled()
         except RuntimeError:  # it is no worker thread of anyio's
             found = loops()
             if len(found) != 1:
@@ -70,10 +71,12 @@ class LoopOfThread:
         async def call() -> T:
             return await function()
 
+        from anyio import from_thread
+
         token = calls_from_thread.set(True)
         try:
             if self._loop is None:
-                return anyio.from_thread.run(function)
+                return from_thread.run(function)
             return self._loop.run(call)
         except loop_ended() as error:
             if self._loop is None:
@@ -85,7 +88,9 @@ class LoopOfThread:
     def run_sync(self, function: Callable[[], None], /) -> None:
         """Calls a plain function in the event loop; does nothing if that has ended."""
         if self._loop is None:
-            anyio.from_thread.run_sync(function)
+            from anyio import from_thread
+
+            from_thread.run_sync(function)
         else:
             self._loop.soon(function)
 
