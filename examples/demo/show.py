@@ -177,6 +177,7 @@ class _Stage:
 
     def __init__(self, client: shoal.Client, tasks: TaskGroup, crowds: dict[str, Crowd]) -> None:
         self.crowds = crowds
+        self._began_at = anyio.current_time()
         self.lanes = Lanes(tasks)
         self._client = client
         self._tasks = tasks
@@ -191,6 +192,7 @@ class _Stage:
         backends = (await self._client.status()).backends
         return {
             "now": anyio.current_time(),
+            "began_at": self._began_at,
             "slow_motion": SLOW_MOTION,
             "sides": {
                 name: {

@@ -240,6 +240,7 @@ def test_a_reader_that_leaves_frees_its_place_for_the_next(page):
 
 def test_a_text_of_a_visitor_joins_and_stays_text(page):
     hostile = "<img src=x onerror=alert(1)>"
+    page.until(lambda: page.text("live") == "Live")  # a show that has not begun takes no text
     page.enter("beginning", hostile)
     page.browser.execute_script("arguments[0].requestSubmit()", page.one("join"))
     page.until(lambda: any(hostile in who for who in page.now("#lanes .mine .who", "textContent")))
@@ -399,16 +400,28 @@ def test_the_commands_that_are_printed_work_from_any_folder(announced, tmp_path)
     assert "--clients" in answer_of(f"{load} --help")
 
 
-class StandIn:
-    """Serves the page with one frame of the show, and can go away and come back."""
+READER = 7
 
-    def __init__(self, frame):
-        self._frame = json.dumps({"item": frame}).encode() + b"\n"
+
+class StandIn:
+    """Serves the page with one frame of the show, and can go away and come back.
+
+    Args:
+        frame: The frame.
+        after_a_visitor: Whether it is shown when a visitor's text has joined, and not before.
+    """
+
+    def __init__(self, frame, *, after_a_visitor=False):
+        self.frame = frame
         self._port = 0
+        self._begins = threading.Event()
+        if not after_a_visitor:
+            self._begins.set()
 
     def __enter__(self):
         self._over = threading.Event()
-        frame, over = self._frame, self._over
+        frame = json.dumps({"item": self.frame}).encode() + b"\n"
+        begins, over = self._begins, self._over
 
         class Handler(http.server.SimpleHTTPRequestHandler):
             def __init__(self, *args):
@@ -418,6 +431,11 @@ class StandIn:
                 self.send_response(200)
                 self.send_header("content-type", "application/x-ndjson")
                 self.end_headers()
+                if self.path == "/show/write":
+                    self.wfile.write(str(READER).encode())
+                    begins.set()
+                    return
+                begins.wait(LIMIT_S)
                 self.wfile.write(frame)
                 self.wfile.flush()
                 over.wait(LIMIT_S)
@@ -438,14 +456,20 @@ class StandIn:
         self._server.server_close()
 
 
-def test_the_page_says_that_the_server_is_away_and_comes_back_to_it(browser, url):
+@pytest.fixture
+def frame(url):
+    """A frame of the show."""
     watching = urllib.request.Request(
         f"{url}show",
         b"{}",
         {"content-type": "application/json", "accept": "application/x-ndjson"},
     )
     with urllib.request.urlopen(watching) as answer:
-        stand_in = StandIn(json.loads(answer.readline())["item"])
+        return json.loads(answer.readline())["item"]
+
+
+def test_the_page_says_that_the_server_is_away_and_comes_back_to_it(browser, frame):
+    stand_in = StandIn(frame)
     with stand_in as there:
         page = Page(browser, there)
         page.until(lambda: page.text("live") == "Live")
@@ -453,4 +477,27 @@ def test_the_page_says_that_the_server_is_away_and_comes_back_to_it(browser, url
     assert not page.one("kill").is_enabled()
     with stand_in:
         page.until(lambda: page.text("live") == "Live")
+    browser.get("about:blank")
+
+
+def test_a_text_that_joins_before_the_first_frame_is_its_visitors_until_another_show(
+    browser, frame
+):
+    frame["readers"] = [{"reader": READER, "prompt": "Once", "end": None}]
+    frame["steps"] = [[{"reader": READER, "text": "a"}, *[None] * 7]]
+    stand_in = StandIn(frame, after_a_visitor=True)
+    with stand_in as there:
+        page = Page(browser, there)
+        page.enter("beginning", "Once")
+        page.browser.execute_script("arguments[0].requestSubmit()", page.one("join"))
+        page.until(lambda: page.now("#lanes .mine .who", "textContent") == [f"#{READER} Once"])
+    page.until(lambda: page.text("live") == "The server is away; trying again")
+    with stand_in:
+        page.until(lambda: page.text("live") == "Live")
+        assert page.all("#lanes .mine .who")
+    page.until(lambda: page.text("live") == "The server is away; trying again")
+    frame["began_at"] += 1
+    with stand_in:
+        page.until(lambda: page.text("live") == "Live")
+        assert not page.all("#lanes .mine .who")
     browser.get("about:blank")

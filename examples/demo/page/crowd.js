@@ -63,6 +63,12 @@ export class Crowd {
     requestAnimationFrame(draw);
   }
 
+  disown() {
+    for (const timeline of Object.values(this.#timelines)) {
+      timeline.disown();
+    }
+  }
+
   /** Show a frame; the first of a connection begins everything anew. */
   take(frame, isFirst) {
     this.#frame = frame;

@@ -26,11 +26,15 @@ export class Lanes {
     window.addEventListener("resize", () => this.#draw());
   }
 
+  /** Another show numbers its readers from the beginning. */
+  disown() {
+    this.#mine.clear();
+  }
+
   take(frame, isFirst) {
     if (isFirst) {
       this.#steps = [];
       this.#readers.clear();
-      this.#mine.clear(); // A show that begins anew numbers its readers from the beginning.
     }
     for (const { reader, prompt, end } of frame.readers) {
       const known = this.#readers.get(reader);
@@ -137,6 +141,9 @@ export class Lanes {
       const answer = await post("/show/write", { text });
       this.#mine.add(await answer.json());
       $("lanes-error").textContent = "";
+      if (!this.paused) {
+        this.#draw();
+      }
     } catch (error) {
       $("lanes-error").textContent = error.message;
     }

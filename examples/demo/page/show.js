@@ -9,6 +9,7 @@ const crowd = new Crowd();
 const lanes = new Lanes();
 
 let paused = false;
+let beganAt = null; // When the show began that was seen last.
 
 $("pause").addEventListener("click", () => {
   paused = !paused;
@@ -19,6 +20,11 @@ $("pause").addEventListener("click", () => {
 
 watch(
   (frame, isFirst) => {
+    if (beganAt !== null && frame.began_at !== beganAt) {
+      crowd.disown();
+      lanes.disown();
+    }
+    beganAt = frame.began_at;
     crowd.take(frame, isFirst);
     lanes.take(frame, isFirst);
   },

@@ -36,7 +36,6 @@ export class Timeline {
   reset() {
     this.#runs = [];
     this.#downs = [];
-    this.#mine.clear(); // A server that was started anew counts its batches from the beginning.
     this.#offset = null;
     this.#standsAt = null;
   }
@@ -53,6 +52,11 @@ export class Timeline {
   /** Show that a run had a request of this page. */
   mark(id) {
     this.#mine.add(id);
+  }
+
+  /** Another show may count its runs from the beginning. */
+  disown() {
+    this.#mine.clear();
   }
 
   take(now, batches, state) {
