@@ -154,13 +154,17 @@ def event_loop_imports(modules: Mapping[str, str]) -> list[str]:
 
 
 def late_imports(modules: Mapping[str, str]) -> list[str]:
-    """An import inside a function is for what an extra installs, or for our layer that needs it."""
+    """An import inside a function is for what an extra installs, or for our layer that needs it.
+
+    Or for what takes long to load and few need.
+    """
     optional = optional_roots()
     return [
         f"{found.importer}:{found.line} imports {found.target} late"
         for found in all_imports(modules)
         if found.late
         and found.target.split(".")[0] not in optional
+        and found.target not in {"anyio.from_thread", "importlib.metadata"}
         and not (
             layer_of(found.importer) in {"top", "commands", "starting"}
             and layer_of(found.target) == "http"

@@ -126,7 +126,7 @@ class _ShowVersion(argparse.Action):
     """Looks for the version when it is asked for: its library takes as long to load as the help."""
 
     def __call__(self, parser: ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
+        import importlib.metadata
 
-        sys.stdout.write(f"shoal {version('shoal')}\n")
+        sys.stdout.write(f"shoal {importlib.metadata.version('shoal')}\n")
         parser.exit()

@@ -36,7 +36,7 @@ def files():
 
 @pytest.mark.parametrize("words", list(commands()))
 def test_a_documented_command_is_understood(words):
-    assert callable(_parser().parse_args(words).run)
+    assert callable(_parser(words).parse_args(words).run)
 
 
 @pytest.mark.parametrize("text", list(files()))

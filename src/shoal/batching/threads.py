@@ -1,4 +1,8 @@
-"""Callers that are not in the event loop: worker threads, and programs that have no loop at all."""
+"""Callers that are not in the event loop: worker threads, and programs that have no loop at all.
+
+`anyio.from_thread` is loaded when there is such a caller: a worker of plain code has none, and
+would start a sixth later.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +54,10 @@ class LoopOfThread:
                 f"to answer; here write:\n    await {name}(x)\n"
                 "A program without an event loop writes: with shoal.blocking(f) as call: call(x)"
             )
-        # Not above: it takes longer to import than half of what a worker of plain code needs.
-        from anyio import from_thread
+        import anyio.from_thread
 
         try:
-            from_thread.check_cancelled()
+            anyio.from_thread.check_cancelled()
         except RuntimeError:  # it is no worker thread of anyio's
             found = loops()
             if len(found) != 1:
@@ -71,12 +74,12 @@ class LoopOfThread:
         async def call() -> T:
             return await function()
 
-        from anyio import from_thread
+        import anyio.from_thread
 
         token = calls_from_thread.set(True)
         try:
             if self._loop is None:
-                return from_thread.run(function)
+                return anyio.from_thread.run(function)
             return self._loop.run(call)
         except loop_ended() as error:
             if self._loop is None:
@@ -88,9 +91,9 @@ class LoopOfThread:
     def run_sync(self, function: Callable[[], None], /) -> None:
         """Calls a plain function in the event loop; does nothing if that has ended."""
         if self._loop is None:
-            from anyio import from_thread
+            import anyio.from_thread
 
-            from_thread.run_sync(function)
+            anyio.from_thread.run_sync(function)
         else:
             self._loop.soon(function)
 
