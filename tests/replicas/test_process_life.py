@@ -20,6 +20,7 @@ from replicas.playing import MODULE, children, gone, is_alive, made, noted, play
 from replicas.process_backends import Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas import worker
+from shoal.replicas.output import Output
 from shoal.testing.replica_folder import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -48,6 +49,11 @@ async def test_a_start_that_fails_says_what_the_code_raised_and_printed():
     assert isinstance(error.__cause__, FileNotFoundError)
     assert "FileNotFoundError: weights.bin" in str(error)
     assert "the weights are missing" in str(error)
+
+
+async def test_what_a_failed_start_printed_is_told_though_nobody_has_read_it_yet(monkeypatch):
+    monkeypatch.setattr(Output, "read", lambda _: anyio.sleep_forever())
+    assert "the weights are missing" in str(await failed_start(f"{MODULE}:Prints"))
 
 
 def test_a_worker_of_plain_code_loads_no_event_loop():

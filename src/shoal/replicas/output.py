@@ -56,7 +56,7 @@ class Output:
             self._read_once()
 
     def read_at_hand(self) -> None:
-        """Takes in what was written before the worker ended."""
+        """Takes in what was written before the worker ended, or said that it can not start."""
         for _ in range(_MOST_AT_END):  # what outlives the worker may go on for ever
             if not self._is_open or not self._read_once():
                 break

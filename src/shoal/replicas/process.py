@@ -242,6 +242,7 @@ class ProcessReplica(Replica):
             how = str(error)
             if not isinstance(error, ReplicaDied):
                 how = f"replica {self.tag} can't be started: {type(error).__name__}: {error}"
+                worker.stderr.read_at_hand()  # it was written before the answer
                 last_lines = worker.stderr.last_lines()
                 if last_lines:
                     how = f"{how}; its stderr ended with:\n{last_lines}"
