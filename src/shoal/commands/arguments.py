@@ -9,7 +9,7 @@ from argparse import (
     ArgumentTypeError,
     RawDescriptionHelpFormatter,
 )
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import override
 
@@ -48,6 +48,11 @@ class CommandParser(ArgumentParser):
             # Said here, by the parser that knows the command's options, rather than by the first.
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
         return found, unknown
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        """Says what is wrong, and where the usage is told: that of a command fills a screen."""
+        self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
 
     def _check_first(self, args: Any) -> None:
         # Else it is told that a command is missing, or that the option's value is none.
