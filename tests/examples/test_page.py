@@ -370,6 +370,13 @@ def test_the_page_may_load_nothing_from_elsewhere(url):
     assert not re.search(r"<script(?![^>]*\bsrc=)|\sstyle=|\son\w+=", page)
 
 
+def test_what_is_not_there_is_not_found(url):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{url}nothing")
+    with refused.value as answer:
+        assert answer.code == 404
+
+
 @pytest.mark.parametrize("image", [[[1]], [[17] * 8] * 8, "ink"])
 def test_an_image_of_the_wrong_shape_or_ink_is_refused(url, image):
     request = urllib.request.Request(

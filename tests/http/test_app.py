@@ -7,9 +7,11 @@ import threading
 import anyio
 import pytest
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 import shoal
 from shoal.batching.slots import Slots
@@ -725,6 +727,30 @@ async def test_what_is_mounted_answers_the_rest(root):
     assert await at("/ui/a") == f"ui {root}/ui {root}/ui/a"
     assert await at("/ui/deep/a") == f"deep {root}/ui/deep {root}/ui/deep/a"
     assert (await ask(app, f"{root}/x", method="PUT", root_path=root)).status == 405
+
+
+@anyio_test
+async def test_what_a_mounted_application_refuses_with_is_answered(tmp_path):
+    """As files are, by an application that counts on another around it to say so."""
+    app = app_of(doubled)
+    app.mount("/files", StaticFiles(directory=tmp_path))
+    missing = await ask(app, "/files/missing.txt", method="GET")
+    assert (missing.status, missing.json()["title"]) == (404, "Not Found")
+    assert missing.headers["content-type"] == "application/problem+json"
+    assert (await ask(app, "/files/missing.txt", method="HEAD")).status == 404
+    assert (await ask(app, "/files/missing.txt", 1)).status == 405
+
+
+@anyio_test
+async def test_a_mounted_application_that_refuses_what_it_has_begun_to_answer_fails():
+    async def late(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise HTTPException(404)
+
+    app = app_of(doubled)
+    app.mount("/", late)
+    with pytest.raises(HTTPException):
+        await ask(app, "/y", method="GET")
 
 
 @anyio_test

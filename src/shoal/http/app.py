@@ -201,7 +201,8 @@ class App(DeclaringApp):
         routes = self._at(path) if kind == "http" else None
         if routes is None and (mounted := self._routes.mounted_at(path)) is not None:
             prefix, app = mounted
-            await app({**scope, "root_path": root + prefix}, receive, send)
+            below = {**scope, "root_path": root + prefix}
+            await self._dispatcher.answer_by(app, below, receive, send)
         elif kind == "http":
             await self._dispatcher.answer(scope, receive, send, routes)
         elif kind == "websocket":

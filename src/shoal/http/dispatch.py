@@ -7,6 +7,8 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Final
 
+from starlette.exceptions import HTTPException
+
 from shoal.batching.event_loop import holds_ctrl_c
 from shoal.batching.holding import holding
 from shoal.http.asgi import ClientLeft, Exchange
@@ -25,7 +27,7 @@ from shoal.serving.naming import METHODS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from shoal.http.routing import Route
     from shoal.http.settings import HttpSettings
@@ -91,6 +93,35 @@ class Dispatcher:
         finally:
             if exchange.status:
                 self.answers.count(name, exchange.status)
+
+    async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Has an application answer; what it refuses with is told as a route's refusal is."""
+        has_begun = False
+
+        async def begin(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, begin)
+        except HTTPException as refusal:
+            if has_begun or scope["type"] != "http":
+                raise
+            await self.answer(scope, receive, send, {scope["method"]: _Refusal(refusal)})
+
+
+class _Refusal:
+    """A route that raises what an application has refused a request with."""
+
+    name: Final = NO_ENDPOINT
+
+    def __init__(self, refusal: HTTPException) -> None:
+        self._refusal = refusal
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Raises it."""
+        raise self._refusal
 
 
 def _route_for(scope: Scope, routes: Mapping[str, Route] | None) -> Route | None:
