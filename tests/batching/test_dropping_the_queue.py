@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 import shoal
@@ -57,6 +59,21 @@ async def test_who_closes_may_say_otherwise() -> None:
         await settle()
         await batcher.aclose(drop_queued=False)
     assert [caller.outcome for caller in callers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("later_s", [0, 1])
+async def test_a_second_close_may_drop_what_the_first_let_wait(later_s: float) -> None:
+    batcher = shoal.Batcher(slowly, max_batch_size=1)
+    async with anyio.create_task_group() as tasks, batcher as call:
+        callers = await line_up(tasks, *map(call, range(3)))
+        await settle()
+        tasks.start_soon(partial(batcher.aclose, drop_queued=False))
+        if later_s:
+            await anyio.sleep(later_s)
+        else:
+            await anyio.lowlevel.checkpoint()
+        await batcher.aclose(drop_queued=True)
+    check(callers, later_s)
 
 
 async def test_it_may_be_set_while_the_batcher_is_open() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from importlib.metadata import version
+from pathlib import Path
+
+from packaging.requirements import Requirement
 
 TESTED = (0, 18)
 RECHECK = """\
@@ -19,3 +23,17 @@ raise the cap in pyproject.toml and TESTED here once these were compared with th
 def test_the_installed_hypercorn_is_the_tested_one():
     installed = tuple(int(part) for part in version("hypercorn").split(".")[:2])
     assert installed == TESTED, RECHECK
+
+
+def test_no_other_is_installed_with_shoal():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    (wanted,) = {
+        Requirement(line).specifier
+        for lines in lists
+        for line in lines
+        if Requirement(line).name == "hypercorn"
+    }
+    major, minor = TESTED
+    assert wanted.contains(f"{major}.{minor}.9")
+    assert not wanted.contains(f"{major}.{minor + 1}.0")
