@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 SLOW_HANG_S = 60
-# A script's background job ignores Ctrl-C, and what `nohup` starts ignores the end of its terminal; so
-# would the programs that the tests start.
+# A script's background job ignores Ctrl-C, and what `nohup` starts ignores the end of its terminal.
+# So would the programs that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
