@@ -51,7 +51,7 @@ class Dispatcher:
 
     @holds_ctrl_c
     async def answer(
-        self, scope: Scope, receive: Receive, send: Send, routes: dict[str, Route] | None
+        self, scope: Scope, receive: Receive, send: Send, routes: Mapping[str, Route] | None
     ) -> None:
         """Answers one request.
 
@@ -114,9 +114,8 @@ class Dispatcher:
 class _Refusal:
     """A route that raises what an application has refused a request with."""
 
-    name: Final = NO_ENDPOINT
-
     def __init__(self, refusal: HTTPException) -> None:
+        self.name = NO_ENDPOINT
         self._refusal = refusal
 
     async def answer(self, exchange: Exchange) -> None:
