@@ -19,7 +19,8 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import current_batch
-from shoal.replicas.calling_out import CallOut, way_out
+from shoal.replicas.call_out import CallOut
+from shoal.replicas.calling_out import way_out
 from shoal.replicas.current import current_replica_tag
 from shoal.testing.replica_folder import Folder
 

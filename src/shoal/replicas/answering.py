@@ -16,7 +16,7 @@ from shoal.replicas.wire import STEPS_AHEAD, Kind, encoded
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shoal.replicas.calling_out import CallOut
+    from shoal.replicas.call_out import CallOut
     from shoal.replicas.connection import Connection
     from shoal.replicas.wire import Frame
 

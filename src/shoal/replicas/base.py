@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.signature import Binding
-    from shoal.replicas.calling_out import CallOut
+    from shoal.replicas.call_out import CallOut
     from shoal.replicas.current import Identity
     from shoal.replicas.definition import Definition
     from shoal.replicas.description import Description

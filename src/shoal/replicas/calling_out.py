@@ -13,7 +13,6 @@ from __future__ import annotations
 import queue
 from collections import deque
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,41 +25,13 @@ from shoal.replicas.run_soon import loop_of_caller
 from shoal.replicas.wire import STEPS_AHEAD, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+    from collections.abc import AsyncGenerator, Callable, Generator
 
+    from shoal.replicas.call_out import CallOut
     from shoal.replicas.watchdog import Control
     from shoal.replicas.wire import Frame
 
 _WHERE: Final = "the process that the call was made by"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallOut:
-    """A call that code in a process makes to an endpoint.
-
-    Attributes:
-        endpoint: The endpoint's name.
-        args: The positional arguments.
-        kwargs: The arguments by name.
-        stream: Whether a stream is wanted.
-        method_name: Which method of the backend to call.
-        shard_key: Calls with equal keys go to the same backend.
-        timeout_s: How long the call may take, in seconds.
-        priority: Its level.
-        http_method: What the called code finds in the metadata as ``"method"``.
-        http_headers: What it finds there as ``"headers"``.
-    """
-
-    endpoint: str
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    stream: bool = False
-    method_name: str = "__call__"
-    shard_key: str | None = None
-    timeout_s: float | None = None
-    priority: int | None = None
-    http_method: str | None = None
-    http_headers: Mapping[str, str] | None = None
 
 
 class WorkCancelled(Exception):

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from shoal.replicas.base import Blueprint
-    from shoal.replicas.calling_out import CallOut
+    from shoal.replicas.call_out import CallOut
     from shoal.replicas.describing import DescriptionAsData
     from shoal.replicas.description import Description
     from shoal.replicas.parcels import Parcel

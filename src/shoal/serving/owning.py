@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.replicas.base import Replica
-    from shoal.replicas.calling_out import CallOut
+    from shoal.replicas.call_out import CallOut
     from shoal.replicas.definition import Definition
     from shoal.serving.asking import Asked
     from shoal.serving.client import Client
