@@ -30,9 +30,9 @@ import anyio
 
 import shoal
 from benchmarks.report import Panel, Report, parser, print_table, verdict
-from shoal.core.forming import Former
+from shoal.core.forming.call_options import Terms, Wishes
+from shoal.core.forming.former import Former
 from shoal.core.request import Request, State
-from shoal.core.terms import Terms, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from shoal.batching.retrying import retrying
     from shoal.batching.stream import END, SKIP, Mark, ResultStream
     from shoal.batching.threads import ThreadStream
-    from shoal.core.autoscaling import AutoscalingOptions
     from shoal.core.batch import Batch, CutReason
     from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
-    from shoal.core.latency_target import LatencyTarget
-    from shoal.core.options import BatchOptions
-    from shoal.core.policies.base import BatchPolicy, Cut, Hurry, LinePolicy, Wait
-    from shoal.core.queue_policy import QueuePolicy
+    from shoal.core.options.latency_target import LatencyTarget
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.options.queue_policy import QueuePolicy
+    from shoal.core.policy import BatchPolicy, Cut, Hurry, LinePolicy, Wait
+    from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.core.request import Request
     from shoal.errors import (
         BackendUnavailable,
@@ -169,13 +169,13 @@ __version__ = "0.1.0"
 # and a replica's process, which should start at once, without event loops that it has no use for.
 _WHERE: Final = {
     "App": "shoal.http.app",
-    "AutoscalingOptions": "shoal.core.autoscaling",
+    "AutoscalingOptions": "shoal.core.replicas.autoscaling",
     "BackendConfig": "shoal.serving.config",
     "BackendStatus": "shoal.serving.status",
     "BackendUnavailable": "shoal.errors",
     "Batch": "shoal.core.batch",
-    "BatchOptions": "shoal.core.options",
-    "BatchPolicy": "shoal.core.policies.base",
+    "BatchOptions": "shoal.core.options.options",
+    "BatchPolicy": "shoal.core.policy",
     "BatchedFunction": "shoal.batching.decorated",
     "BatchedGenerator": "shoal.batching.decorated",
     "Batcher": "shoal.batching.batcher",
@@ -186,7 +186,7 @@ _WHERE: Final = {
     "Blueprint": "shoal.replicas.base",
     "Client": "shoal.serving.client",
     "ClosingCounts": "shoal.core.counters",
-    "Cut": "shoal.core.policies.base",
+    "Cut": "shoal.core.policy",
     "CutReason": "shoal.core.batch",
     "DeadlineExceeded": "shoal.errors",
     "Definition": "shoal.replicas.definition",
@@ -198,13 +198,13 @@ _WHERE: Final = {
     "HandlerTimeout": "shoal.errors",
     "HistogramSnapshot": "shoal.core.counters",
     "HttpOptions": "shoal.http.embedded",
-    "Hurry": "shoal.core.policies.base",
+    "Hurry": "shoal.core.policy",
     "Identity": "shoal.replicas.current",
     "InUse": "shoal.errors",
     "ItemTooLarge": "shoal.errors",
     "LatencyModelSnapshot": "shoal.core.latency_model",
-    "LatencyTarget": "shoal.core.latency_target",
-    "LinePolicy": "shoal.core.policies.base",
+    "LatencyTarget": "shoal.core.options.latency_target",
+    "LinePolicy": "shoal.core.policy",
     "Mark": "shoal.batching.stream",
     "Method": "shoal.replicas.description",
     "NameTaken": "shoal.errors",
@@ -215,7 +215,7 @@ _WHERE: Final = {
     "OpenBatch": "shoal.batching.open_batch",
     "OpenRequest": "shoal.batching.open_batch",
     "Overloaded": "shoal.errors",
-    "QueuePolicy": "shoal.core.queue_policy",
+    "QueuePolicy": "shoal.core.options.queue_policy",
     "Replica": "shoal.replicas.base",
     "ReplicaDied": "shoal.errors",
     "ReplicaNotStarted": "shoal.errors",
@@ -234,7 +234,7 @@ _WHERE: Final = {
     "ThreadStream": "shoal.batching.threads",
     "UnaryCall": "shoal.batching.calls",
     "Unfinished": "shoal.errors",
-    "Wait": "shoal.core.policies.base",
+    "Wait": "shoal.core.policy",
     "WouldDeadlock": "shoal.errors",
     "WrongBatchSize": "shoal.errors",
     "WrongResultType": "shoal.errors",

@@ -18,7 +18,7 @@ import shoal
 from batching import policy_programs as ops
 from batching.program_model import FormingWorld, InSlot, Item, Raised, Run
 from batching.program_world import EPSILON, Watched
-from shoal.core.queue_policy import SAME
+from shoal.core.options.queue_policy import SAME
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from batching.programs import Program
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 
 @dataclass(eq=False, kw_only=True, repr=False)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 BREAKS = ("raise", "short")
 

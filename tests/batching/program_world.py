@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     import shoal
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 EPSILON = 1e-6  # virtual time on trio starts at some large number, so its fractions are rounded
 GRACE_S = 5.0

@@ -167,7 +167,7 @@ async def test_a_bug_in_the_batcher_fails_every_caller_in_line_parked_and_runnin
                     await settle()
                     statistics = batcher.statistics()
                     assert (statistics.running, statistics.queued, statistics.parked) == (2, 1, 2)
-                    monkeypatch.setattr("shoal.core.forming.Former.decide", broken_decide)
+                    monkeypatch.setattr("shoal.core.forming.former.Former.decide", broken_decide)
                     started[0].leave()
     assert contains(caught.value, _BrokenOnPurpose)
     errors = [caller.outcome for caller in started[1:]]

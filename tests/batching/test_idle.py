@@ -13,7 +13,7 @@ import pytest
 import trio
 
 import shoal
-from shoal.core.forming import Former
+from shoal.core.forming.former import Former
 from shoal.testing import virtual_time
 from shoal.testing.virtual_time import VirtualTimeLoop, run_virtually, settle
 

@@ -23,7 +23,7 @@ from batching.scenes import (
     settle,
 )
 from shoal import CutReason
-from shoal.core.policies.base import Hurry, LinePolicy, Wait
+from shoal.core.policy import Hurry, LinePolicy, Wait
 from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from batching.scenes import (
 )
 from shoal.batching.buffer import StreamBuffer
 from shoal.core.counters import Histogram
-from shoal.core.overdue import Overdue
+from shoal.core.forming.overdue import Overdue
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

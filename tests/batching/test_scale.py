@@ -19,9 +19,9 @@ import trio
 
 import shoal
 from shoal import BatchOptions
-from shoal.core.forming import Former
-from shoal.core.policies.base import Cut
+from shoal.core.forming.former import Former
 from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policy import Cut
 from shoal.core.request import Request, State
 from shoal.testing import settle
 

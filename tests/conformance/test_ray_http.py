@@ -714,7 +714,7 @@ async def test_rc33_a_broken_batcher_turns_the_server_not_ready(
     app.endpoint("/held", name="held")(Held())
     async with serving(app) as server:
         assert (await server.client.get("/-/readyz")).status_code == 200
-        monkeypatch.setattr("shoal.core.forming.Former.decide", broken)
+        monkeypatch.setattr("shoal.core.forming.former.Former.decide", broken)
         answers = await ask_all(server, "/held", "1", "2")
         readiness = await server.client.get("/-/readyz")
         alive = await server.client.get("/-/healthz")

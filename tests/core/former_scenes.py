@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from shoal import BatchOptions
-from shoal.core.forming import Former
-from shoal.core.policies.base import Cut
+from shoal.core.forming.call_options import Terms
+from shoal.core.forming.former import Former
+from shoal.core.policy import Cut
 from shoal.core.request import CallOptions, Request, State
-from shoal.core.terms import Terms
 
 
 def new(

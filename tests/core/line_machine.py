@@ -17,12 +17,12 @@ from hypothesis.stateful import (
 
 from core.line_model import LineModel, cost_of
 from shoal import BatchOptions
-from shoal.core.forming import Former
-from shoal.core.policies.base import Cut, Wait
+from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
+from shoal.core.forming.former import Former
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked
+from shoal.core.policy import Cut, Wait
 from shoal.core.request import Request, State
-from shoal.core.terms import NO_WISHES, Terms, Wishes
 
 LOOK = st.sampled_from(["not", "once", "twice"])
 RARELY_SOME = st.sampled_from([frozenset[int]()] * 5 + [frozenset({0}), frozenset({1, 2})])

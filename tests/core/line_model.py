@@ -10,14 +10,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.batch import CutReason
-from shoal.core.queue_policy import SAME
+from shoal.core.options.queue_policy import SAME
 from shoal.core.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from shoal import BatchOptions
-    from shoal.core.forming import Former
+    from shoal.core.forming.former import Former
 
 Batch = tuple[list[Request], CutReason]
 

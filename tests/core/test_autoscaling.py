@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shoal.core.autoscaling import Autoscaler, AutoscalingOptions
+from shoal.core.replicas.autoscaling import Autoscaler, AutoscalingOptions
 
 EXAMPLES = settings(max_examples=300)
 AT_ONCE: dict[str, Any] = {"upscale_delay_s": 0, "downscale_delay_s": 0}

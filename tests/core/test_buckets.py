@@ -9,8 +9,8 @@ import pytest
 
 from core.former_scenes import come, line, new, take, waiting
 from shoal.core.batch import CutReason
-from shoal.core.policies.base import Cut
 from shoal.core.policies.buckets import Buckets
+from shoal.core.policy import Cut
 from shoal.core.request import Request, State
 
 KEYS: dict[str, Any] = {"bucket_by": len, "max_batch_size": 2}

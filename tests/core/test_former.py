@@ -10,8 +10,8 @@ import pytest
 from core.former_scenes import change, come, let_time_be_up, line, new, take, waiting
 from shoal import LinePolicy, QueuePolicy
 from shoal.core.batch import CutReason
-from shoal.core.policies.base import Cut, Wait
 from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policy import Cut, Wait
 from shoal.core.request import State
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from shoal.core.forming import Former
+    from shoal.core.forming.former import Former
     from shoal.core.request import Request
 
 HOME = str(Path(shoal.__file__).parent)

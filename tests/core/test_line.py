@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.level_line import LevelLine
-from shoal.core.line import ArrivalLine, RankedLine, is_worth_a_sweep
+from shoal.core.queues.level_queue import LevelLine
+from shoal.core.queues.queue import ArrivalLine, RankedLine, is_worth_a_sweep
 from shoal.core.request import State
 from shoal.testing import make_request
 

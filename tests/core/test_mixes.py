@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal import BatchOptions, LatencyTarget, QueuePolicy
-from shoal.core import mixes
+from shoal.core.options import mixes
 
 TARGET = LatencyTarget(p99_s=1)
 WAITS = QueuePolicy(batch_wait_timeout_s=1)

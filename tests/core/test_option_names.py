@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.core.option_names import OF_PEERS, nearest, suggested
-from shoal.core.options import BatchOptions
+from shoal.core.options.names import OF_PEERS, nearest, suggested
+from shoal.core.options.options import BatchOptions
 from shoal.serving.config import BackendConfig
 from shoal.serving.config_keywords import NAMES
 

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from shoal import BatchOptions, LatencyTarget, QueuePolicy
-from shoal.core.option_keywords import OptionKeywords
+from shoal.core.options.keywords import OptionKeywords
 
 
 class Index:

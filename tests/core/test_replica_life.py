@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from shoal.core.replica_life import TRANSITIONS, Event, LifeState, ReplicaLife
+from shoal.core.replicas.life import TRANSITIONS, Event, LifeState, ReplicaLife
 
 EVENTS: tuple[Event, ...] = get_args(Event)
 OVER = {LifeState.ENDED, LifeState.FAILED, LifeState.DIED}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.restarting import Restarts
+from shoal.core.replicas.restarts import Restarts
 
 ALL = 1.0  # a point at the end of its range: the longest wait that chance can choose
 EXAMPLES = settings(max_examples=200)

@@ -8,7 +8,7 @@ import pytest
 
 from core.former_scenes import change, come, line, new, waiting
 from shoal import QueuePolicy
-from shoal.core.policies.base import Cut
+from shoal.core.policy import Cut
 from shoal.core.request import State
 
 

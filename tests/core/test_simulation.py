@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.core.batch import CutReason
-from shoal.core.latency_target import LatencyTarget
-from shoal.core.options import BatchOptions
-from shoal.core.policies.base import Hurry, LinePolicy, Wait
-from shoal.core.queue_policy import QueuePolicy
-from shoal.core.simulated import Arrival, Linear, Outcome
-from shoal.core.simulation import simulate
+from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.options import BatchOptions
+from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.policy import Hurry, LinePolicy, Wait
+from shoal.core.simulation.results import Arrival, Linear, Outcome
+from shoal.core.simulation.simulate import simulate
 from shoal.errors import ItemTooLarge
 from shoal.testing import run_virtually
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shoal.core.request import Request
-    from shoal.core.simulated import Simulation
+    from shoal.core.simulation.results import Simulation
 
 # They vary, so that no two batches end at one instant: then chance settles what an event loop does.
 RUN_TIME = Linear(0.0113, 0.00171, jitter=0.05)

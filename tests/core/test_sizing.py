@@ -8,8 +8,8 @@ import pytest
 
 from core.former_scenes import come, line, new, take
 from shoal.core.batch import CutReason
-from shoal.core.policies.base import Cut, Wait
 from shoal.core.policies.sizing import padded
+from shoal.core.policy import Cut, Wait
 
 
 def sizes_of(former: Any, now: float = 0.0) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal import BatchOptions, ItemTooLarge
-from shoal.core.terms import NO_WISHES, Terms, Wishes
+from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
 from shoal.testing import make_request
 
 

@@ -7,7 +7,7 @@ import pytest
 from core.former_scenes import come, line, new, take
 from shoal import QueuePolicy
 from shoal.core.batch import CutReason
-from shoal.core.policies.base import Cut, Wait
+from shoal.core.policy import Cut, Wait
 
 
 @pytest.mark.parametrize(

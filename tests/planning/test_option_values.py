@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.core.latency_target import LatencyTarget
-from shoal.core.queue_policy import QueuePolicy
+from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.queue_policy import QueuePolicy
 from shoal.planning.mistake import Mistake
 from shoal.planning.option_values import checked, option_pairs, written
 

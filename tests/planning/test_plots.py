@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shoal.core.options import BatchOptions
+from shoal.core.options.options import BatchOptions
 from shoal.planning import Arrival, Linear, plot, poisson, simulate
 from shoal.planning.measuring import Measured
 from shoal.planning.tune_plot import plot_tuning

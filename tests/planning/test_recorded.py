@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.core.simulated import Arrival
+from shoal.core.simulation.results import Arrival
 from shoal.planning.mistake import Mistake
 from shoal.planning.recorded import Item, read_trace
 

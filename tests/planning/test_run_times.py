@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.core.simulated import Linear
+from shoal.core.simulation.results import Linear
 from shoal.planning.mistake import Mistake
 from shoal.planning.run_times import run_time
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shoal.core.options import BatchOptions
+from shoal.core.options.options import BatchOptions
 from shoal.planning.measuring import Measured
 from shoal.planning.mistake import Mistake
 from shoal.planning.tune_report import tuned_as_data, tuned_as_text

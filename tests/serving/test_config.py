@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.core.autoscaling import AutoscalingOptions
-from shoal.core.option_keywords import OptionKeywords
+from shoal.core.options.keywords import OptionKeywords
+from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import NotDurable
 from shoal.replicas.base import Blueprint, Replica, ReplicaOptions
 from shoal.serving.config import BackendConfig

@@ -16,7 +16,7 @@ from shoal.serving.controller import Controller
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,8 @@ import pytest
 import shoal
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, Stage, echo, failing, serving, slowly
-from shoal.core.policies.base import Cut
 from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policy import Cut
 from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied
 from shoal.replicas.current import current_replica_tag, running_replica
 

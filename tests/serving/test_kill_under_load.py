@@ -14,7 +14,7 @@ from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
 from serving.fault_backends import Served
 from serving.fault_program import Footprint, shoot
-from shoal.core.restarting import Restarts
+from shoal.core.replicas.restarts import Restarts
 from shoal.errors import ReplicaDied
 from shoal.serving.controller import Controller
 

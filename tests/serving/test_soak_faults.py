@@ -10,7 +10,7 @@ import pytest
 from batching.scenes import settle
 from conformance.replica_scenes import living_tasks
 from serving.fault_program import PROCESSES, TASKS, FaultProgram, Footprint
-from shoal.core.restarting import Restarts
+from shoal.core.replicas.restarts import Restarts
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shoal.core.latency_model import LatencyModel
-from shoal.core.latency_target import LatencyTarget
-from shoal.core.options import BatchOptions
+from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.options import BatchOptions
+from shoal.core.options.queue_policy import QueuePolicy
 from shoal.core.policies.adaptive import AdaptiveRule
-from shoal.core.policies.choice import policy_of
-from shoal.core.queue_policy import QueuePolicy
+from shoal.core.policies.factory import policy_of
 from shoal.testing import check_policy, make_request
 
 if TYPE_CHECKING:
     from random import Random
 
-    from shoal.core.policies.base import BatchPolicy
+    from shoal.core.policy import BatchPolicy
     from shoal.core.request import Request
 
 OPTIONS: dict[str, dict[str, Any]] = {

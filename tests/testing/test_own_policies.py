@@ -10,14 +10,14 @@ import pytest
 import shoal
 from batching.scenes import LEFT, Caller, line_up
 from shoal.core.batch import CutReason
-from shoal.core.policies.base import LinePolicy, Wait
+from shoal.core.policy import LinePolicy, Wait
 from shoal.testing import ScriptedHandler, check_policy, settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.core.options import BatchOptions
-    from shoal.core.policies.base import Hurry
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.policy import Hurry
     from shoal.core.request import Request
 
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shoal.core.batch import CutReason
-from shoal.core.policies.base import BatchPolicy, Cut, LinePolicy, Wait
+from shoal.core.policy import BatchPolicy, Cut, LinePolicy, Wait
 from shoal.testing import check_policy, make_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from random import Random
 
-    from shoal.core.policies.base import Hurry
+    from shoal.core.policy import Hurry
     from shoal.core.request import Request
 
 SIZE = 3

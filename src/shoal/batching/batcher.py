@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from shoal.batching.kinds import Answer, Steps
     from shoal.batching.open_batch import OpenBatch
     from shoal.batching.room import Room
-    from shoal.core.option_keywords import OptionKeywords
+    from shoal.core.options.keywords import OptionKeywords
 
 logger: Final = logging.getLogger("shoal")
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from shoal.core.counters import BatcherStatistics
-    from shoal.core.option_keywords import CallKeywords, OptionKeywords
+    from shoal.core.options.keywords import CallKeywords, OptionKeywords
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from shoal.batching.event_loop import EventLoop
 from shoal.batching.stream import ResultStream, late_stream
 from shoal.batching.threads import LoopOfThread, ThreadStream
-from shoal.core.option_checks import seconds, whole
+from shoal.core.forming.call_options import Wishes
+from shoal.core.options.checks import seconds, whole
 from shoal.core.request import NOTHING
-from shoal.core.terms import Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.batching.item_binding import ItemBinding
 from shoal.batching.list_cost import adapted, adapted_to_items
-from shoal.core.mixes import refused_fill
-from shoal.core.options import BatchOptions
-from shoal.core.policies.choice import users_own
+from shoal.core.options.mixes import refused_fill
+from shoal.core.options.options import BatchOptions
+from shoal.core.policies.factory import users_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.batching.parking import Parking
-    from shoal.core.overdue import Overdue
+    from shoal.core.forming.overdue import Overdue
     from shoal.core.request import Request
 
 

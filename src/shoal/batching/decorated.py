@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 from shoal.batching.calls import StreamCall, UnaryCall
 from shoal.batching.entry import raised
 from shoal.batching.stream import ResultStream, late_stream
-from shoal.core.terms import NO_WISHES
+from shoal.core.forming.call_options import NO_WISHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from shoal.batching.event_loop import EventLoop
     from shoal.batching.intake import Intake
     from shoal.batching.opening import Opening
-    from shoal.core.option_keywords import OptionKeywords
+    from shoal.core.forming.call_options import Wishes
+    from shoal.core.options.keywords import OptionKeywords
     from shoal.core.request import Request
-    from shoal.core.terms import Wishes
 
 P = ParamSpec("P")
 R = TypeVar("R")

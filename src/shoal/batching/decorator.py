@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from shoal.batching.handlers import Fill
     from shoal.batching.kinds import Answer, Steps
-    from shoal.core.option_keywords import OptionKeywords
+    from shoal.core.options.keywords import OptionKeywords
 
 P = ParamSpec("P")
 S = TypeVar("S")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.batching.parking import Parking
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
-    from shoal.core.forming import Former
+    from shoal.core.forming.former import Former
     from shoal.core.request import Request
 
 QUEUED = State.QUEUED

@@ -12,7 +12,7 @@ import anyio.lowlevel
 from shoal.batching.group import GroupCell, PartsCell
 from shoal.batching.splitting import Splitting
 from shoal.batching.stream import ResultStream, late_stream
-from shoal.core.terms import NO_WISHES, Terms, Wishes
+from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.batching.parking import Parking
     from shoal.batching.signature import Binding
     from shoal.batching.splitting import Part
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.request import CallOptions, Request
 
 

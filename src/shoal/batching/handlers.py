@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from shoal.batching.item_binding import OneItemBinding
 from shoal.batching.signature import Binding, signature_of_call
-from shoal.core.option_checks import one_of, yes_or_no
+from shoal.core.options.checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ import functools
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.held import held
-from shoal.core.policies.base import BatchPolicy
+from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    from shoal.core.options import BatchOptions
-    from shoal.core.policies.base import Cut, Hurry, Wait
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.policy import Cut, Hurry, Wait
     from shoal.core.request import Request
 
 _FUNCTIONS: Final = ("batch_size_fn", "join")

@@ -21,9 +21,9 @@ from shoal.batching.buffer import StreamBuffer
 from shoal.batching.current import running_batch
 from shoal.batching.deadlines import Deadlines
 from shoal.batching.endings import Endings
-from shoal.core.forming import Former
+from shoal.core.forming.call_options import Terms
+from shoal.core.forming.former import Former
 from shoal.core.request import SHARED, Request, State
-from shoal.core.terms import Terms
 from shoal.errors import DeadlineExceeded, NotOpen, Overloaded, ShoalError, WouldDeadlock
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.parking import Parking
     from shoal.core.counters import Counters
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.request import CallOptions
 
 QUEUED = State.QUEUED

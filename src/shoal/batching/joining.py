@@ -20,7 +20,7 @@ from shoal.core.request import State
 
 if TYPE_CHECKING:
     from shoal.core.batch import Batch
-    from shoal.core.forming import Former
+    from shoal.core.forming.former import Former
     from shoal.core.request import Request
 
 

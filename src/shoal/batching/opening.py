@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from shoal.batching.block import Face
     from shoal.batching.entry import Entry
     from shoal.batching.handlers import Fill
-    from shoal.core.option_keywords import OptionKeywords
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.keywords import OptionKeywords
+    from shoal.core.options.options import BatchOptions
 
 
 logger: Final = logging.getLogger("shoal")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import anyio
 
 from shoal.batching.calls import StreamCall
-from shoal.core.option_checks import seconds
+from shoal.core.options.checks import seconds
 from shoal.errors import Overloaded
 
 if TYPE_CHECKING:

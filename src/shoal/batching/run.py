@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.batching.parking import Parking, Scope
     from shoal.batching.time_limits import TimeLimits
     from shoal.core.counters import Counters
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
 
 RUNNING = State.RUNNING

@@ -40,7 +40,7 @@ from shoal.batching.stream_run import StreamRun
 from shoal.batching.time_limits import TimeLimits
 from shoal.batching.unary_run import UnaryRun
 from shoal.core.counters import ClosingCounts
-from shoal.core.terms import Terms
+from shoal.core.forming.call_options import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shoal.batching.room import Room
     from shoal.batching.run import Run
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 logger: Final = logging.getLogger("shoal")
 

@@ -33,7 +33,7 @@ import anyio.lowlevel
 from shoal.batching.current import calls_from_thread
 from shoal.batching.failures import is_cancellation
 from shoal.core.batch import Batch, CutReason
-from shoal.core.policies.base import Cut
+from shoal.core.policy import Cut
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.core.options import BatchOptions
+    from shoal.core.forming.call_options import Terms, Wishes
+    from shoal.core.options.options import BatchOptions
     from shoal.core.request import CallOptions, Request
-    from shoal.core.terms import Terms, Wishes
 
 
 class Part(NamedTuple):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.batching.session import Session
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 
 class Watchable:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shoal.core.batch import Batch
     from shoal.core.latency_model import LatencyModelSnapshot
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 SIZE_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 """Upper bounds of the batch size histogram, in requests."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from shoal.batching.block import BatcherBlock
 from shoal.batching.failures import own_copy
-from shoal.core.option_names import suggested
+from shoal.core.options.names import suggested
 from shoal.http.admin_imports import ImportRule
 from shoal.http.asgi import split_path
 from shoal.http.declarations import Declarations

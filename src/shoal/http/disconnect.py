@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive
 
     from shoal.batching.entry import Entry
-    from shoal.core.terms import Wishes
+    from shoal.core.forming.call_options import Wishes
 
 
 class _ScopeCell:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import anyio
 
-from shoal.core.option_checks import seconds, whole
-from shoal.core.option_names import suggested
+from shoal.core.options.checks import seconds, whole
+from shoal.core.options.names import suggested
 from shoal.http.admin import AdminApi
 from shoal.http.app import App
 from shoal.http.door import Door

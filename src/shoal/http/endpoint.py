@@ -14,7 +14,7 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from shoal.core.terms import Wishes
+from shoal.core.forming.call_options import Wishes
 from shoal.errors import NoSuchName, NotOpen
 from shoal.http.asgi import JSON, ClientLeft
 from shoal.http.body import read_body
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from shoal.batching.entry import Entry
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.http.asgi import Exchange
     from shoal.http.problem import Problem
     from shoal.http.readers import Readers

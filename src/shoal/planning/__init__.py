@@ -4,8 +4,15 @@
 `plot` draws what came of it. ``shoal simulate`` and ``shoal tune`` do so on the command line.
 """
 
-from shoal.core.simulated import Arrival, Linear, Outcome, RunTimes, SimulatedBatch, Simulation
-from shoal.core.simulation import simulate
+from shoal.core.simulation.results import (
+    Arrival,
+    Linear,
+    Outcome,
+    RunTimes,
+    SimulatedBatch,
+    Simulation,
+)
+from shoal.core.simulation.simulate import simulate
 from shoal.planning.plots import plot
 from shoal.planning.recorded import Recording, read_trace
 from shoal.planning.traces import bursty, constant, diurnal, poisson

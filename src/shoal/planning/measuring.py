@@ -25,7 +25,7 @@ from shoal.batching.decorated import Decorated
 from shoal.batching.decorator import open_batchers
 from shoal.batching.items_or_lists import takes_lists
 from shoal.core.latency_model import LatencyModel
-from shoal.core.options import BatchOptions
+from shoal.core.options.options import BatchOptions
 from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from shoal.core.simulated import Simulation
+    from shoal.core.simulation.results import Simulation
 
 _COLORS: Final = dict(
     zip(CutReason, ("#0f7c8a", "#d9843b", "#8c6bb1", "#b8405e", "#5f8f3c", "#7f7f7f"), strict=False)

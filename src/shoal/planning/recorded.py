@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shoal.core.simulated import Arrival
+from shoal.core.simulation.results import Arrival
 from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from shoal.planning.tables import duration, facts, percent, three_digits
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.core.simulated import Simulation
+    from shoal.core.simulation.results import Simulation
 
 _PERCENTILES: Final = (50, 90, 99, 99.9)
 

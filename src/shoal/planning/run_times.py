@@ -6,7 +6,7 @@ import math
 import re
 from typing import Final
 
-from shoal.core.simulated import Linear
+from shoal.core.simulation.results import Linear
 from shoal.planning.mistake import Mistake
 
 _NUMBER: Final = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"

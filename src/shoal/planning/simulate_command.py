@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.simulated import Arrival, Simulation
-from shoal.core.simulation import simulate
+from shoal.core.simulation.results import Arrival, Simulation
+from shoal.core.simulation.simulate import simulate
 from shoal.planning import traces
 from shoal.planning.arguments import (
     add_option_argument,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Iterable
 
-    from shoal.core.simulated import Linear
+    from shoal.core.simulation.results import Linear
 
 _DESCRIPTION: Final = """\
 Say what options would do at some traffic, by running the rules that form batches over it in virtual

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shoal.batching.batcher import Batcher
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 _DESCRIPTION: Final = """\
 Measure how long a handler takes for batches of 1, 2, 4, ... items, simulate what options would do

@@ -14,15 +14,15 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.simulation import simulate
+from shoal.core.simulation.simulate import simulate
 from shoal.planning.mistake import Mistake
 from shoal.planning.traces import poisson
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.core.options import BatchOptions
-    from shoal.core.simulated import Simulation
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.simulation.results import Simulation
     from shoal.planning.measuring import Measured
 
 _WAITS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shoal.core.option_names import suggested
+from shoal.core.options.names import suggested
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

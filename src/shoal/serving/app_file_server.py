@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from shoal.core.option_checks import seconds, whole, yes_or_no
+from shoal.core.options.checks import seconds, whole, yes_or_no
 from shoal.serving.config_replicas import more_than_0
 
 if TYPE_CHECKING:

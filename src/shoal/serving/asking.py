@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.core.option_checks import seconds, whole
-from shoal.core.terms import Wishes
+from shoal.core.forming.call_options import Wishes
+from shoal.core.options.checks import seconds, whole
 from shoal.serving.query import item_without_data
 
 if TYPE_CHECKING:

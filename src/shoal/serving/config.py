@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from shoal.batching.handlers import Fill
-    from shoal.core.autoscaling import AutoscalingOptions
+    from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.replicas.base import Placement
 
 ONGOING_WHERE_CODE_GATHERS: Final = 100

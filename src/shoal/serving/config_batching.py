@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final, cast
 
-from shoal.core.latency_target import LatencyTarget
-from shoal.core.mixes import refused_fill
-from shoal.core.option_checks import function
-from shoal.core.options import BatchOptions
-from shoal.core.queue_policy import QueuePolicy
+from shoal.core.options.checks import function
+from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.mixes import refused_fill
+from shoal.core.options.options import BatchOptions
+from shoal.core.options.queue_policy import QueuePolicy
 from shoal.replicas.definition import imported, split_import_path
 from shoal.serving.config_replicas import checked_mapping
 

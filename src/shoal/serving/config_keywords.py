@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any, Final, TypedDict
 
 from shoal.batching.handlers import Fill
-from shoal.core.autoscaling import AutoscalingOptions
-from shoal.core.latency_target import LatencyTarget
-from shoal.core.option_keywords import Order, Overload, Padding, PriorityMixing
-from shoal.core.option_names import suggested
-from shoal.core.policies.base import BatchPolicy
-from shoal.core.queue_policy import QueuePolicy
+from shoal.core.options.keywords import Order, Overload, Padding, PriorityMixing
+from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.names import suggested
+from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.policy import BatchPolicy
+from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.base import Placement
 
 

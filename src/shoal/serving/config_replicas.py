@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
-from shoal.core.option_checks import one_of, seconds, whole
+from shoal.core.options.checks import one_of, seconds, whole
 from shoal.replicas.definition import split_import_path
 
 PLACEMENTS: Final = ("task", "thread", "process", "ray")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.option_checks import yes_or_no
+from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Traffic
 from shoal.errors import InUse
 from shoal.replicas.definition import Definition, named_arguments

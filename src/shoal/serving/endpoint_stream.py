@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio.lowlevel
 
-from shoal.core.terms import Wishes
+from shoal.core.forming.call_options import Wishes
 from shoal.serving.asking import routed
 from shoal.serving.compared_stream import ComparedStream
 

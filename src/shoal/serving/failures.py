@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.core.restarting import Restarts
+from shoal.core.replicas.restarts import Restarts
 from shoal.errors import ReplicaNotStarted
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import anyio
 from shoal.batching.failures import goes_on
 from shoal.batching.held import held, shown
 from shoal.batching.parking import Parking
-from shoal.core.replica_life import LifeState, ReplicaLife
+from shoal.core.replicas.life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 
 if TYPE_CHECKING:

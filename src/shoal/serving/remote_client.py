@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from shoal.core.option_checks import yes_or_no
+from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
 from shoal.replicas.definition import named_arguments

@@ -1,4 +1,4 @@
-"""Autoscaling: tells `core.autoscaling` how busy a backend is, and does what that says."""
+"""Autoscaling: tells `core.replicas.autoscaling` how busy a backend is, and does what that says."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
-from shoal.core.autoscaling import Autoscaler
+from shoal.core.replicas.autoscaling import Autoscaler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from shoal.core.autoscaling import AutoscalingOptions
+    from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.serving.supervisor import Supervisor
 
 

@@ -17,7 +17,7 @@ import anyio
 from shoal.batching.event_loop import holds_ctrl_c
 from shoal.batching.held import held
 from shoal.batching.holding import holding
-from shoal.core.terms import Wishes
+from shoal.core.forming.call_options import Wishes
 from shoal.core.traffic import Shadow
 from shoal.replicas.definition import imported, qualified_name
 from shoal.serving.status import ShadowStatus

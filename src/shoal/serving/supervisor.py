@@ -1,8 +1,8 @@
 """The supervisor: so many replicas of a backend as there should be, whatever happens to them.
 
-It looks at all replicas at once and asks `core.rollout` what to do; everything that happens (one is
+It looks at all replicas at once and asks `core.replicas.rollout` what to do; everything that happens (one is
 ready, one died, there should be more, all should be replaced) is a reason to look again. When to
-try again after a failure is decided in `core.restarting`. Here it is only carried out.
+try again after a failure is decided in `core.replicas.restarts`. Here it is only carried out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from shoal.batching.held import held
-from shoal.core.replica_life import LifeState
-from shoal.core.rollout import Seen, decide
+from shoal.core.replicas.life import LifeState
+from shoal.core.replicas.rollout import Seen, decide
 from shoal.replicas.current import Identity
 from shoal.serving.config import same_user_config
 from shoal.serving.config_batching import DEFAULTS

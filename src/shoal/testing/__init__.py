@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shoal.core.simulation import simulate
+    from shoal.core.simulation.simulate import simulate
     from shoal.testing.policy_check import check_policy
     from shoal.testing.replica_check import check_replica
     from shoal.testing.requests import make_request
@@ -45,7 +45,7 @@ _WHERE = {
     "make_request": "shoal.testing.requests",
     "run_virtually": "shoal.testing.virtual_time",
     "settle": "shoal.testing.virtual_time",
-    "simulate": "shoal.core.simulation",
+    "simulate": "shoal.core.simulation.simulate",
     "virtual_backend": "shoal.testing.virtual_time",
 }
 

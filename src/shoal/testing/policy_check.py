@@ -19,14 +19,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
-from shoal.core.policies.base import Cut, Hurry
+from shoal.core.policy import Cut, Hurry
 from shoal.testing.requests import make_request as plain_request
 from shoal.testing.watched_policy import TIME, WOKEN, WatchedPolicy, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shoal.core.policies.base import BatchPolicy, Wait
+    from shoal.core.policy import BatchPolicy, Wait
     from shoal.core.request import Request
 
     MakeRequest = Callable[[Random, float], Request]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.core.policies.base import Cut, Wait
+from shoal.core.policy import Cut, Wait
 from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shoal.core.policies.base import BatchPolicy, Hurry
+    from shoal.core.policy import BatchPolicy, Hurry
     from shoal.core.request import Request
 
 ONCE: Final = "every request that is added is handed out by one take, or removed, exactly once"

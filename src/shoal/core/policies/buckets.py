@@ -18,15 +18,15 @@ import heapq
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.policies.base import BatchPolicy, Cut, Wait
 from shoal.core.policies.ranked import NOBODY_WAITS
+from shoal.core.policy import BatchPolicy, Cut, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from shoal.core.policies.base import Hurry
     from shoal.core.policies.ranked import Ranked
     from shoal.core.policies.ranks import Rank
+    from shoal.core.policy import Hurry
     from shoal.core.request import CallOptions, Request
 
 _OLD_ENTRIES_WORTH_A_SWEEP: Final = 64

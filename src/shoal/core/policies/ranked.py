@@ -19,20 +19,20 @@ import math
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
-from shoal.core.level_line import LevelLine
-from shoal.core.line import ArrivalLine, RankedLine, is_worth_a_sweep
-from shoal.core.policies.base import BatchPolicy, Cut, Wait
+from shoal.core.policy import BatchPolicy, Cut, Wait
+from shoal.core.queues.level_queue import LevelLine
+from shoal.core.queues.queue import ArrivalLine, RankedLine, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from shoal.core.line import Line
     from shoal.core.policies.adaptive import AdaptiveRule
-    from shoal.core.policies.base import Hurry
     from shoal.core.policies.ranks import Rank
     from shoal.core.policies.sizing import Sizing
     from shoal.core.policies.windows import Window
+    from shoal.core.policy import Hurry
+    from shoal.core.queues.queue import Line
     from shoal.core.request import CallOptions, Request
 
 QUEUED = State.QUEUED

@@ -13,15 +13,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
-from shoal.core.line import ArrivalLine, is_worth_a_sweep
-from shoal.core.policies.base import BatchPolicy, Cut, Wait
+from shoal.core.policy import BatchPolicy, Cut, Wait
+from shoal.core.queues.queue import ArrivalLine, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shoal.core.options import BatchOptions
-    from shoal.core.policies.base import Hurry
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.policy import Hurry
     from shoal.core.request import Request
 
 QUEUED = State.QUEUED

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from shoal.core.latency_model import LatencyModel
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
 
     Costs = Callable[[float], Sequence[float]]

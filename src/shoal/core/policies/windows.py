@@ -7,13 +7,13 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
-from shoal.core.line import ArrivalLine, RankedLine
-from shoal.core.queue_policy import Same
+from shoal.core.options.queue_policy import Same
+from shoal.core.queues.queue import ArrivalLine, RankedLine
 
 if TYPE_CHECKING:
-    from shoal.core.line import Line
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
+    from shoal.core.queues.queue import Line
     from shoal.core.request import Request
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.policies.base import BatchPolicy
+from shoal.core.options.queue_policy import SAME
 from shoal.core.policies.buckets import Buckets
-from shoal.core.policies.guarded import Guarded
 from shoal.core.policies.ranked import Ranked
 from shoal.core.policies.ranks import rank_of
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policies.sizing import sizing_of
+from shoal.core.policies.user_policy import Guarded
 from shoal.core.policies.windows import window_of
-from shoal.core.queue_policy import SAME
+from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.core.latency_model import LatencyModel
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
 
 

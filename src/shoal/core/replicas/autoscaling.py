@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from shoal.core.option_checks import seconds, whole
-from shoal.core.option_names import suggested
+from shoal.core.options.checks import seconds, whole
+from shoal.core.options.names import suggested
 
 # Rounding errors of the quotients below; they must not cost a replica.
 _TINY: Final = 1e-9

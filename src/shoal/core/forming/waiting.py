@@ -16,22 +16,22 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from shoal.core.forming.urgency import Urgency
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.adaptive import AdaptiveRule
-from shoal.core.policies.base import Cut, Wait
 from shoal.core.policies.buckets import Buckets
-from shoal.core.policies.choice import may_wait, policy_of
+from shoal.core.policies.factory import may_wait, policy_of
 from shoal.core.policies.ranked import Ranked
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policies.sizing import padded
+from shoal.core.policy import Cut, Wait
 from shoal.core.request import State
-from shoal.core.urgency import Urgency
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shoal.core.options import BatchOptions
-    from shoal.core.policies.base import BatchPolicy
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.policy import BatchPolicy
     from shoal.core.request import CallOptions, Request
 
 QUEUED = State.QUEUED

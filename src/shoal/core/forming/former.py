@@ -15,19 +15,19 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shoal.core.gate import Admission, Gate, needs_a_gate
-from shoal.core.overdue import Overdue
-from shoal.core.parked import Parked
-from shoal.core.policies.choice import tells_requests_apart
+from shoal.core.forming.gate import Admission, Gate, needs_a_gate
+from shoal.core.forming.overdue import Overdue
+from shoal.core.forming.parked import Parked
+from shoal.core.forming.waiting import Waiting
+from shoal.core.policies.factory import tells_requests_apart
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.request import Request, State
-from shoal.core.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from shoal.core.batch import Batch
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED

@@ -16,17 +16,17 @@ from array import array
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import Batch, CutReason
-from shoal.core.forming import Former
-from shoal.core.policies.base import Cut, Wait
+from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
+from shoal.core.forming.former import Former
+from shoal.core.policy import Cut, Wait
 from shoal.core.request import NOTHING, Request, State
-from shoal.core.simulated import Arrival, Outcome, SimulatedBatch
-from shoal.core.terms import NO_WISHES, Terms, Wishes
+from shoal.core.simulation.results import Arrival, Outcome, SimulatedBatch
 from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 QUEUED = State.QUEUED
 RUNNING = State.RUNNING

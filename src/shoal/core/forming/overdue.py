@@ -11,7 +11,7 @@ from shoal.core.timers import Timers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.request import CallOptions, Request
 
 _IN_LINE: Final = (State.PARKED, State.QUEUED)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.core.forming.shedding import Shedding
 from shoal.core.request import State
-from shoal.core.shedding import Shedding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.core.batch import Batch
     from shoal.core.latency_model import LatencyModel
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
 
 

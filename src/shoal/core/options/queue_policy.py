@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal, get_args
 
-from shoal.core.option_checks import one_of, seconds, whole
+from shoal.core.options.checks import one_of, seconds, whole
 
 TimeoutAction = Literal["reject", "delay"]
 

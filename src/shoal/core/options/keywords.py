@@ -3,9 +3,9 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from shoal.core.latency_target import LatencyTarget
-from shoal.core.policies.base import BatchPolicy
-from shoal.core.queue_policy import QueuePolicy
+from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.policy import BatchPolicy
 
 Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
 Order = Literal["arrival", "deadline"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.core.policies.base import BatchPolicy
+from shoal.core.policy import BatchPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shoal.core.policies.base import Cut, Hurry, Wait
+    from shoal.core.policy import Cut, Hurry, Wait
     from shoal.core.request import Request
 
 

@@ -11,7 +11,7 @@ from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.line import Line
+from shoal.core.queues.queue import Line
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:

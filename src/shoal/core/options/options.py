@@ -10,13 +10,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self, get_args
 
-from shoal.core.latency_target import LatencyTarget
-from shoal.core.mixes import refused_mix
-from shoal.core.option_checks import ascending, function, one_of, seconds, whole, yes_or_no
-from shoal.core.option_keywords import Order, Overload, Padding, PriorityMixing
-from shoal.core.option_names import suggested
-from shoal.core.policies.base import BatchPolicy
-from shoal.core.queue_policy import QueuePolicy
+from shoal.core.options.checks import ascending, function, one_of, seconds, whole, yes_or_no
+from shoal.core.options.keywords import Order, Overload, Padding, PriorityMixing
+from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.mixes import refused_mix
+from shoal.core.options.names import suggested
+from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.policy import BatchPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.autoscaling import Autoscaler
+from shoal.core.replicas.autoscaling import Autoscaler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shoal.core.autoscaling import AutoscalingOptions
+    from shoal.core.replicas.autoscaling import AutoscalingOptions
 
 # What runs out never has quite done so; of a request it is too little to scale up for.
 _NONE: Final = 1e-6

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.core.policies.choice import tells_requests_apart
+from shoal.core.policies.factory import tells_requests_apart
 from shoal.core.request import NOTHING, CallOptions
 from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
 
 

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
-from shoal.core.policies.base import Hurry
+from shoal.core.policy import Hurry
 from shoal.core.request import State
 from shoal.core.timers import Timers
 

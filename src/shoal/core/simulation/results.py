@@ -15,7 +15,7 @@ from shoal.core.batch import CutReason
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from shoal.core.options import BatchOptions
+    from shoal.core.options.options import BatchOptions
 
 
 class Arrival(NamedTuple):

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from shoal.core.replica_life import LifeState
+from shoal.core.replicas.life import LifeState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.core.simulated import RunTimes, Simulation
-from shoal.core.simulated_batcher import SimulatedBatcher
+from shoal.core.simulation.batcher import SimulatedBatcher
+from shoal.core.simulation.results import RunTimes, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from shoal.core.options import BatchOptions
-    from shoal.core.simulated import Arrival
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.simulation.results import Arrival
 
 
 def simulate(

@@ -1,0 +1,1 @@
+"""Queues of requests from which any can leave."""

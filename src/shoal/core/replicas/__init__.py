@@ -1,0 +1,1 @@
+"""How many replicas a backend has, and what becomes of each."""

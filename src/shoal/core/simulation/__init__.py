@@ -1,0 +1,1 @@
+"""A batcher in simulated time: the real rules, without an event loop."""
