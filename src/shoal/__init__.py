@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
-    from shoal.batching.blocking import BlockingCall, BlockingStreamCall, blocking
-    from shoal.batching.calls import StreamCall, UnaryCall
+    from shoal.batching.calls.call import StreamCall, UnaryCall
+    from shoal.batching.calls.stream import END, SKIP, Mark, ResultStream
+    from shoal.batching.calls.threads import ThreadStream
     from shoal.batching.current import current_batch
-    from shoal.batching.decorated import BatchedFunction, BatchedGenerator
-    from shoal.batching.decorator import batch, open_batchers
-    from shoal.batching.list_cost import of_list
-    from shoal.batching.open_batch import OpenBatch, OpenRequest
+    from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
+    from shoal.batching.decorator.blocking import BlockingCall, BlockingStreamCall, blocking
+    from shoal.batching.decorator.decorator import batch, open_batchers
+    from shoal.batching.open.batch import OpenBatch, OpenRequest
+    from shoal.batching.options.list_cost import of_list
     from shoal.batching.retrying import retrying
-    from shoal.batching.stream import END, SKIP, Mark, ResultStream
-    from shoal.batching.threads import ThreadStream
     from shoal.core.batch import Batch, CutReason
     from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
@@ -176,12 +176,12 @@ _WHERE: Final = {
     "Batch": "shoal.core.batch",
     "BatchOptions": "shoal.core.options.options",
     "BatchPolicy": "shoal.core.policy",
-    "BatchedFunction": "shoal.batching.decorated",
-    "BatchedGenerator": "shoal.batching.decorated",
+    "BatchedFunction": "shoal.batching.decorator.batched",
+    "BatchedGenerator": "shoal.batching.decorator.batched",
     "Batcher": "shoal.batching.batcher",
     "BatcherClosed": "shoal.errors",
-    "BlockingCall": "shoal.batching.blocking",
-    "BlockingStreamCall": "shoal.batching.blocking",
+    "BlockingCall": "shoal.batching.decorator.blocking",
+    "BlockingStreamCall": "shoal.batching.decorator.blocking",
     "BatcherStatistics": "shoal.core.counters",
     "Blueprint": "shoal.replicas.base",
     "Client": "shoal.serving.client",
@@ -191,7 +191,7 @@ _WHERE: Final = {
     "DeadlineExceeded": "shoal.errors",
     "Definition": "shoal.replicas.definition",
     "Description": "shoal.replicas.description",
-    "END": "shoal.batching.stream",
+    "END": "shoal.batching.calls.stream",
     "EndpointStatus": "shoal.serving.status",
     "Handle": "shoal.serving.handle_protocol",
     "HandlerFailed": "shoal.errors",
@@ -205,15 +205,15 @@ _WHERE: Final = {
     "LatencyModelSnapshot": "shoal.core.latency_model",
     "LatencyTarget": "shoal.core.options.latency_target",
     "LinePolicy": "shoal.core.policy",
-    "Mark": "shoal.batching.stream",
+    "Mark": "shoal.batching.calls.stream",
     "Method": "shoal.replicas.description",
     "NameTaken": "shoal.errors",
     "NoSuchName": "shoal.errors",
     "NotAllowed": "shoal.errors",
     "NotDurable": "shoal.errors",
     "NotOpen": "shoal.errors",
-    "OpenBatch": "shoal.batching.open_batch",
-    "OpenRequest": "shoal.batching.open_batch",
+    "OpenBatch": "shoal.batching.open.batch",
+    "OpenRequest": "shoal.batching.open.batch",
     "Overloaded": "shoal.errors",
     "QueuePolicy": "shoal.core.options.queue_policy",
     "Replica": "shoal.replicas.base",
@@ -222,31 +222,31 @@ _WHERE: Final = {
     "ReplicaOptions": "shoal.replicas.base",
     "ReplicaStatus": "shoal.serving.status",
     "Request": "shoal.core.request",
-    "ResultStream": "shoal.batching.stream",
-    "SKIP": "shoal.batching.stream",
+    "ResultStream": "shoal.batching.calls.stream",
+    "SKIP": "shoal.batching.calls.stream",
     "ShadowStatus": "shoal.serving.status",
     "ShoalError": "shoal.errors",
     "ShutDown": "shoal.errors",
     "SlowReader": "shoal.errors",
     "StateRefused": "shoal.errors",
     "Status": "shoal.serving.status",
-    "StreamCall": "shoal.batching.calls",
-    "ThreadStream": "shoal.batching.threads",
-    "UnaryCall": "shoal.batching.calls",
+    "StreamCall": "shoal.batching.calls.call",
+    "ThreadStream": "shoal.batching.calls.threads",
+    "UnaryCall": "shoal.batching.calls.call",
     "Unfinished": "shoal.errors",
     "Wait": "shoal.core.policy",
     "WouldDeadlock": "shoal.errors",
     "WrongBatchSize": "shoal.errors",
     "WrongResultType": "shoal.errors",
     "accept_batch": "shoal.replicas.accepting",
-    "batch": "shoal.batching.decorator",
-    "blocking": "shoal.batching.blocking",
+    "batch": "shoal.batching.decorator.decorator",
+    "blocking": "shoal.batching.decorator.blocking",
     "connect": "shoal.starting",
     "current_backend_tag": "shoal.replicas.current",
     "current_batch": "shoal.batching.current",
     "current_replica_tag": "shoal.replicas.current",
-    "of_list": "shoal.batching.list_cost",
-    "open_batchers": "shoal.batching.decorator",
+    "of_list": "shoal.batching.options.list_cost",
+    "open_batchers": "shoal.batching.decorator.decorator",
     "retrying": "shoal.batching.retrying",
     "start": "shoal.starting",
 }

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 from anyio.from_thread import start_blocking_portal
 
-from shoal.batching.decorator import open_batchers
-from shoal.batching.forks import keep_for_ever
+from shoal.batching.decorator.decorator import open_batchers
+from shoal.batching.loops.forks import keep_for_ever
 from shoal.serving.controller import Controller
 from shoal.serving.door_path import door
 from shoal.serving.inside import client_inside

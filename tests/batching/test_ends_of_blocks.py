@@ -10,8 +10,8 @@ import pytest
 import shoal
 from base_exceptions import Panic
 from batching.scenes import Held, line_up, outcomes, settle
-from shoal.batching.block import BatcherBlock, loops_of_context
-from shoal.batching.failures import own_copy
+from shoal.batching.decorator.block import BatcherBlock, loops_of_context
+from shoal.batching.failures.exceptions import own_copy
 
 pytestmark = pytest.mark.anyio
 

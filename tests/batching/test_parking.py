@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 import shoal
-from shoal.batching.group import GroupCell
-from shoal.batching.parking import Parking
+from shoal.batching.calls.groups import GroupCell
+from shoal.batching.loops.parking import Parking
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

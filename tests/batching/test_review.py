@@ -27,7 +27,7 @@ from batching.scenes import (
     outcomes_in_order,
     settle,
 )
-from shoal.batching.buffer import StreamBuffer
+from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.counters import Histogram
 from shoal.core.forming.overdue import Overdue
 

@@ -12,7 +12,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, line_up, outcome, read_all, settle
-from shoal.batching import parking
+from shoal.batching.loops import parking
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, line_up, outcomes, settle
-from shoal.batching.slots import IDLE_SLOTS_KEPT
+from shoal.batching.running.slots import IDLE_SLOTS_KEPT
 
 pytestmark = pytest.mark.anyio
 

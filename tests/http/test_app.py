@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import shoal
-from shoal.batching.slots import Slots
+from shoal.batching.running.slots import Slots
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
 

@@ -5,7 +5,7 @@ from typing import Literal, assert_type
 
 import shoal
 from shoal import END, SKIP, ResultStream
-from shoal.batching.stream import Mark
+from shoal.batching.calls.stream import Mark
 
 
 @shoal.batch

@@ -27,11 +27,11 @@ from typing import (
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls import StreamCall, UnaryCall
-from shoal.batching.checking import checked_options
-from shoal.batching.handlers import Handler
-from shoal.batching.held_options import with_held_functions
-from shoal.batching.over import Model, model_handler
+from shoal.batching.calls.call import StreamCall, UnaryCall
+from shoal.batching.handlers.handler import Handler
+from shoal.batching.model import Model, model_handler
+from shoal.batching.options.checks import checked_options
+from shoal.batching.options.held import with_held_functions
 from shoal.batching.session import Session
 from shoal.batching.watching import Watchable
 from shoal.core.counters import ClosingCounts, Counters
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from shoal.batching.entry import Entry
-    from shoal.batching.event_loop import EventLoop
-    from shoal.batching.handlers import Fill
-    from shoal.batching.kinds import Answer, Steps
-    from shoal.batching.open_batch import OpenBatch
-    from shoal.batching.room import Room
+    from shoal.batching.calls.entry import Entry
+    from shoal.batching.calls.result_types import Answer, Steps
+    from shoal.batching.handlers.handler import Fill
+    from shoal.batching.loops.event_loop import EventLoop
+    from shoal.batching.open.batch import OpenBatch
+    from shoal.batching.running.capacity import Room
     from shoal.core.options.keywords import OptionKeywords
 
 logger: Final = logging.getLogger("shoal")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import anyio
 
-from shoal.batching.calls import StreamCall
+from shoal.batching.calls.call import StreamCall
 from shoal.core.options.checks import seconds
 from shoal.errors import Overloaded
 

@@ -28,26 +28,26 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.calls.entry import Entry
+from shoal.batching.calls.intake import Intake
 from shoal.batching.current import running_batch
-from shoal.batching.entry import Entry
-from shoal.batching.failures import ends_the_program, is_cancellation, own_copy
-from shoal.batching.intake import Intake
-from shoal.batching.open_run import OpenRun
-from shoal.batching.open_slots import OpenSlots
-from shoal.batching.parking import Parking
-from shoal.batching.slots import Slots
-from shoal.batching.stream_run import StreamRun
-from shoal.batching.time_limits import TimeLimits
-from shoal.batching.unary_run import UnaryRun
+from shoal.batching.failures.exceptions import ends_the_program, is_cancellation, own_copy
+from shoal.batching.loops.parking import Parking
+from shoal.batching.open.run import OpenRun
+from shoal.batching.open.slots import OpenSlots
+from shoal.batching.running.slots import Slots
+from shoal.batching.running.stream import StreamRun
+from shoal.batching.running.time_limits import TimeLimits
+from shoal.batching.running.unary import UnaryRun
 from shoal.core.counters import ClosingCounts
 from shoal.core.forming.call_options import Terms
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
-    from shoal.batching.handlers import Handler
-    from shoal.batching.room import Room
-    from shoal.batching.run import Run
+    from shoal.batching.handlers.handler import Handler
+    from shoal.batching.running.capacity import Room
+    from shoal.batching.running.run import Run
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options.options import BatchOptions
 

@@ -9,7 +9,7 @@ from shoal.batching.stack import stack_of
 if TYPE_CHECKING:
     from inspect import Signature
 
-    from shoal.batching.handlers import Handler
+    from shoal.batching.handlers.handler import Handler
     from shoal.batching.session import Session
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters

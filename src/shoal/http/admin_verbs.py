@@ -15,7 +15,7 @@ from shoal.serving.wire_forms import config_shown, without_hidden
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal.batching.stream import ResultStream
+    from shoal.batching.calls.stream import ResultStream
     from shoal.http.admin_imports import ImportRule
     from shoal.http.asgi import Exchange
     from shoal.serving.client import Client

@@ -12,8 +12,8 @@ from __future__ import annotations
 from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
-from shoal.batching.block import BatcherBlock
-from shoal.batching.failures import own_copy
+from shoal.batching.decorator.block import BatcherBlock
+from shoal.batching.failures.exceptions import own_copy
 from shoal.core.options.names import suggested
 from shoal.http.admin_imports import ImportRule
 from shoal.http.asgi import split_path

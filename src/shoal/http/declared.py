@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.batching.batcher import Batcher
-from shoal.batching.calls import StreamCall
-from shoal.batching.decorated import Decorated
-from shoal.batching.signature import unreadable_annotations
+from shoal.batching.calls.call import StreamCall
+from shoal.batching.decorator.batched import Decorated
+from shoal.batching.handlers.binding import unreadable_annotations
 from shoal.replicas.definition import Definition
 from shoal.replicas.instance import adapted, call_of
 from shoal.serving.config import BackendConfig

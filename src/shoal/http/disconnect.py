@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-    from shoal.batching.entry import Entry
+    from shoal.batching.calls.entry import Entry
     from shoal.core.forming.call_options import Wishes
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
 
-from shoal.batching.event_loop import holds_ctrl_c
-from shoal.batching.holding import holding
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.http.asgi import ClientLeft, Exchange
 from shoal.http.payload import encoded
 from shoal.http.problem import (

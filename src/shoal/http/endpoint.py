@@ -40,7 +40,7 @@ from shoal.serving.compared_stream import ComparedStream
 if TYPE_CHECKING:
     from starlette.types import Scope
 
-    from shoal.batching.entry import Entry
+    from shoal.batching.calls.entry import Entry
     from shoal.core.options.options import BatchOptions
     from shoal.http.asgi import Exchange
     from shoal.http.problem import Problem

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from shoal.batching.items_or_lists import described
-from shoal.batching.signature import unreadable_annotations
+from shoal.batching.handlers.binding import unreadable_annotations
+from shoal.batching.handlers.items_or_lists import described
 from shoal.http.payload import reader_for
 from shoal.replicas.definition import imported
 from shoal.replicas.instance import adapted, call_of

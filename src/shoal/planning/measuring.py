@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.batcher import Batcher
-from shoal.batching.decorated import Decorated
-from shoal.batching.decorator import open_batchers
-from shoal.batching.items_or_lists import takes_lists
+from shoal.batching.decorator.batched import Decorated
+from shoal.batching.decorator.decorator import open_batchers
+from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options.options import BatchOptions
 from shoal.planning.mistake import Mistake

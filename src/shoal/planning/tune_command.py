@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from shoal.batching.decorated import Decorated
+from shoal.batching.decorator.batched import Decorated
 from shoal.planning.arguments import (
     add_option_argument,
     add_output_arguments,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from shoal.batching.items_or_lists import MARK
+from shoal.batching.handlers.items_or_lists import MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.event_loop import holds_ctrl_c
-from shoal.batching.holding import holding
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.replicas.crossing import as_data
 from shoal.replicas.parcels import EMPTY, Parcel, packed, unpickled
 from shoal.replicas.wire import STEPS_AHEAD, Kind, encoded

@@ -17,7 +17,7 @@ from shoal.replicas.stacked import stacked
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from shoal.batching.handlers import Handler
+    from shoal.batching.handlers.handler import Handler
     from shoal.core.batch import Batch, Draining
     from shoal.replicas.instance import Instance
     from shoal.replicas.jobs import PlainSteps

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from shoal.batching.open_batch import OpenBatch
-    from shoal.batching.signature import Binding
+    from shoal.batching.handlers.binding import Binding
+    from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.call_out import CallOut
     from shoal.replicas.current import Identity
     from shoal.replicas.definition import Definition
@@ -163,7 +163,7 @@ class Replica(ABC):
 
         Args:
             method: Its name.
-            items: The items, as `shoal.batching.signature.Binding` makes them: bare for a method
+            items: The items, as `shoal.batching.handlers.binding.Binding` makes them: bare for a method
                 of one parameter, tuples in the order of the parameters otherwise. One item where
                 the method is not batched.
 

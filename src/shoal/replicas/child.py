@@ -141,7 +141,7 @@ class Child:
         self, frame: Frame, answers: Answers, user_config: Any, context: Context
     ) -> None:
         # Not with the others: it brings event loops along, which plain code would wait for in vain.
-        async with import_module("shoal.batching.block").BatcherBlock():
+        async with import_module("shoal.batching.decorator.block").BatcherBlock():
             await self._work_async(frame, answers, user_config, context)
 
     async def _work_async(

@@ -16,8 +16,8 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from shoal.batching.failures import goes_on, own_copy
-from shoal.batching.parking import Parking
+from shoal.batching.failures.exceptions import goes_on, own_copy
+from shoal.batching.loops.parking import Parking
 from shoal.replicas.calling_out import Errand
 from shoal.replicas.connection import Connection
 from shoal.replicas.hooks import is_async

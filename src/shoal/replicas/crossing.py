@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from shoal.batching import handlers
+from shoal.batching.handlers import handler as handlers
 from shoal.errors import HandlerFailed
 from shoal.replicas import jobs
 from shoal.replicas.parcels import unpickled

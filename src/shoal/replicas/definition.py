@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from shoal.batching.held import held
+from shoal.batching.failures.held import held
 from shoal.errors import NotAllowed
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.batching.held import held
+from shoal.batching.failures.held import held
 
 if TYPE_CHECKING:
     from collections.abc import Callable

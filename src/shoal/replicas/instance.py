@@ -12,20 +12,20 @@ from functools import partial, partialmethod
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.batching.calls import StreamCall
-from shoal.batching.decorated import Decorated
-from shoal.batching.handlers import Handler, OneAtATime
-from shoal.batching.held import held
-from shoal.batching.items_or_lists import takes_lists
-from shoal.batching.open_batch import OpenBatch
-from shoal.batching.signature import annotations_of
+from shoal.batching.calls.call import StreamCall
+from shoal.batching.decorator.batched import Decorated
+from shoal.batching.failures.held import held
+from shoal.batching.handlers.binding import annotations_of
+from shoal.batching.handlers.handler import Handler, OneAtATime
+from shoal.batching.handlers.items_or_lists import takes_lists
+from shoal.batching.open.batch import OpenBatch
 from shoal.replicas.description import Description, Method
 from shoal.replicas.hooks import NOT_FOR_CALLERS, RAYS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from shoal.batching.handlers import Fill
+    from shoal.batching.handlers.handler import Fill
     from shoal.replicas.definition import Definition
 
 _METHODS: Final[tuple[type[Any], ...]] = (

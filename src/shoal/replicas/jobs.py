@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextvars import Context
 
-    from shoal.batching.handlers import Handler
+    from shoal.batching.handlers.handler import Handler
 
 DONE: Final[Any] = object()
 """What `PlainSteps.next` gives back when the generator has ended."""

@@ -21,9 +21,9 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from shoal.batching.block import BatcherBlock
-from shoal.batching.event_loop import holds_ctrl_c
-from shoal.batching.held import held, shown
+from shoal.batching.decorator.block import BatcherBlock
+from shoal.batching.failures.held import held, shown
+from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ReplicaNotStarted
 from shoal.replicas.as_plain import as_plain
 from shoal.replicas.base import Replica
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from shoal.batching.handlers import Handler
+    from shoal.batching.handlers.handler import Handler
     from shoal.replicas.base import Blueprint
     from shoal.replicas.description import Description
 

@@ -10,7 +10,7 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.batching.held import held
+from shoal.batching.failures.held import held
 from shoal.replicas.wire import MOST_GIVEN_BACK, encoded
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.batching.parking import Parking, TrioParking
+from shoal.batching.loops.parking import Parking, TrioParking
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.base import Replica
 from shoal.replicas.batch_as_data import batch_as_data

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import anyio
 from anyio.from_thread import start_blocking_portal
 
-from shoal.batching.block import BatcherBlock
 from shoal.batching.current import running_batch
-from shoal.batching.failures import ends_the_program
-from shoal.batching.held import shown
+from shoal.batching.decorator.block import BatcherBlock
+from shoal.batching.failures.exceptions import ends_the_program
+from shoal.batching.failures.held import shown
 from shoal.replicas.crossing import ErrorAsData, as_data, slots_as_data
 from shoal.replicas.current import Identity, running_replica
 from shoal.replicas.describing import Defaults, DescriptionAsData, description_as_data
@@ -42,7 +42,7 @@ from shoal.replicas.ray_steps import AsyncSteps, AsyncWork, CodeEnded, as_except
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from shoal.batching.handlers import Handler
+    from shoal.batching.handlers.handler import Handler
     from shoal.replicas.batch_as_data import BatchAsData
     from shoal.replicas.definition import Definition
 

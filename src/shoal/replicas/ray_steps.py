@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.batching.failures import ends_the_program, own_copy
-from shoal.batching.holding import holding
+from shoal.batching.failures.exceptions import ends_the_program, own_copy
+from shoal.batching.failures.holding import holding
 from shoal.replicas.jobs import DONE
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
-    from shoal.batching.handlers import Handler
+    from shoal.batching.handlers.handler import Handler
 
 
 class CodeEnded(Exception):

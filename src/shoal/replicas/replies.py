@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.parking import Parking
+from shoal.batching.loops.parking import Parking
 from shoal.replicas.wire import Kind
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from shoal.batching.event_loop import holds_ctrl_c
-from shoal.batching.handlers import Handler
+from shoal.batching.handlers.handler import Handler
+from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.replicas.local import LocalReplica
 
 if TYPE_CHECKING:
-    from shoal.batching.open_batch import OpenBatch
-    from shoal.batching.signature import Binding
+    from shoal.batching.handlers.binding import Binding
+    from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.base import Blueprint
     from shoal.replicas.jobs import Job
 

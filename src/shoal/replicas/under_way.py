@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.batching.failures import ends_the_program, goes_on, own_copy
-from shoal.batching.held import shown
-from shoal.batching.holding import holding
-from shoal.batching.parking import Parking
+from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
+from shoal.batching.failures.held import shown
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.parking import Parking
 from shoal.errors import ReplicaDied
 from shoal.replicas.current import running_replica
 from shoal.replicas.jobs import HANDLER
@@ -19,7 +19,7 @@ from shoal.replicas.jobs import HANDLER
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from shoal.batching.block import BatcherBlock
+    from shoal.batching.decorator.block import BatcherBlock
     from shoal.replicas.current import Identity
     from shoal.replicas.jobs import Job
 

@@ -14,7 +14,7 @@ from shoal.core.options.checks import seconds, whole
 from shoal.serving.query import item_without_data
 
 if TYPE_CHECKING:
-    from shoal.batching.entry import Entry
+    from shoal.batching.calls.entry import Entry
     from shoal.serving.endpoint import Endpoint
     from shoal.serving.line import Line
 

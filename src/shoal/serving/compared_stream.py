@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
-    from shoal.batching.stream import ResultStream
+    from shoal.batching.calls.stream import ResultStream
     from shoal.serving.shadow import Answer
 
 

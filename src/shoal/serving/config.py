@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.batching.held import held
+from shoal.batching.failures.held import held
 from shoal.replicas.base import ReplicaOptions
 from shoal.serving.config_batching import (
     BATCH_NAMES,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Unpack
 
-    from shoal.batching.handlers import Fill
+    from shoal.batching.handlers.handler import Fill
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.replicas.base import Placement
 

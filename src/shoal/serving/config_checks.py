@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from shoal.batching.handlers import Fill
+from shoal.batching.handlers.handler import Fill
 from shoal.core.options.checks import one_of, whole, yes_or_no
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.serving.config_batching import checked_batching

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict
 
-from shoal.batching.handlers import Fill
+from shoal.batching.handlers.handler import Fill
 from shoal.core.options.keywords import Order, Overload, Padding, PriorityMixing
 from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.names import suggested

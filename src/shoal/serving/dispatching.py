@@ -11,19 +11,19 @@ import logging
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import running_batch
-from shoal.batching.failures import own_copy
-from shoal.batching.handlers import Handler
-from shoal.batching.item_binding import ItemBinding
-from shoal.batching.stream import END, SKIP
+from shoal.batching.failures.exceptions import own_copy
+from shoal.batching.handlers.handler import Handler
+from shoal.batching.handlers.item_binding import ItemBinding
 from shoal.errors import ReplicaDied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from shoal.batching.handlers import Fill
-    from shoal.batching.open_batch import OpenBatch
-    from shoal.batching.signature import Binding
+    from shoal.batching.handlers.binding import Binding
+    from shoal.batching.handlers.handler import Fill
+    from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.base import Replica
     from shoal.replicas.description import Method
     from shoal.serving.pool import Member, Pool

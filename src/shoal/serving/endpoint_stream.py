@@ -11,7 +11,7 @@ from shoal.serving.asking import routed
 from shoal.serving.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
-    from shoal.batching.stream import ResultStream
+    from shoal.batching.calls.stream import ResultStream
     from shoal.serving.asking import Asked
     from shoal.serving.endpoint import Endpoint
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.failures import goes_on
-from shoal.batching.held import held, shown
-from shoal.batching.parking import Parking
+from shoal.batching.failures.exceptions import goes_on
+from shoal.batching.failures.held import held, shown
+from shoal.batching.loops.parking import Parking
 from shoal.core.replicas.life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 

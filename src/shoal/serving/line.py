@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.batcher import Batcher
-from shoal.batching.checking import checked_options
+from shoal.batching.options.checks import checked_options
 from shoal.errors import BatcherClosed
 from shoal.serving.pool import LineRoom
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from shoal.batching.entry import Entry
-    from shoal.batching.handlers import Handler
+    from shoal.batching.calls.entry import Entry
+    from shoal.batching.handlers.handler import Handler
     from shoal.replicas.description import Method
     from shoal.serving.pool import Pool
 

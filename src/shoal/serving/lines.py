@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.held_options import with_held_functions
+from shoal.batching.options.held import with_held_functions
 from shoal.errors import BatcherClosed
 from shoal.serving.config_batching import unset_batch_options
 from shoal.serving.dispatching import Dispatcher, open_handler

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.event_loop import holds_ctrl_c
-from shoal.batching.held import held
-from shoal.batching.holding import holding
+from shoal.batching.failures.held import held
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.core.forming.call_options import Wishes
 from shoal.core.traffic import Shadow
 from shoal.replicas.definition import imported, qualified_name

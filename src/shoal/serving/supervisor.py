@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.batching.held import held
+from shoal.batching.failures.held import held
 from shoal.core.replicas.life import LifeState
 from shoal.core.replicas.rollout import Seen, decide
 from shoal.replicas.current import Identity

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
 
 import anyio
 
-from shoal.batching.event_loop import holds_ctrl_c
-from shoal.batching.holding import holding
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ShutDown
 from shoal.replicas.calling_out import WorkCancelled
 from shoal.replicas.inner_calls import inner_calls

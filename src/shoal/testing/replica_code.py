@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import current_batch
-from shoal.batching.stream import END, SKIP
 from shoal.replicas.current import current_backend_tag, current_replica_tag
 from shoal.testing.replica_folder import Folder
 

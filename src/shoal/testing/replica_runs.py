@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.stream import END, SKIP
+from shoal.batching.calls.stream import END, SKIP
 from shoal.errors import ReplicaDied
 from shoal.replicas.current import current_replica_tag
 from shoal.testing.replica_code import Mistake

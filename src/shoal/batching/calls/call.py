@@ -1,0 +1,249 @@
+"""What callers hold: an object that is called with one item.
+
+`UnaryCall` is awaited for one result, `StreamCall` gives a stream of them. Both find the open
+batcher anew at each call, since a decorated function outlives the batchers that serve it. Where
+none is open they look again when the call is awaited, or the stream entered, and fail there, as an
+async function would: so whoever gathers many calls meets all of their errors in one place.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from shoal.batching.calls.stream import ResultStream, late_stream
+from shoal.batching.calls.threads import LoopOfThread, ThreadStream
+from shoal.batching.loops.event_loop import EventLoop
+from shoal.core.forming.call_options import Wishes
+from shoal.core.options.checks import seconds, whole
+from shoal.core.request import NOTHING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from shoal.batching.calls.entry import Entry
+
+    Find = Callable[[], Entry]
+    """Returns where calls enter; raises `NotOpen` or `BatcherClosed`."""
+    Check = Callable[[tuple[Any, ...], dict[str, Any]], object]
+    """Raises `TypeError` for arguments that fit no call."""
+    Loops = Callable[[], list[EventLoop]]
+    """Returns the event loops in which a batcher is open for the call."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class UnaryCall(Generic[P, R]):
+    """A call that is batched with others and answered once: ``result = await call(item)``.
+
+    Raises (when it is called): `TypeError` where the arguments don't fit the handler's parameters,
+        as for any async function. All other errors come where it is awaited.
+
+    Raises:
+        NotOpen: No batcher is open for it in this event loop.
+        Overloaded: The line is full, and ``overload="reject"``.
+        BatcherClosed: The batcher stopped before it could answer.
+        ItemTooLarge: The item costs more than ``max_batch_size``.
+        DeadlineExceeded: The call's deadline, ``request_timeout_s`` or its time in line passed.
+        HandlerTimeout: The handler ran for too long.
+        WrongBatchSize: The handler gave back another number of results than it was given items.
+        Exception: What the handler raised, or put into this call's slot; or what a function of one
+            item, such as ``bucket_by``, raised.
+
+    Cancellation: before the handler has the request, the handler never sees it; after that its
+    result is dropped. No other call of the batch notices. Checkpoint: always.
+    """
+
+    def __init__(
+        self, find: Find, check: Check, loops: Loops, wishes: Wishes | None = None
+    ) -> None:
+        self._find = find
+        self._check = check
+        self._loops = loops
+        self._wishes = wishes
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Makes one call; await what it returns."""
+        try:
+            entry = self._find()
+        except Exception:  # NotOpen, or what opening it in a block raised
+            self._check(args, kwargs)
+            if EventLoop.here().is_none:  # nothing could await it
+                raise
+            return self._later(args, kwargs)
+        return entry.begin(args, kwargs, self._wishes)
+
+    async def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Makes a call when it is awaited; no batcher was open when it was called."""
+        result: R = await self._find().begin(args, kwargs, self._wishes)
+        return result
+
+    @overload
+    def map(
+        self: UnaryCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool = False
+    ) -> Coroutine[Any, Any, list[R]]: ...
+    @overload
+    def map(
+        self, *columns: Iterable[Any], return_exceptions: bool = False
+    ) -> Coroutine[Any, Any, list[R]]: ...
+    def map(
+        self, *columns: Iterable[Any], return_exceptions: bool = False
+    ) -> Coroutine[Any, Any, list[R]]:
+        """Makes many calls at once and waits for all of them, with one wake-up.
+
+        Args:
+            *columns: The items; for a handler of several parameters one iterable for each.
+            return_exceptions: Whether errors are put in their places instead of being raised.
+
+        Returns:
+            The results, in the order of the items.
+
+        Raises:
+            Overloaded: Not all of them fit into the line; then none was made, and nobody was shed.
+            ValueError: The columns have different lengths.
+            Exception: As for a single call, the first in the order of the items, once all ended.
+
+        Cancellation: all of the calls are dropped. Checkpoint: always.
+        """
+        try:
+            entry = self._find()
+        except Exception:  # NotOpen, or what opening it in a block raised
+            if EventLoop.here().is_none:
+                raise
+            return self._map_later(columns, return_exceptions)
+        return entry.begin_map(columns, self._wishes, return_exceptions=return_exceptions)
+
+    async def _map_later(
+        self, columns: tuple[Iterable[Any], ...], return_exceptions: bool
+    ) -> list[R]:
+        return await self._find().begin_map(
+            columns, self._wishes, return_exceptions=return_exceptions
+        )
+
+    def options(
+        self,
+        *,
+        deadline_s: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        queue_timeout_s: float | None = None,
+    ) -> UnaryCall[P, R]:
+        """Returns the same call with options of its own: ``call.options(deadline_s=0.5)(item)``.
+
+        Args:
+            deadline_s: How long the call may take from when it is made, in seconds.
+            metadata: What the handler should know about this request.
+            priority: Its level, from 1, the highest, to ``priority_levels``.
+            queue_timeout_s: How long it may wait in line, in seconds; it can only shorten what the
+                queue policy of its level says.
+        """
+        wishes = checked_wishes(deadline_s, metadata, priority, queue_timeout_s)
+        return UnaryCall(self._find, self._check, self._loops, wishes)
+
+    def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Makes one call from a thread, and blocks until it is answered.
+
+        In a worker thread of anyio's the call is made in the event loop that started it, and is
+        cancelled with whoever waits for that thread. In any other thread (`asyncio.to_thread`, a
+        `ThreadPoolExecutor`, a `threading.Thread`) it is made in the one event loop in which a
+        batcher is open for it.
+
+        Raises:
+            NotOpen: The thread runs an event loop itself, which a blocking call would stop; or no
+                batcher is open for the call, or in more than one event loop: then take the one that
+                is meant there, ``call = f.batcher.call``, and use ``call.from_thread``.
+            Exception: As for a call in the event loop.
+        """
+        return LoopOfThread(_name(self), self._loops).run(partial(self, *args, **kwargs))
+
+
+class StreamCall(Generic[P, R]):
+    """A call that is batched with others and answered by a stream.
+
+    ``async with call(item) as stream: async for result in stream: ...``
+
+    Raises:
+        TypeError: The arguments don't fit the handler's parameters.
+
+    All other errors come where the stream is entered, or with its items: see `ResultStream`.
+    """
+
+    def __init__(
+        self, find: Find, check: Check, loops: Loops, wishes: Wishes | None = None
+    ) -> None:
+        self._find = find
+        self._check = check
+        self._loops = loops
+        self._wishes = wishes
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
+        """Prepares one call; it is made when the stream is entered."""
+        try:
+            entry = self._find()
+        except Exception:  # NotOpen, or what opening it in a block raised
+            self._check(args, kwargs)
+            if EventLoop.here().is_none:
+                raise
+            return late_stream(lambda: self._find().entered(args, kwargs, self._wishes))
+        return entry.begin_stream(args, kwargs, self._wishes)
+
+    def options(
+        self,
+        *,
+        deadline_s: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        priority: int | None = None,
+        queue_timeout_s: float | None = None,
+    ) -> StreamCall[P, R]:
+        """Returns the same call with options of its own: ``call.options(deadline_s=5)(item)``.
+
+        Args:
+            deadline_s: How long the whole stream may take from when it is made, in seconds.
+            metadata: What the handler should know about this request.
+            priority: Its level, from 1, the highest, to ``priority_levels``.
+            queue_timeout_s: How long it may wait in line, in seconds; it can only shorten what the
+                queue policy of its level says.
+        """
+        wishes = checked_wishes(deadline_s, metadata, priority, queue_timeout_s)
+        return StreamCall(self._find, self._check, self._loops, wishes)
+
+    def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
+        """Makes one call from a thread; which event loop it is made in says `UnaryCall`.
+
+        Returns:
+            The stream for plain code: ``with call.from_thread(item) as stream: for x in stream:
+            ...``
+
+        Raises:
+            NotOpen: As `UnaryCall.from_thread`.
+        """
+        loop = LoopOfThread(_name(self), self._loops)
+        return ThreadStream(partial(self, *args, **kwargs), loop.run, loop.run_sync)
+
+
+def _name(call: object) -> str:
+    return getattr(call, "__name__", "call")
+
+
+def checked_wishes(
+    deadline_s: float | None,
+    metadata: Mapping[str, Any] | None,
+    priority: int | None,
+    queue_timeout_s: float | None,
+) -> Wishes | None:
+    """Checks what a call asks for; None for nothing.
+
+    Raises:
+        TypeError: A time is no number, or the priority no whole number.
+        ValueError: One of them is out of its range.
+    """
+    if deadline_s is None and metadata is None and priority is None and queue_timeout_s is None:
+        return None
+    return Wishes(
+        None if deadline_s is None else seconds("deadline_s", deadline_s),
+        NOTHING if metadata is None else metadata,
+        None if priority is None else whole("priority", priority, least=1),
+        None if queue_timeout_s is None else seconds("queue_timeout_s", queue_timeout_s),
+    )

@@ -1,0 +1,61 @@
+"""What ends the requests that run out of time: one task, for all of them.
+
+The caller of a unary call is in its wait, and a cancel scope round that wait would do for it, at
+the price of all the rest of a call. The reader of a stream may be anywhere when the stream's time
+is up. So the line knows who is overdue when (`Overdue`), and one task sleeps until the earliest of
+them; where there are none it is never woken.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.batching.loops.parking import Parking
+    from shoal.core.forming.overdue import Overdue
+    from shoal.core.request import Request
+
+
+class Deadlines:
+    """Ends requests whose time is up, unless they have come to an end before.
+
+    Args:
+        parking: How to wait.
+        overdue: Who is overdue when.
+        expire: Ends a request, with what to say about it.
+
+    Attributes:
+        asleep_until: When it looks again by itself, in seconds.
+    """
+
+    def __init__(
+        self, parking: Parking, overdue: Overdue, expire: Callable[[Request, str], None]
+    ) -> None:
+        self._parking = parking
+        self._overdue = overdue
+        self._expire = expire
+        self._bell: Any = None
+        self.asleep_until = math.inf
+
+    def look(self) -> None:
+        """Takes note of a request whose time is up before `asleep_until`."""
+        if self._bell is not None:
+            self._parking.wake(self._bell)
+
+    def _expire_all(self) -> None:
+        # In a frame of its own, which ends: the task's would keep the last request while it sleeps.
+        for request, what_it_did in self._overdue.pop(self._parking.now()):
+            self._expire(request, what_it_did)
+
+    async def run(self) -> None:
+        """Watches until it is cancelled."""
+        while True:
+            self._expire_all()
+            self._bell = bell = self._parking.new_cell()
+            with self._parking.new_scope() as scope:
+                scope.deadline = self.asleep_until = self._overdue.timers.next_at()
+                await bell
+            self._bell = None

@@ -1,0 +1,329 @@
+"""From what a caller writes to a request in line: binding, options, and the wait for the end."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import anyio
+import anyio.lowlevel
+
+from shoal.batching.calls.groups import GroupCell, PartsCell
+from shoal.batching.calls.splitting import Splitting
+from shoal.batching.calls.stream import ResultStream, late_stream
+from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+
+    from shoal.batching.calls.intake import Intake
+    from shoal.batching.calls.splitting import Part
+    from shoal.batching.handlers.binding import Binding
+    from shoal.batching.loops.parking import Parking
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.request import CallOptions, Request
+
+
+class Entry:
+    """Where calls enter an open batcher.
+
+    Attributes:
+        takes_bare_items: Whether a call of one positional argument needs neither binding nor a
+            record of its own, and so can go straight to `call`.
+        takes_single_items: Whether it needs nothing but its record, and can go to `call` with that.
+        now: The event loop's clock.
+        intake: The line that they enter.
+        call: `Intake.call`.
+        terms: What makes the records of calls.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        binding: Binding,
+        options: BatchOptions,
+        now: Callable[[], float],
+    ) -> None:
+        self.call = intake.call
+        self.intake = intake
+        self._binding = binding
+        self.now = now
+        self.configure(options)
+
+    def configure(self, options: BatchOptions) -> None:
+        """Takes in new options, for the calls that are made from now on."""
+        self._options = options
+        self.terms = self.intake.terms = Terms(self.intake.name, options)
+        self._splitting = Splitting(self.intake.name, options, self.terms)
+        self._needs_terms = (
+            self.terms.of_each
+            or options.request_timeout_s is not None
+            or options.use_scope_deadline
+            or not self.intake.former.takes_anyone
+        )
+        self._divides = options.split is not None
+        self._terms_of: Callable[[Any, Wishes, float], CallOptions] = (
+            self._terms_in_scope if options.use_scope_deadline else self.terms.of
+        )
+        self.takes_single_items = (
+            self._binding.takes_bare and not self._divides and not options.use_scope_deadline
+        )
+        self.takes_bare_items = self._binding.takes_bare and not self._needs_terms
+
+    def begin(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> Coroutine[Any, Any, Any]:
+        """Binds a call and returns the coroutine that makes it.
+
+        Raises:
+            TypeError: The arguments don't fit the handler's parameters.
+        """
+        return self.begin_item(self._binding.item(args, kwargs), wishes)
+
+    def begin_item(self, item: Any, wishes: Wishes | None) -> Coroutine[Any, Any, Any]:
+        """Returns the coroutine of a call whose arguments are bound already.
+
+        Functions of one item run here, when the call is made; what they raise, and an item that is
+        too large, comes where the call is awaited.
+        """
+        if wishes is None and not self._needs_terms:
+            return self.call(item, None)
+        wishes = wishes or NO_WISHES
+        try:
+            options = self._terms_of(item, wishes, self.now())
+        except Exception as error:
+            return raised(error)
+        if self._divides:
+            return self._call_divided(item, options, wishes)
+        return self.call(item, options)
+
+    def begin_shared(self, item: Any, options: CallOptions) -> Coroutine[Any, Any, Any]:
+        """Returns the coroutine of a call whose arguments are bound, and which has metadata alone.
+
+        Args:
+            item: Its item.
+            options: A record by `shared_options`.
+
+        Raises:
+            As `begin_item`.
+        """
+        if self._needs_terms:
+            return self.begin_item(item, Wishes(metadata=options.metadata))
+        return self.call(item, options)
+
+    def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Binds a call, and returns its item.
+
+        Raises:
+            TypeError: The arguments don't fit the handler's parameters.
+        """
+        return self._binding.item(args, kwargs)
+
+    def begin_map(
+        self,
+        columns: tuple[Iterable[Any], ...],
+        wishes: Wishes | None,
+        *,
+        return_exceptions: bool,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Binds many calls, one for each element of the columns, and returns their coroutine.
+
+        Raises:
+            TypeError: The columns don't fit the handler's parameters.
+        """
+        try:
+            if self._binding.single and len(columns) == 1:
+                items = list(columns[0])
+            else:
+                items = [self._binding.item(args, {}) for args in zip(*columns, strict=True)]
+        except TypeError:
+            raise
+        except Exception as error:  # columns of different lengths, or what iterating one raised
+            return raised(error)
+        if wishes is None and not self._needs_terms:
+            return self._map_alike(items, return_exceptions=return_exceptions)
+        return self._map(items, wishes or NO_WISHES, return_exceptions=return_exceptions)
+
+    def begin_stream(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> ResultStream[Any]:
+        """Binds a call and returns the stream that makes it when it is entered.
+
+        Raises:
+            TypeError: The arguments don't fit the handler's parameters.
+        """
+        return self.begin_stream_of(self._binding.item(args, kwargs), wishes)
+
+    def begin_stream_of(self, item: Any, wishes: Wishes | None) -> ResultStream[Any]:
+        """Returns the stream of a call whose arguments are bound already.
+
+        Functions of one item run here; what they raise, and an item that is too large, comes where
+        the stream is entered.
+        """
+        try:
+            options = self.options_of(item, wishes)
+        except Exception as error:
+            return late_stream(partial(_refused, error))
+        return ResultStream(self.intake, item, options)
+
+    def options_of(self, item: Any, wishes: Wishes | None) -> CallOptions | None:
+        """Returns the record of a call; None where it needs none.
+
+        Raises:
+            ItemTooLarge: The item does not fit into any batch.
+            Exception: What a function of one item raised.
+        """
+        if wishes is None and not self._needs_terms:
+            return None
+        return self._terms_of(item, wishes or NO_WISHES, self.now())
+
+    def entered(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> tuple[Intake, Request]:
+        """Makes the request of a stream at once; raises what making it raises."""
+        item = self._binding.item(args, kwargs)
+        return self.intake.enter_stream(item, self.options_of(item, wishes))
+
+    def _terms_in_scope(self, item: Any, wishes: Wishes, now: float) -> CallOptions:
+        return self.terms.of(item, wishes, now, anyio.current_effective_deadline())
+
+    async def _call_divided(self, item: Any, options: CallOptions, wishes: Wishes) -> Any:
+        """Makes one call of one or several requests; the first that fails ends it."""
+        # Not before: it depends on what is in line when the call enters it.
+        splitting = self._splitting
+        try:
+            if options.terms is not self.terms:  # the batcher was configured meanwhile
+                deadline, due = options.deadline, options.due
+                options = self._terms_of(item, wishes, self.now())
+                options.deadline, options.due = deadline, due
+            queued = self.intake.former.size_beside(options)
+            parts = splitting.parts(item, options, wishes, self.now(), queued)
+        except Exception:
+            await anyio.lowlevel.checkpoint()
+            raise
+        if len(parts) == 1:
+            return await self.call(*parts[0])
+        requests = await self._group(parts, PartsCell)
+        cell: PartsCell = requests[0].cell
+        cell.has_failed = partial(_any_failed, requests)
+        await self._wait(requests)
+        for request in requests:
+            if request.error is None:
+                self.intake.abandon(request)
+        try:
+            return splitting.joined(requests)
+        finally:
+            _let_go_of_errors(requests)
+
+    async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
+        """Makes calls that have nothing but an item."""
+        if not items:
+            await anyio.lowlevel.checkpoint()
+            return []
+        try:
+            requests = self.intake.enter_group(items, None, GroupCell)
+        except Exception:
+            await anyio.lowlevel.checkpoint()
+            raise
+        await self._wait(requests)
+        if return_exceptions:
+            results = [r.value if r.error is None else r.error for r in requests]
+            _let_go_of_errors(requests)
+            return results
+        for request in requests:
+            if request.error is not None:
+                try:
+                    raise request.error
+                finally:
+                    _let_go_of_errors(requests)
+        return [request.value for request in requests]
+
+    def _divided(self, items: list[Any], wishes: Wishes) -> list[list[Part]]:
+        """Divides items that enter the line one after the other."""
+        now = self.now()
+        calls: list[list[Part]] = []
+        entering: dict[Hashable, float] = {}
+        for item in items:
+            options = self._terms_of(item, wishes, now)
+            queued = entering.get(options.key)
+            if queued is None:
+                queued = self.intake.former.size_beside(options)
+            calls.append(self._splitting.parts(item, options, wishes, now, queued))
+            entering[options.key] = queued + options.cost
+        return calls
+
+    async def _map(self, items: list[Any], wishes: Wishes, *, return_exceptions: bool) -> list[Any]:
+        """Makes calls of one or more parts each."""
+        if not items:
+            await anyio.lowlevel.checkpoint()
+            return []
+        splitting = self._splitting
+        try:
+            calls = self._divided(items, wishes)
+        except Exception:
+            await anyio.lowlevel.checkpoint()
+            raise
+        requests = await self._group([part for parts in calls for part in parts], GroupCell)
+        await self._wait(requests)
+        rest = iter(requests)
+        results: list[Any] = []
+        try:
+            for parts in calls:
+                of_one = list(islice(rest, len(parts)))
+                try:
+                    results.append(splitting.joined(of_one))
+                except Exception as error:
+                    if not return_exceptions:
+                        raise
+                    results.append(error)
+        finally:
+            _let_go_of_errors(requests)
+        return results
+
+    async def _group(
+        self, parts: list[Part], new_cell: Callable[[Parking, int], Any]
+    ) -> list[Request]:
+        try:
+            return self.intake.enter_group(
+                [part.item for part in parts], [part.options for part in parts], new_cell
+            )
+        except Exception:
+            await anyio.lowlevel.checkpoint()
+            raise
+
+    async def _wait(self, requests: Sequence[Request]) -> None:
+        """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
+        try:
+            await requests[0].cell
+        except BaseException:
+            for request in requests:
+                self.intake.abandon(request)
+            raise
+        finally:
+            if requests[0].options is not None:  # all have a record, or none has
+                for request in requests:
+                    self.intake.forget(request)
+
+
+async def raised(error: Exception) -> Any:
+    """Raises an error that a call had when it was made, where it is awaited."""
+    await anyio.lowlevel.checkpoint()
+    try:
+        raise error
+    finally:
+        del error  # its traceback holds this frame
+
+
+def _refused(error: Exception) -> NoReturn:
+    raise error
+
+
+def _any_failed(requests: Sequence[Request]) -> bool:
+    return any(request.error is not None for request in requests)
+
+
+def _let_go_of_errors(requests: Sequence[Request]) -> None:
+    """Breaks the cycle from a request by its error and the traceback's frames to the request."""
+    for request in requests:
+        request.error = None

@@ -1,0 +1,168 @@
+"""Callers that are not in the event loop: worker threads, and programs that have no loop at all.
+
+`anyio.from_thread` is loaded when there is such a caller: a worker of plain code has none, and
+would start a sixth later.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
+
+from shoal.batching.current import calls_from_thread
+from shoal.batching.loops.event_loop import EventLoop, loop_ended
+from shoal.errors import BatcherClosed, NotOpen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from types import TracebackType
+
+    from shoal.batching.calls.stream import ResultStream
+
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class RunInLoop(Protocol):
+    """How a thread has the event loop run an async function, and waits for it."""
+
+    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
+        """Returns what `function` returns, or raises what it raises."""
+        ...
+
+
+class LoopOfThread:
+    """The event loop that a thread's calls are made in.
+
+    It is that which started this worker thread, if it is one of anyio's; for any other thread it is
+    the one in which a batcher is open for the call.
+
+    Args:
+        name: What is called, for messages.
+        loops: Returns the event loops in which it is open.
+
+    Raises:
+        NotOpen: It is this thread's own, which a blocking call would stop; or there is none, or
+            more than one.
+    """
+
+    def __init__(self, name: str, loops: Callable[[], list[EventLoop]]) -> None:
+        self._loop: EventLoop | None = None
+        if not EventLoop.here().is_none:
+            raise NotOpen(
+                "from_thread() blocks its thread, and this one runs the event loop that would have "
+                f"to answer; here write:\n    await {name}(x)\n"
+                "A program without an event loop writes: with shoal.blocking(f) as call: call(x)"
+            )
+        import anyio.from_thread
+
+        try:
+            anyio.from_thread.check_cancelled()
+        except RuntimeError:  # it is no worker thread of anyio's
+            found = loops()
+            if len(found) != 1:
+                raise _not_one(name, len(found)) from None
+            self._loop = found[0]
+        else:
+            # Of the threads of a process that was forked in a worker there is only this one.
+            if threading.current_thread() is threading.main_thread():
+                raise _not_one(name, 0)
+
+    def run(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
+        """Runs an async function in the event loop, and waits for it."""
+
+        async def call() -> T:
+            return await function()
+
+        import anyio.from_thread
+
+        token = calls_from_thread.set(True)
+        try:
+            if self._loop is None:
+                return anyio.from_thread.run(function)
+            return self._loop.run(call)
+        except loop_ended() as error:
+            if self._loop is None:
+                raise
+            raise BatcherClosed("the event loop that would have answered has ended") from error
+        finally:
+            calls_from_thread.reset(token)
+
+    def run_sync(self, function: Callable[[], None], /) -> None:
+        """Calls a plain function in the event loop; does nothing if that has ended."""
+        if self._loop is None:
+            import anyio.from_thread
+
+            anyio.from_thread.run_sync(function)
+        else:
+            self._loop.soon(function)
+
+
+def _not_one(name: str, number: int) -> NotOpen:
+    if number:
+        return NotOpen(
+            f"{name} is open in {number} event loops, and this thread belongs to none of them; "
+            "say which, by an object that is made in that loop:\n"
+            f"    call = {name}.batcher.call  # there\n    call.from_thread(x)  # here"
+        )
+    return NotOpen(
+        f"{name} is open in no event loop that this thread's call could be made in; open it there "
+        f"before:\n    async with shoal.open_batchers({name}):\n"
+        "A program without an event loop writes: with shoal.blocking(f) as call: call(x)\n"
+        "So does a process that was forked: it has none of its parent's event loops."
+    )
+
+
+class ThreadStream(Generic[R_co]):
+    """A `ResultStream` for plain code: ``with ... as stream: for item in stream: ...``.
+
+    It raises what the `ResultStream` raises. Leaving the block gives the request's place back.
+    """
+
+    def __init__(
+        self,
+        open_: Callable[[], ResultStream[R_co]],
+        run: RunInLoop,
+        run_sync: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._open = open_
+        self._run = run
+        self._run_sync = run_sync
+        self._stream: ResultStream[R_co] | None = None
+
+    def __enter__(self) -> Self:
+        self._stream = self._run(self._enter)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._stream is not None:
+            # Not awaited: leaving is done even where every wait is cancelled.
+            self._run_sync(self._stream.leave)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> R_co:
+        if self._stream is None:
+            raise RuntimeError(
+                "enter the stream first: with ... as stream: for item in stream: ..."
+            )
+        item: Any = self._run(self._next)
+        if item is _OVER:
+            raise StopIteration
+        return cast("R_co", item)
+
+    async def _enter(self) -> ResultStream[R_co]:
+        return await self._open().__aenter__()
+
+    async def _next(self) -> Any:
+        assert self._stream is not None
+        return await anext(self._stream, _OVER)
+
+
+_OVER: Any = object()

@@ -1,0 +1,1 @@
+"""`shoal.batch`: batched functions, and the blocks in which they are open."""

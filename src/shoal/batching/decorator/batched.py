@@ -1,0 +1,313 @@
+"""What `shoal.batch` makes: a function of one item, which finds the batcher that is open for it."""
+
+from __future__ import annotations
+
+from functools import update_wrapper
+from inspect import getattr_static
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
+
+from shoal.batching.calls.call import StreamCall, UnaryCall
+from shoal.batching.calls.entry import raised
+from shoal.batching.calls.stream import ResultStream, late_stream
+from shoal.core.forming.call_options import NO_WISHES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from typing import Unpack
+
+    from shoal.batching.batcher import Batcher
+    from shoal.batching.calls.entry import Entry
+    from shoal.batching.calls.intake import Intake
+    from shoal.batching.decorator.registry import Opening
+    from shoal.batching.loops.event_loop import EventLoop
+    from shoal.core.forming.call_options import Wishes
+    from shoal.core.options.keywords import OptionKeywords
+    from shoal.core.request import Request
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class KeepingEntry:
+    """Where the calls of a method enter whose batcher does not keep its instance.
+
+    Each call keeps it until it is answered: ``await Model().predict(1)`` has no other owner of it.
+    """
+
+    def __init__(self, entry: Entry, receiver: object) -> None:
+        self._entry = entry
+        self._receiver = receiver
+
+    def begin(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> Coroutine[Any, Any, Any]:
+        """See `Entry.begin`."""
+        return self._kept(self._entry.begin(args, kwargs, wishes))
+
+    def begin_map(
+        self,
+        columns: tuple[Iterable[Any], ...],
+        wishes: Wishes | None,
+        *,
+        return_exceptions: bool,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """See `Entry.begin_map`."""
+        entry = self._entry
+        return self._kept(entry.begin_map(columns, wishes, return_exceptions=return_exceptions))
+
+    def begin_stream(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> ResultStream[Any]:
+        """See `Entry.begin_stream`."""
+        stream = self._entry.begin_stream(args, kwargs, wishes)
+        stream.keeps = self._receiver
+        return stream
+
+    def entered(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+    ) -> tuple[Intake, Request]:
+        """See `Entry.entered`; who enters a stream later keeps its instance by itself."""
+        return self._entry.entered(args, kwargs, wishes)
+
+    async def _kept(self, call: Coroutine[Any, Any, T]) -> T:
+        return await call
+
+
+class Decorated:
+    """What decorated functions and generators have in common."""
+
+    def _decorate(self, opening: Opening) -> None:
+        self._opening = opening
+        self._wishes: Wishes | None = None
+        self._receiver: object = None
+        # Where calls enter the batchers that are open for this object, by thread. It stays empty
+        # where a block has opened one for an instance, which this object keeps and that must not.
+        self._here = opening.entries
+        update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
+        self.__signature__ = opening.call_signature
+        opening.face = self
+
+    def bound_to(self, receiver: object) -> Self:
+        """Returns this method for one receiver, as a new object."""
+        cls = type(self)
+        face = cls.__new__(cls)
+        own: dict[str, Any] = {"_receiver": receiver, "_here": {}}
+        own["__signature__"] = self._opening.bound_signature
+        face.__dict__ = {**self.__dict__, **own}
+        return face
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        opening = self._opening
+        opening.is_method = not (opening.is_static or opening.is_class_method)
+
+    @property
+    def batcher(self) -> Batcher[Any]:
+        """The batcher that is open for this function in this event loop.
+
+        Raises:
+            NotOpen: None is.
+        """
+        return self._opening.found(self._receiver).batcher
+
+    def configure(self, **changes: Unpack[OptionKeywords]) -> None:
+        """Changes options, together, for each batcher that is opened for this function later.
+
+        The one that is open in this event loop, if one is, takes them in as well, from its next
+        batch on; from a thread without an event loop, such as that of a plain ``reconfigure()``,
+        all that are open do so soon.
+
+        So it may be called before anything is open, such as for a method of ``self`` in a
+        constructor, and what it sets outlives the batcher. Of a method it sets the options for this
+        instance alone. See `Batcher.configure` for what the next batch is.
+
+        Args:
+            **changes: As in `BatchOptions`; what is not named stays as it is.
+
+        Raises:
+            TypeError: A name is no option, or a value has the wrong type; nothing is changed.
+            ValueError: A value is out of its range; nothing is changed.
+        """
+        self._opening.configure(self._receiver, changes)
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Changes ``max_batch_size`` as `configure` does; Ray Serve's name for it."""
+        self.configure(max_batch_size=max_batch_size)
+
+    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float | None) -> None:
+        """Changes ``batch_wait_timeout_s``, in seconds, as `configure` does; Ray Serve's name."""
+        self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
+
+    def get_max_batch_size(self) -> int:
+        """Returns ``max_batch_size``: of the batcher in this event loop, or of the next one."""
+        return self._opening.options(self._receiver).max_batch_size
+
+    def get_batch_wait_timeout_s(self) -> float | None:
+        """Returns ``batch_wait_timeout_s``, in seconds: of the batcher here, or of the next one."""
+        return self._opening.options(self._receiver).batch_wait_timeout_s
+
+    def opened(self) -> AbstractAsyncContextManager[None]:
+        """Returns the context manager that keeps a batcher open for this function."""
+        return self._opening.opened(self._receiver, self)
+
+    def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
+        """Returns the context manager that has calls of this function enter another batcher.
+
+        It serves the same handler, and whoever runs it keeps it open meanwhile.
+        """
+        return self._opening.lent(self._receiver, self, batcher)
+
+    def enter_at(self, entry: Entry) -> None:
+        """Has the calls of this thread enter there."""
+        self._here[get_ident()] = entry
+
+    def enter_no_more(self, entry: Entry) -> None:
+        """Has no calls enter there any more."""
+        for thread, there in tuple(self._here.items()):
+            if there is entry:
+                del self._here[thread]
+
+    def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
+        """Returns the handler, the function that says what a call looks like, and the options."""
+        return self._opening.parts(self._receiver)
+
+    def bound(self, receiver: object) -> Any:
+        """Returns this method for one receiver."""
+        opening = self._opening
+        if receiver is None or opening.is_static:
+            return self
+        found = opening.in_thread(receiver)
+        if found is None or found.face is None:
+            return self.bound_to(receiver)
+        # While it is open there is one object for it, so that a call of a method makes none.
+        return found.face
+
+    def _find(self) -> Entry:
+        """Returns where calls of this object enter.
+
+        Raises:
+            NotOpen: Nothing is open for it.
+        """
+        return self._entry_for(self._receiver)
+
+    def _loops(self) -> list[EventLoop]:
+        return self._opening.loops(self._receiver)
+
+    def _entry_for(self, receiver: object) -> Entry:
+        found = self._opening.found(receiver)
+        if found.face is None:
+            return cast("Entry", KeepingEntry(found.entry, receiver))
+        return found.entry
+
+    def _elsewhere(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
+        """Returns where a call enters that finds nothing open for this very object.
+
+        There may be something for another object of the same bound method, or the call is of the
+        form ``Class.method(instance, item)``; or a block opens it.
+
+        Returns:
+            Where it enters, and its arguments.
+
+        Raises:
+            NotOpen: Nothing is open for this call.
+        """
+        if self._receiver is None and self._has_receiver(args):
+            return self._entry_for(args[0]), args[1:]
+        return self._find(), args
+
+    def _has_receiver(self, args: tuple[Any, ...]) -> bool:
+        """Says whether the first argument is what a method is called on."""
+        opening = self._opening
+        if not args or opening.is_static:
+            return False
+        if opening.is_method or opening.in_thread(args[0]) is not None:
+            return True
+        if not isinstance(args[0], type):
+            return False
+        name = opening.handler.name.rpartition(".")[2]
+        there: Any = getattr_static(args[0], name, None)
+        under: object = getattr(there, "__func__", None)
+        return isinstance(there, classmethod) and under is opening.face
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Checks the arguments of a call for which nothing is open."""
+        self.__signature__.bind(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<batched {self._opening.handler.name}>"
+
+
+class BatchedFunction(Decorated, UnaryCall[P, R]):
+    """A function of one item, made by `shoal.batch` from a handler of a list.
+
+    Raises: as `UnaryCall`.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self._decorate(opening)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Makes one call; await what it returns."""
+        entry = self._here.get(get_ident())
+        if entry is None:
+            try:
+                entry, rest = self._elsewhere(args)
+            except Exception:
+                self._check(args, kwargs)
+                self._opening.check_loop(self._receiver)
+                return self._call_later(args, kwargs)
+            return entry.begin(rest, kwargs, None)
+        if len(args) == 1 and not kwargs:
+            if entry.takes_bare_items:
+                return entry.call(args[0], None)  # the usual call, straight to the line
+            if entry.takes_single_items:
+                try:
+                    terms = entry.terms.of(args[0], NO_WISHES, entry.now())
+                except Exception as error:
+                    return raised(error)
+                return entry.call(args[0], terms)
+        return entry.begin(args, kwargs, None)
+
+    async def _call_later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Makes a call when it is awaited; it could not be made when it was called."""
+        entry, rest = self._elsewhere(args)
+        result: R = await entry.begin(rest, kwargs, None)
+        return result
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        bound: Self = self.bound(owner if self._opening.is_class_method else instance)
+        return bound
+
+
+class BatchedGenerator(Decorated, StreamCall[P, R]):
+    """A function of one item that gives a stream, made by `shoal.batch` from a generator handler.
+
+    Raises: as `StreamCall`.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self._decorate(opening)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
+        """Prepares one call; it is made when the stream is entered."""
+        entry = self._here.get(get_ident())
+        if entry is not None:
+            return entry.begin_stream(args, kwargs, None)
+        try:
+            entry, rest = self._elsewhere(args)
+        except Exception:
+            self._check(args, kwargs)
+            self._opening.check_loop(self._receiver)
+            return late_stream(lambda: self._entered(args, kwargs))
+        return entry.begin_stream(rest, kwargs, None)
+
+    def _entered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Intake, Request]:
+        """Makes the request of a stream when it is entered."""
+        entry, rest = self._elsewhere(args)
+        return entry.entered(rest, kwargs, None)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Self:
+        bound: Self = self.bound(owner if self._opening.is_class_method else instance)
+        return bound

@@ -1,0 +1,299 @@
+"""`shoal.blocking`: batching for a program that has threads and no event loop.
+
+The event loop is in a thread of its own, which ends when the block is left, and leaving waits for
+that. One case must not wait: a generator that is dropped inside of such a block may be closed by
+the garbage collector, in whatever thread that runs, and if an event loop runs there, waiting would
+stop it for good (its own callers may be what the block waits for). Then another thread does the
+closing. The same holds for a block that was entered by hand and dropped.
+
+A process that was forked inside of the block has a copy of it, and not of its thread. There calls
+are refused, and leaving the block does nothing: the block is the parent's.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, cast, overload
+
+from anyio.from_thread import start_blocking_portal
+
+from shoal.batching.batcher import Batcher
+from shoal.batching.calls.call import StreamCall, UnaryCall
+from shoal.batching.calls.threads import ThreadStream
+from shoal.batching.decorator.decorator import open_batchers
+from shoal.batching.loops.event_loop import EventLoop
+from shoal.batching.loops.forks import keep_for_ever
+from shoal.errors import BatcherClosed, NotOpen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable
+    from concurrent.futures import Future
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+    from types import TracebackType
+
+    from anyio.from_thread import BlockingPortal
+
+    from shoal.core.counters import BatcherStatistics
+    from shoal.core.options.keywords import CallKeywords, OptionKeywords
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@overload
+def blocking(
+    batched: UnaryCall[P, R] | Batcher[UnaryCall[P, R]], /, *, backend: str = "trio"
+) -> AbstractContextManager[BlockingCall[P, R]]: ...
+@overload
+def blocking(
+    batched: StreamCall[P, R] | Batcher[StreamCall[P, R]], /, *, backend: str = "trio"
+) -> AbstractContextManager[BlockingStreamCall[P, R]]: ...
+def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManager[Any]:
+    """Opens batching for plain code, in an event loop that runs in a thread of its own.
+
+    ``with shoal.blocking(embed) as call: vector = call("text")``, from any number of threads. A
+    generator handler gives a stream: ``with call(x) as stream: for item in stream: ...``. Batched
+    functions that the handler calls open at their first call, as in `open_batchers`.
+
+    Args:
+        batched: A function decorated with `batch`, or a method of an instance; or a `Batcher` that
+            has not been opened.
+        backend: The event loop, ``"trio"`` or ``"asyncio"``.
+
+    Returns:
+        A context manager that gives the blocking call, a `BlockingCall` or `BlockingStreamCall`.
+        Leaving the block waits for the calls that other threads have under way.
+
+    Raises (on entering): `TypeError` for what is not batched; `RuntimeError` for a batcher that is
+        or was open, since a batcher is opened once, and in a task of trio.
+
+    Raises (from the call): what the call would raise in an event loop; `BatcherClosed` once the
+        block has been left; `NotOpen` in a process that was forked inside of the block.
+
+    Cancellation: a `KeyboardInterrupt` in the waiting thread drops its request.
+    """
+    if isinstance(batched, Batcher):
+        batcher = cast("Batcher[object]", batched)
+        return _Blocking(batcher.call, lambda: batcher, batcher, backend)
+    return _Blocking(batched, lambda: batched.batcher, open_batchers(batched), backend)
+
+
+class BlockingFace:
+    """What blocking calls have in common: the batcher that serves them, for any thread."""
+
+    def __init__(self, run: _PortalRun, batcher: Batcher[Any]) -> None:
+        self._run = run
+        self._batcher = batcher
+
+    def statistics(self) -> BatcherStatistics:
+        """Returns a snapshot of what the batcher has done and has now."""
+        return self._run.sync(self._batcher.statistics)
+
+    def configure(self, **changes: Unpack[OptionKeywords]) -> None:
+        """Changes options, together, from the next batch on; see `Batcher.configure`.
+
+        Raises:
+            TypeError: A name is no option, or a value has the wrong type; nothing is changed.
+            ValueError: A value is out of its range; nothing is changed.
+            BatcherClosed: The block has been left.
+        """
+        self._run.sync(partial(self._batcher.configure, **changes))
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Changes ``max_batch_size``; Ray Serve's name for it."""
+        self.configure(max_batch_size=max_batch_size)
+
+    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float | None) -> None:
+        """Changes ``batch_wait_timeout_s``, in seconds; Ray Serve's name for it."""
+        self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
+
+    def flush(self) -> None:
+        """Sends what is in line now without waiting for more."""
+        self._run.sync(self._batcher.flush)
+
+
+class BlockingCall(BlockingFace, Generic[P, R]):
+    """A batched call for plain code: ``result = call(item)``, from any thread.
+
+    Raises: as `UnaryCall`, and `BatcherClosed` once the block has been left.
+    """
+
+    def __init__(self, call: UnaryCall[P, R], run: _PortalRun, batcher: Batcher[Any]) -> None:
+        super().__init__(run, batcher)
+        self._call = call
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Makes one call, and blocks until it is answered."""
+        return self._run(partial(self._call, *args, **kwargs))
+
+    @overload
+    def map(
+        self: BlockingCall[[T], R], items: Iterable[T], /, *, return_exceptions: bool = False
+    ) -> list[R]: ...
+    @overload
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[R]: ...
+    def map(self, *columns: Iterable[Any], return_exceptions: bool = False) -> list[R]:
+        """Makes many calls at once, and blocks until all are answered; see `UnaryCall.map`."""
+        lists = [list(column) for column in columns]  # in this thread: they may block
+        call: UnaryCall[..., R] = self._call
+        return self._run(partial(call.map, *lists, return_exceptions=return_exceptions))
+
+    def options(self, **options: Unpack[CallKeywords]) -> BlockingCall[P, R]:
+        """Returns the same call with options of its own; see `UnaryCall.options`."""
+        return BlockingCall(self._call.options(**options), self._run, self._batcher)
+
+
+class BlockingStreamCall(BlockingFace, Generic[P, R]):
+    """A batched call for plain code that gives a stream: ``with call(item) as stream: ...``.
+
+    Raises: as `StreamCall`, and `BatcherClosed` once the block has been left.
+    """
+
+    def __init__(self, call: StreamCall[P, R], run: _PortalRun, batcher: Batcher[Any]) -> None:
+        super().__init__(run, batcher)
+        self._call = call
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
+        """Prepares one call; it is made when the stream is entered."""
+        return ThreadStream(partial(self._call, *args, **kwargs), self._run, self._run.run_sync)
+
+    def options(self, **options: Unpack[CallKeywords]) -> BlockingStreamCall[P, R]:
+        """Returns the same call with options of its own; see `StreamCall.options`."""
+        return BlockingStreamCall(self._call.options(**options), self._run, self._batcher)
+
+
+class _Blocking:
+    """The block of `blocking`."""
+
+    def __init__(
+        self,
+        call: Any,
+        batcher: Callable[[], Batcher[Any]],
+        opened: AbstractAsyncContextManager[Any],
+        backend: str,
+    ) -> None:
+        self._call = call
+        self._batcher = batcher
+        self._opened = opened
+        self._backend = backend
+
+    def __enter__(self) -> BlockingFace:
+        if EventLoop.here().trio_run is not None:  # which lets no portal be waited for
+            raise RuntimeError(
+                "shoal.blocking() is for plain code, and trio runs here; write:\n"
+                "    async with shoal.open_batchers(f):\n"
+                "        ...  # await f(item)"
+            )
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal(self._backend))
+            stack.enter_context(portal.wrap_async_context_manager(open_batchers()))
+            stack.enter_context(portal.wrap_async_context_manager(self._opened))
+            batcher = portal.call(self._batcher)
+            self._stack = stack.pop_all()
+        closing = threading.Event()
+        self._stack.callback(closing.set)
+        run = _PortalRun(portal, closing, self)
+        # It keeps what is to be closed, and has it closed where nobody else does. Nothing of that
+        # may keep this block, which calls do.
+        self._process = os.getpid()
+        self._dropped = weakref.finalize(self, _close_dropped, self._stack, self._process)
+        self._dropped.atexit = False
+        streams = isinstance(cast("object", self._call), StreamCall)
+        kind: Any = BlockingStreamCall if streams else BlockingCall
+        return cast("BlockingFace", kind(self._call, run, batcher))
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._dropped.detach()
+        is_dropped = exc_type is not None and issubclass(exc_type, GeneratorExit)
+        if os.getpid() != self._process:
+            keep_for_ever(self._stack)
+        elif is_dropped and EventLoop.is_in_thread():
+            _close_elsewhere(self._stack)
+        else:
+            self._stack.close()
+
+
+def _close_dropped(stack: ExitStack, process: int) -> None:
+    if os.getpid() == process:
+        _close_elsewhere(stack)
+    else:
+        keep_for_ever(stack)
+
+
+def _close_elsewhere(stack: ExitStack) -> None:
+    """Closes a block in a thread of its own, which nobody waits for."""
+    threading.Thread(target=stack.close, name="shoal closes a block", daemon=True).start()
+
+
+class _PortalRun:
+    """Runs functions in the portal's event loop, until it is closed.
+
+    Args:
+        portal: The portal.
+        closing: Set when the block is left.
+        block: The block, which must live as long as there are calls to be made.
+    """
+
+    def __init__(self, portal: BlockingPortal, closing: threading.Event, block: object) -> None:
+        self._portal = portal
+        self._closing = closing
+        self._block = block
+        self._process = os.getpid()
+
+    def sync(self, function: Callable[[], T]) -> T:
+        """Runs a plain function in the event loop, and returns what it returns.
+
+        Raises:
+            BatcherClosed: The block has been left.
+            NotOpen: The block was entered in another process.
+        """
+        self._check_process()
+        try:
+            return self._portal.call(function)
+        except RuntimeError as error:
+            raise self._closed(error) from error
+
+    def run_sync(self, function: Callable[[], None]) -> None:
+        """Runs a plain function in the event loop, if there still is one."""
+        if os.getpid() != self._process:
+            return
+        try:
+            self._portal.call(function)
+        except RuntimeError:
+            if not self._closing.is_set():
+                raise
+
+    def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
+        self._check_process()
+        try:
+            future: Future[T] = self._portal.start_task_soon(function)
+        except RuntimeError as error:
+            raise self._closed(error) from error
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise NotOpen(
+                f"shoal.blocking() was entered in process {self._process}, and this is "
+                f"{os.getpid()}, a fork of it, which has no copy of the block's thread; enter a "
+                "block of its own here:\n    with shoal.blocking(f) as call:\n        call(item)"
+            )
+
+    def _closed(self, error: RuntimeError) -> Exception:
+        if not self._closing.is_set():
+            return error
+        return BatcherClosed("the block of shoal.blocking() has been left")

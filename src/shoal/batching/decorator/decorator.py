@@ -1,0 +1,218 @@
+"""`shoal.batch` makes a handler of a list a function of one item; `open_batchers` serves it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from inspect import getattr_static
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, overload
+
+from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator, Decorated
+from shoal.batching.decorator.block import BatcherBlock
+from shoal.batching.decorator.registry import Opening
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+    from typing import Unpack
+
+    from shoal.batching.calls.result_types import Answer, Steps
+    from shoal.batching.decorator.overloads import (
+        BatchedGeneratorMethod,
+        BatchedMethod,
+        Decorator,
+        DecoratorOf,
+        OpenDecorator,
+        OpenDecoratorOf,
+        OpenStreamDecorator,
+        OpenStreamDecoratorOf,
+    )
+    from shoal.batching.handlers.handler import Fill
+    from shoal.core.options.keywords import OptionKeywords
+
+P = ParamSpec("P")
+S = TypeVar("S")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+# fmt: off
+@overload
+def batch(handler: Callable[[list[A]], Steps[R]], /) -> BatchedGenerator[[A], R]: ...
+@overload
+def batch(handler: Callable[[list[A]], Answer[R]], /) -> BatchedFunction[[A], R]: ...
+@overload
+def batch(handler: Callable[[list[A], list[B]], Steps[R]], /) -> BatchedGenerator[[A, B], R]: ...
+@overload
+def batch(handler: Callable[[list[A], list[B]], Answer[R]], /) -> BatchedFunction[[A, B], R]: ...
+@overload
+def batch(handler: Callable[[list[A], list[B], list[C]], Steps[R]], /) -> BatchedGenerator[[A, B, C], R]: ...
+@overload
+def batch(handler: Callable[[list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...
+@overload
+def batch(handler: classmethod[Any, [list[A]], Steps[R]] | Callable[[type[S], list[A]], Steps[R]], /) -> BatchedGenerator[[A], R]: ...
+@overload
+def batch(handler: classmethod[Any, [list[A]], Answer[R]] | Callable[[type[S], list[A]], Answer[R]], /) -> BatchedFunction[[A], R]: ...
+@overload
+def batch(handler: classmethod[Any, [list[A], list[B]], Steps[R]] | Callable[[type[S], list[A], list[B]], Steps[R]], /) -> BatchedGenerator[[A, B], R]: ...
+@overload
+def batch(handler: classmethod[Any, [list[A], list[B]], Answer[R]] | Callable[[type[S], list[A], list[B]], Answer[R]], /) -> BatchedFunction[[A, B], R]: ...
+@overload
+def batch(handler: classmethod[Any, [list[A], list[B], list[C]], Steps[R]] | Callable[[type[S], list[A], list[B], list[C]], Steps[R]], /) -> BatchedGenerator[[A, B, C], R]: ...
+@overload
+def batch(handler: classmethod[Any, [list[A], list[B], list[C]], Answer[R]] | Callable[[type[S], list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...
+@overload
+def batch(handler: Callable[[], Steps[R]], /) -> BatchedGenerator[[], R]: ...
+@overload
+def batch(handler: Callable[[], Answer[R]], /) -> BatchedFunction[[], R]: ...
+@overload
+def batch(handler: Callable[[S, list[A]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A], R]: ...
+@overload
+def batch(handler: Callable[[S, list[A]], Answer[R]], /) -> BatchedMethod[S, [A], R]: ...
+@overload
+def batch(handler: Callable[[S, list[A], list[B]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B], R]: ...
+@overload
+def batch(handler: Callable[[S, list[A], list[B]], Answer[R]], /) -> BatchedMethod[S, [A, B], R]: ...
+@overload
+def batch(handler: Callable[[S, list[A], list[B], list[C]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B, C], R]: ...
+@overload
+def batch(handler: Callable[[S, list[A], list[B], list[C]], Answer[R]], /) -> BatchedMethod[S, [A, B, C], R]: ...
+@overload
+def batch(*, fill: Literal["open", "continuous"], streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> OpenDecorator: ...
+@overload
+def batch(*, fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> OpenStreamDecorator: ...
+@overload
+def batch(*, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> OpenDecoratorOf[P, R]: ...
+@overload
+def batch(*, signature: Callable[P, R], fill: Literal["open", "continuous"], streams: Literal[True], **options: Unpack[OptionKeywords]) -> OpenStreamDecoratorOf[P, R]: ...
+@overload
+def batch(*, signature: Callable[P, R], fill: Literal["closed"] = "closed", streams: Literal[False] = False, **options: Unpack[OptionKeywords]) -> DecoratorOf[P, R]: ...
+@overload
+def batch(**options: Unpack[OptionKeywords]) -> Decorator: ...
+# fmt: on
+def batch(
+    handler: Any = None,
+    /,
+    *,
+    signature: Callable[..., Any] | None = None,
+    fill: Fill = "closed",
+    streams: bool = False,
+    **options: Any,
+) -> Any:
+    """Turns a handler, a function of a list, into a function of one item.
+
+    Use it bare, ``@shoal.batch``, or with options, ``@shoal.batch(max_batch_size=64)``, on a
+    function, a method, a coroutine function, or a generator function of either kind; in a class put
+    it above ``@classmethod`` or ``@staticmethod``. What it gives is called with one item while its
+    batcher is open (`open_batchers`), and answers with that item's own result. A method is batched
+    for each instance apart.
+
+    Args:
+        handler: A function that takes a list of items and gives back as many results, in their
+            order; a generator function yields one slot for each item in every step. With several
+            parameters it takes a list for each; with none it gives back as many results as
+            `current_batch` has requests.
+        signature: A function of one item whose parameter names, types and defaults the call takes,
+            where a handler has several parameters and type checkers should know their names.
+        fill: ``"closed"`` gives the handler whole batches. With ``"open"`` it starts when the first
+            request arrives and takes the others as they come, with ``"continuous"`` it takes
+            requests between its steps for as long as the batcher is open; then it is an async
+            function of an `OpenBatch`.
+        streams: Whether such a handler answers calls by streams.
+        **options: As in `BatchOptions`.
+
+    Returns:
+        The function of one item: awaited for a result, or giving a `ResultStream` where the handler
+        is a generator function.
+
+    Raises:
+        TypeError: The handler is no function of a list, as where a parameter is annotated as
+            something that no list fits; or an option is unknown or of a wrong type.
+        ValueError: An option is out of its range.
+    """
+    if handler is None:
+        return partial(_decorated, signature=signature, fill=fill, streams=streams, options=options)
+    return _decorated(handler, signature, fill, options, streams=streams)
+
+
+def _decorated(
+    handler: Any,
+    /,
+    signature: Callable[..., Any] | None,
+    fill: Fill,
+    options: dict[str, Any],
+    *,
+    streams: bool,
+) -> Decorated:
+    opening = Opening(handler, signature, options, fill=fill, streams=streams)
+    if opening.handler.streams:
+        return BatchedGenerator[..., Any](opening)
+    return BatchedFunction[..., Any](opening)
+
+
+@asynccontextmanager
+async def open_batchers(*batched: Any) -> AsyncGenerator[None]:
+    """Opens batchers for this event loop, for the length of a block.
+
+    Without arguments each batched function or method is opened at its first call in this event
+    loop, in the nursery and the context of the block, whoever calls it; an instance's methods until
+    the instance is dropped. A program's ``main`` needs no more than that::
+
+        async with shoal.open_batchers():
+            ...
+
+    Leaving such a block refuses calls from outside, lets what is in line and running end, with the
+    calls that running handlers make, and then closes all.
+
+    With arguments those are opened, and no others. They close in reverse order, so a function that
+    others call in their handlers comes first. Leaving the block stops intake and runs what is in
+    line. Either way what has not ended after ``graceful_shutdown_timeout_s`` is cancelled: every
+    caller ends with a result or an error.
+
+    Args:
+        *batched: Functions decorated with `batch`, methods of instances, or instances, all of whose
+            batched methods are opened: ``open_batchers(embed, model.predict, other_model)``.
+
+    Raises:
+        TypeError: One of them is not decorated with `batch`, and has no batched methods.
+        RuntimeError: One of them is open in this event loop already, by another such block that
+            names it.
+
+    Cancellation: while the block is being cancelled batchers go on until it is left, so that code
+    which cleans up gets answers; then callers fail with `BatcherClosed`.
+    """
+    if not batched:
+        async with BatcherBlock():
+            yield
+        return
+    faces = [face for one in batched for face in _faces_of(one)]
+    async with AsyncExitStack() as stack:
+        for face in faces:
+            await stack.enter_async_context(face.opened())
+        yield
+
+
+def _faces_of(batched: Any) -> Iterator[Decorated]:
+    if isinstance(batched, Decorated):
+        yield batched
+        return
+    under = getattr(batched, "__func__", None)
+    if isinstance(batched, MethodType) and isinstance(under, Decorated):
+        # What @classmethod above @shoal.batch gives from Python 3.13 on.
+        yield under.bound(batched.__self__)
+        return
+    cls = type(cast("object", batched))
+    methods = [name for name in dir(cls) if isinstance(getattr_static(cls, name), Decorated)]
+    own = [name for name in methods if getattr(batched, name) is not getattr(cls, name)]
+    if isinstance(batched, type) or not own:
+        raise TypeError(
+            "open_batchers() takes functions decorated with @shoal.batch, and instances that have "
+            f"such methods, not {batched!r}; a handler that is not decorated is opened with: "
+            "async with shoal.Batcher(handler) as call:"
+        )
+    for name in own:
+        face = getattr(batched, name)
+        if face._receiver is batched:
+            yield face

@@ -1,0 +1,152 @@
+"""What `shoal.batch` gives back, for type checkers.
+
+A type can't say "the handler's parameters, each without its list", so the numbers of parameters
+that handlers have are spelled out, up to three. Beyond that, and for names and defaults, there is
+``signature=``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, overload
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from shoal.batching.calls.result_types import Answer, Steps
+    from shoal.batching.calls.stream import ResultStream
+    from shoal.batching.decorator.batched import BatchedFunction, BatchedGenerator
+    from shoal.batching.open.batch import OpenBatch
+
+P = ParamSpec("P")
+S = TypeVar("S")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+R = TypeVar("R")
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+class BatchedMethod(Protocol[S_contra, P, R]):
+    """A batched handler in a class, for type checkers: each instance has a call of its own."""
+
+    def __call__(
+        self, receiver: S_contra, /, *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]:
+        """Makes one call through the class."""
+        ...
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> BatchedMethod[S_contra, P, R]: ...
+    @overload
+    def __get__(self, instance: S_contra, owner: type | None = None) -> BatchedFunction[P, R]: ...
+
+
+class BatchedGeneratorMethod(Protocol[S_contra, P, R]):
+    """A batched generator handler in a class, for type checkers."""
+
+    def __call__(self, receiver: S_contra, /, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
+        """Prepares one call through the class."""
+        ...
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> BatchedGeneratorMethod[S_contra, P, R]: ...
+    @overload
+    def __get__(self, instance: S_contra, owner: type | None = None) -> BatchedGenerator[P, R]: ...
+
+
+class Decorator(Protocol):
+    """What `batch` gives back for options alone: it decorates a handler."""
+
+    # fmt: off
+    @overload
+    def __call__(self, handler: Callable[[list[A]], Steps[R]], /) -> BatchedGenerator[[A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[list[A]], Answer[R]], /) -> BatchedFunction[[A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[list[A], list[B]], Steps[R]], /) -> BatchedGenerator[[A, B], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[list[A], list[B]], Answer[R]], /) -> BatchedFunction[[A, B], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[list[A], list[B], list[C]], Steps[R]], /) -> BatchedGenerator[[A, B, C], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A]], Steps[R]] | Callable[[type[S], list[A]], Steps[R]], /) -> BatchedGenerator[[A], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A]], Answer[R]] | Callable[[type[S], list[A]], Answer[R]], /) -> BatchedFunction[[A], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A], list[B]], Steps[R]] | Callable[[type[S], list[A], list[B]], Steps[R]], /) -> BatchedGenerator[[A, B], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A], list[B]], Answer[R]] | Callable[[type[S], list[A], list[B]], Answer[R]], /) -> BatchedFunction[[A, B], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A], list[B], list[C]], Steps[R]] | Callable[[type[S], list[A], list[B], list[C]], Steps[R]], /) -> BatchedGenerator[[A, B, C], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [list[A], list[B], list[C]], Answer[R]] | Callable[[type[S], list[A], list[B], list[C]], Answer[R]], /) -> BatchedFunction[[A, B, C], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[], Steps[R]], /) -> BatchedGenerator[[], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[], Answer[R]], /) -> BatchedFunction[[], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, list[A]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, list[A]], Answer[R]], /) -> BatchedMethod[S, [A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, list[A], list[B]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, list[A], list[B]], Answer[R]], /) -> BatchedMethod[S, [A, B], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, list[A], list[B], list[C]], Steps[R]], /) -> BatchedGeneratorMethod[S, [A, B, C], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, list[A], list[B], list[C]], Answer[R]], /) -> BatchedMethod[S, [A, B, C], R]: ...
+    # fmt: on
+
+
+class OpenDecorator(Protocol):
+    """What `batch` gives back for ``fill="open"`` or ``"continuous"``."""
+
+    # fmt: off
+    @overload
+    def __call__(self, handler: Callable[[OpenBatch[A, R]], Awaitable[None]], /) -> BatchedFunction[[A], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [OpenBatch[A, R]], Awaitable[None]] | Callable[[type[S], OpenBatch[A, R]], Awaitable[None]], /) -> BatchedFunction[[A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, OpenBatch[A, R]], Awaitable[None]], /) -> BatchedMethod[S, [A], R]: ...
+    # fmt: on
+
+
+class OpenStreamDecorator(Protocol):
+    """The same with ``streams=True``."""
+
+    # fmt: off
+    @overload
+    def __call__(self, handler: Callable[[OpenBatch[A, R]], Awaitable[None]], /) -> BatchedGenerator[[A], R]: ...
+    @overload
+    def __call__(self, handler: classmethod[Any, [OpenBatch[A, R]], Awaitable[None]] | Callable[[type[S], OpenBatch[A, R]], Awaitable[None]], /) -> BatchedGenerator[[A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[S, OpenBatch[A, R]], Awaitable[None]], /) -> BatchedGeneratorMethod[S, [A], R]: ...
+    # fmt: on
+
+
+class DecoratorOf(Protocol[P, R]):
+    """What `batch` gives back for ``signature=``: the call has the parameters of that function."""
+
+    @overload
+    def __call__(self, handler: Callable[..., Steps[Any]], /) -> BatchedGenerator[P, R]: ...
+    @overload
+    def __call__(self, handler: Callable[..., Answer[Any]], /) -> BatchedFunction[P, R]: ...
+
+
+class OpenDecoratorOf(Protocol[P, R]):
+    """The same for ``fill="open"`` or ``"continuous"``."""
+
+    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedFunction[P, R]:
+        """Decorates a handler."""
+        ...
+
+
+class OpenStreamDecoratorOf(Protocol[P, R]):
+    """The same with ``streams=True``."""
+
+    def __call__(self, handler: Callable[..., Awaitable[None]], /) -> BatchedGenerator[P, R]:
+        """Decorates a handler."""
+        ...

@@ -1,0 +1,174 @@
+"""One exception for each caller.
+
+A handler raises one exception and many callers must catch it. Were they to share the object, each
+would add its traceback to it, and one caller's ``raise ... from`` or ``add_note`` would show in
+another's log. So each gets an object of its own, of the same type, with the original as its cause.
+"""
+
+from __future__ import annotations
+
+import copy
+import signal
+import threading
+from contextlib import suppress
+from functools import partial
+from opcode import opmap
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import anyio
+
+from shoal.batching.loops.event_loop import cancellations, holds_ctrl_c
+from shoal.errors import HandlerFailed
+
+_RAISING: Final = frozenset({opmap["RAISE_VARARGS"], opmap["RERAISE"]})
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType
+
+    from shoal.batching.loops.parking import Parking
+
+
+@holds_ctrl_c
+def own_copy(error: BaseException, name: str = "the handler") -> Exception:
+    """Makes a caller's own copy of an error.
+
+    Args:
+        error: What the handler raised, or put into a slot.
+        name: What to call it that raised the error, in words.
+
+    Returns:
+        An exception of the same type, arguments and attributes, with `error` as its cause; or a
+        `HandlerFailed` with `error` as its cause where the type does not let itself be copied, or
+        where it is no `Exception`: a caller who is not ready for one would end with it.
+    """
+    with suppress(BaseException):  # whatever a foreign class does
+        if isinstance(error, Exception):
+            twin = _copied(error)
+            if twin is not error:
+                assert type(twin) is type(error)
+                twin.__cause__ = error
+                twin.__traceback__ = None
+                return twin
+    said = ""
+    with suppress(BaseException):  # whatever a foreign class does
+        said = f": {error}" if str(error) else ""
+    if isinstance(error, cancellations()):
+        said += (
+            "; nothing was cancelled, so it awaited something that was, or has kept or made this "
+            "exception itself"
+        )
+    failure = HandlerFailed(f"{name} raised {type(error).__name__}{said}")
+    failure.__cause__ = error
+    return failure
+
+
+def ends_the_program(error: BaseException) -> bool:
+    """Says whether an error is, or is a group that holds, what must not be swallowed."""
+    return _holds(error, (KeyboardInterrupt, SystemExit))
+
+
+def is_of_a_signal(error: BaseException) -> bool:
+    """Says whether one of the program's signal handlers raised what ends the program.
+
+    It may have come upon any code of the main thread, and is no mistake of that.
+    """
+    if threading.current_thread() is not threading.main_thread() or not ends_the_program(error):
+        return False
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and _is_pythons_own(error):
+        return True
+    handlers = map(signal.getsignal, signal.valid_signals())
+    codes = {_code_of(handler) for handler in handlers if callable(handler)}
+    return any(frame.f_code in codes for frame in _frames_of(error))
+
+
+def _is_pythons_own(error: BaseException) -> bool:
+    """Says whether Python raised it for Ctrl-C: that leaves no frame, and comes at any instruction.
+
+    Code raises it by an instruction that does nothing else.
+    """
+    traceback = error.__traceback__
+    if not isinstance(error, KeyboardInterrupt) or traceback is None:
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback.tb_frame.f_code.co_code[traceback.tb_lasti] not in _RAISING
+
+
+def _code_of(handler: Any) -> object:
+    while isinstance(handler, partial):
+        handler = handler.func
+    call = handler if hasattr(handler, "__code__") else getattr(handler, "__func__", None)
+    return getattr(call or type(handler).__call__, "__code__", None)
+
+
+def _frames_of(error: BaseException) -> Iterator[FrameType]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+    if isinstance(error, BaseExceptionGroup):
+        for one in cast("BaseExceptionGroup[BaseException]", error).exceptions:
+            yield from _frames_of(one)
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Says whether an error is, or is a group that holds, this event loop's cancellation."""
+    return _holds(error, anyio.get_cancelled_exc_class())
+
+
+def goes_on(error: BaseException, parking: Parking) -> bool:
+    """Says whether what came out of user code is more than its own error, and has to go on.
+
+    That is what ends the program, a cancellation if a cancel scope was cancelled, and the end of a
+    coroutine that is thrown away. All else, a cancellation that nobody asked for included, is a
+    mistake of the code, whatever class it has.
+    """
+    if isinstance(error, Exception):
+        return False
+    if ends_the_program(error):
+        return True
+    if isinstance(error, GeneratorExit):
+        return not parking.is_in_task()
+    if not is_cancellation(error):
+        return False
+    if parking.is_cancelled():
+        return True
+    parking.uncancel()
+    return False
+
+
+def _holds(
+    error: BaseException, kinds: type[BaseException] | tuple[type[BaseException], ...]
+) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        return group.subgroup(kinds) is not None
+    return isinstance(error, kinds)
+
+
+def _copied(error: Exception) -> Exception:
+    cls = type(error)
+    if not isinstance(cls.__init__, FunctionType):
+        # A builtin, or a plain subclass of one: its fields are set by calling it with its
+        # arguments.
+        twin = copy.copy(error)
+    else:
+        # Calling a constructor of the user's again could do anything, so it is gone round.
+        twin = cls.__new__(cls, *error.args)
+        twin.args = error.args
+        for name in _slots(cls):
+            if hasattr(error, name):
+                setattr(twin, name, getattr(error, name))
+        twin.__dict__.update(error.__dict__)
+    notes = getattr(error, "__notes__", None)
+    if notes is not None:
+        twin.__notes__ = list(notes)
+    return twin
+
+
+def _slots(cls: type) -> Iterable[str]:
+    for base in cls.__mro__:
+        slots: Any = base.__dict__.get("__slots__", ())
+        yield from (slots,) if isinstance(slots, str) else slots

@@ -1,0 +1,1 @@
+"""The user's function as a handler: its signature, its items, and its kind."""

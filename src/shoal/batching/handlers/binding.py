@@ -1,0 +1,287 @@
+"""Binding: from one caller's arguments to an item, and from a batch's items to the handler's lists.
+
+A handler of one parameter is the usual case, and then the item is the argument itself. A handler of
+several gets one list for each of them, so an item is a tuple in the order of the parameters, with
+the handler's defaults filled in. A handler of none gets no list: its calls have no arguments, and
+how many there are is the size of `current_batch`. A call is bound when it is made: a wrong one is a
+`TypeError` of its caller and never meets a batch.
+
+What a `functools.partial` has filled in already is not batched: it reaches the handler as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from inspect import Parameter, Signature
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from shoal.batching.handlers.list_types import Holds, bare, held_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ONE_LIST = Parameter("items", Parameter.POSITIONAL_ONLY)
+
+
+class Binding:
+    """How calls of one item become calls of a handler of lists.
+
+    Attributes:
+        names: The names of the handler's parameters that are batched.
+        signature: The signature of the call of one item: the handler's names and defaults, with
+            each annotation ``list[T]`` turned into ``T``.
+        single: Whether an item is one bare argument.
+        takes_bare: Whether a call may give it without its name.
+
+    Args:
+        handler: The function of a list, or of a batch.
+        prototype: A function of one item that says what calls look like.
+        of_batch: Whether the handler takes a batch that is open instead of lists.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        prototype: Callable[..., Any] | None,
+        *,
+        of_batch: bool = False,
+    ) -> None:
+        if of_batch:
+            self.signature = signature_of_batch(handler, prototype)
+            parameters = list(self.signature.parameters.values())
+        else:
+            parameters = _parameters(handler)
+            _check_lists(handler, parameters)
+        self.names = [parameter.name for parameter in parameters]
+        self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
+        self.single = len(parameters) == 1
+        self.takes_bare = self.single and not self._keyword_only[0]
+        if not of_batch:
+            self.signature = (
+                _per_item(handler, parameters)
+                if prototype is None
+                else signature_of(prototype, self.names)
+            )
+
+    def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Binds one call.
+
+        Raises:
+            TypeError: The arguments don't fit the signature.
+        """
+        if self.takes_bare and len(args) == 1 and not kwargs:
+            return args[0]
+        bound = self.signature.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        missing = [name for name in self.names if name not in bound.arguments]
+        if missing:
+            raise TypeError(f"missing required arguments: {', '.join(map(repr, missing))}")
+        if self.single:
+            return bound.arguments[self.names[0]]
+        return tuple(bound.arguments[name] for name in self.names)
+
+    def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Turns a batch's items into the handler's arguments, one list for each parameter.
+
+        Returns:
+            The positional and the keyword arguments.
+        """
+        lists = [items] if self.single else [list(column) for column in zip(*items, strict=True)]
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for name, keyword_only, values in zip(self.names, self._keyword_only, lists, strict=True):
+            if keyword_only:
+                keywords[name] = values
+            else:
+                positional.append(values)
+        return positional, keywords
+
+
+def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # a builtin that does not tell
+        return [_ONE_LIST]
+    parameters = _open_parameters(handler, signature)
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise TypeError(
+            f"a handler's parameters must be named, but {handler!r} takes {signature}: "
+            "each of them is batched into a list of its own. Name them; a decorator under "
+            "@shoal.batch keeps the names of what it wraps by functools.wraps"
+        )
+    return parameters
+
+
+def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> None:
+    """Checks that each parameter can hold the list that it will get.
+
+    Raises:
+        TypeError: One can't, by its annotation.
+    """
+    hints = _type_hints(handler)
+    for number, parameter in enumerate(parameters):
+        if number == 0 and parameter.name in ("self", "cls"):
+            continue  # of a method that is not bound yet
+        annotation = hints.get(parameter.name, parameter.annotation)
+        if held_by(annotation) is not Holds.ITEM:
+            continue
+        name, kind = parameter.name, inspect.formatannotation(annotation)
+        constant = f"functools.partial(handler, {name}=...)"
+        raise TypeError(
+            f"a handler gets a list for each of its parameters, but {name!r} of {handler!r} is "
+            f"annotated as {kind}. If it is batched, with a value for each call, write "
+            f"{name}: list[{kind}]; if it is the same for all calls, fill it in before: "
+            f"{constant}"
+        )
+
+
+def _open_parameters(function: Callable[..., Any], signature: Signature) -> list[Parameter]:
+    filled_in = function.keywords if isinstance(function, functools.partial) else {}
+    return [p for p in signature.parameters.values() if p.name not in filled_in]
+
+
+def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signature:
+    hints = _type_hints(handler)
+    return Signature(
+        [p.replace(annotation=element_of(hints.get(p.name, p.annotation))) for p in parameters],
+        return_annotation=element_of(hints.get("return", Signature.empty)),
+    )
+
+
+def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signature:
+    """Returns the signature of a function of one item that stands for a handler's own.
+
+    Args:
+        prototype: The function.
+        *allowed: The names that its parameters may have, in one of these orders.
+
+    Raises:
+        TypeError: It is no function, or has other parameters.
+    """
+    if not callable(prototype):
+        raise TypeError(f"signature must be a function of one item, not {prototype!r}")
+    signature = _without_self(prototype)
+    names = list(signature.parameters)
+    if names not in allowed:
+        raise TypeError(
+            f"signature={prototype!r} must have the handler's parameters "
+            f"({', '.join(allowed[-1])}), but has ({', '.join(names)})"
+        )
+    return signature
+
+
+def signature_of_call(function: Callable[..., Any]) -> Signature:
+    """Returns a function's own signature with its annotations evaluated, where they can be."""
+    hints = _type_hints(function)
+    signature = inspect.signature(function)
+    return Signature(
+        [
+            p.replace(annotation=hints.get(p.name, p.annotation))
+            for p in _open_parameters(function, signature)
+        ],
+        return_annotation=hints.get("return", signature.return_annotation),
+    )
+
+
+def _without_self(prototype: Callable[..., Any]) -> Signature:
+    hints = _type_hints(prototype)
+    found = [p for p in inspect.signature(prototype).parameters.values() if p.name != "self"]
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in found):
+        raise TypeError(
+            f"the parameters of signature={prototype!r} must be named, but it takes "
+            f"{inspect.signature(prototype)}"
+        )
+    return Signature(
+        [p.replace(annotation=hints.get(p.name, p.annotation)) for p in found],
+        return_annotation=hints.get("return", Signature.empty),
+    )
+
+
+def signature_of_batch(
+    handler: Callable[..., Any], prototype: Callable[..., Any] | None
+) -> Signature:
+    """Returns what a call of one item looks like where the handler takes an open batch.
+
+    Args:
+        handler: The handler; a method may be unbound.
+        prototype: A function of one item that says it; None for the item of the annotation,
+            ``OpenBatch[T, R]``.
+
+    Raises:
+        TypeError: The prototype is no function, or the handler takes no batch.
+    """
+    if prototype is not None:
+        if not callable(prototype):
+            raise TypeError(f"signature must be a function of one item, not {prototype!r}")
+        return _without_self(prototype)
+    parameters = _parameters(handler)
+    if not 1 <= len(parameters) <= 2:
+        raise TypeError(
+            f"the handler of an open batch takes the batch alone, not {inspect.signature(handler)};"
+            " write async def handler(batch: shoal.OpenBatch[T, R]) -> None"
+        )
+    *receiver, batch = parameters
+    hint = _type_hints(handler).get(batch.name, batch.annotation)
+    item, result = (*typing.get_args(hint), Parameter.empty, Parameter.empty)[:2]
+    return Signature(
+        [*receiver, Parameter("item", Parameter.POSITIONAL_OR_KEYWORD, annotation=item)],
+        return_annotation=result,
+    )
+
+
+def annotations_of(function: Callable[..., Any]) -> list[Any]:
+    """Returns the annotations of a function's parameters, as they are written where unreadable.
+
+    What a `functools.partial` has filled in does not count. Nothing is returned for a builtin that
+    does not tell its parameters.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return []
+    hints = _type_hints(function)
+    return [hints.get(p.name, p.annotation) for p in _open_parameters(function, signature)]
+
+
+def unreadable_annotations(function: Callable[..., Any]) -> dict[str, Exception]:
+    """Says which annotations of a handler's parameters can't be read, by name, and why.
+
+    One that names something which is there for type checkers only is the usual case. The engine
+    does without; who checks items against the annotations can't.
+    """
+    _hints, unreadable = _read_annotations(function)
+    unreadable.pop("return", None)
+    return unreadable
+
+
+def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return _read_annotations(function)[0]
+
+
+def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
+    """Evaluates annotations one by one, so that one which can't be read spoils no other."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not (inspect.isroutine(function) or inspect.isclass(function)):
+        cls = typing.cast("Any", type)(function)
+        function = getattr(cls, "__call__", function)  # noqa: B004 - its hints, not a test
+    namespace = getattr(inspect.unwrap(function), "__globals__", {})
+    hints: dict[str, Any] = {}
+    unreadable: dict[str, Exception] = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        alone = SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints |= typing.get_type_hints(alone, globalns=namespace, include_extras=True)
+        except (NameError, TypeError, AttributeError, SyntaxError) as error:
+            # Its traceback would hold this frame, and all that called it, in a cycle.
+            unreadable[name] = error.with_traceback(None)
+    return hints, unreadable
+
+
+def element_of(annotation: Any) -> Any:
+    """Turns ``list[T]`` into ``T``, and anything whose element is not known into no annotation."""
+    arguments = typing.get_args(bare(annotation))
+    return arguments[0] if arguments and held_by(annotation) is Holds.LIST else Parameter.empty

@@ -1,0 +1,202 @@
+"""The user's function, of whatever kind, as one shape.
+
+A handler is called with lists and answers for all of a batch: once (``results``), or step by step
+(``steps``). Coroutine functions and async generators run in the event loop. Plain functions and
+plain generators run in worker threads, since they may block; a thread can't be interrupted, so a
+cancellation is only seen when the call, or the generator's step, has ended.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from contextlib import aclosing
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import anyio
+import anyio.to_thread
+
+from shoal.batching.handlers.binding import Binding, signature_of_call
+from shoal.batching.handlers.item_binding import OneItemBinding
+from shoal.core.options.checks import one_of, yes_or_no
+from shoal.errors import WrongResultType
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+Fill: TypeAlias = Literal["closed", "open", "continuous"]
+"""When a batch is complete: before the handler starts, while it runs, or never."""
+
+_DONE: Any = object()
+
+
+class Handler:
+    """A user's function, adapted.
+
+    Attributes:
+        function: The function as it was given.
+        name: What to call it in messages.
+        binding: How calls of one item become calls of it.
+        fill: Whether its batches are ``"closed"`` when it gets them, ``"open"`` or
+            ``"continuous"``.
+        streams: Whether it is a generator function, or answers by streams.
+        threaded: Whether it runs in worker threads.
+        told: Makes of what would end the program, if the handler raises it, the error that it fails
+            its batch with; None to let it end the program.
+    """
+
+    told: Callable[[BaseException], Exception] | None = None
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        prototype: Callable[..., Any] | None = None,
+        *,
+        fill: Fill = "closed",
+        streams: bool = False,
+        binding: Binding | None = None,
+    ) -> None:
+        if not callable(function):
+            raise TypeError(
+                f"a handler must be a function of a list, not {function!r}; write\n"
+                "    @shoal.batch\n"
+                "    def handler(items: list[T]) -> list[R]: ..."
+            )
+        if inspect.isclass(function):
+            raise TypeError(
+                f"a handler must be a function of a list, but {function!r} is a class; "
+                f"pass an instance of it, or one of its methods"
+            )
+        self.function = function
+        self.name = _name(function)
+        self.fill = one_of("fill", fill, get_args(Fill))
+        code = _innermost(function)
+        is_async = inspect.iscoroutinefunction(code)
+        self._async_steps = inspect.isasyncgenfunction(code)
+        self.streams = self._async_steps or inspect.isgeneratorfunction(code)
+        if fill != "closed":
+            if not is_async:
+                raise TypeError(
+                    f"with fill={fill!r} the handler answers each request by itself, so it must be "
+                    f"an async function of the batch, not {function!r}; write\n"
+                    "    async def handler(batch: shoal.OpenBatch[T, R]) -> None: ..."
+                )
+            self.streams = yes_or_no("streams", streams)
+        elif streams:
+            raise TypeError(
+                "streams=True is for fill='open' and fill='continuous'; "
+                "a handler that streams to closed batches is a generator function"
+            )
+        self.binding = binding or Binding(function, prototype, of_batch=fill != "closed")
+        self.threaded = not (is_async or self._async_steps)
+        self._threads: anyio.CapacityLimiter | None = None
+
+    async def results(self, items: list[Any]) -> Any:
+        """Runs a unary handler on a batch and returns what it returned.
+
+        Cancellation: reaches an async handler; waits for the thread of a plain one.
+        """
+        args, kwargs = self.binding.columns(items)
+        if not self.threaded:
+            return await self.function(*args, **kwargs)
+
+        results = await self._in_thread(functools.partial(self.function, *args, **kwargs))
+        if inspect.isawaitable(results):
+            if inspect.iscoroutine(results):
+                results.close()
+            raise WrongResultType(
+                f"the handler {self.name} is a plain function but returned an awaitable; "
+                "make it an async function"
+            )
+        return results
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in a worker thread."""
+
+        # A tuple, since trio would take an awaitable for a mistake of ours; and not every class of
+        # exception gets through the futures of asyncio.
+        def call() -> tuple[Any, BaseException | None]:
+            try:
+                return function(), None
+            except BaseException as error:
+                return None, error
+
+        if self._threads is None:
+            # Slots bound how many threads run at once, so it has nothing left to limit. It belongs
+            # to an event loop, which may not be the one that this was made in.
+            self._threads = anyio.CapacityLimiter(math.inf)
+        result, error = await anyio.to_thread.run_sync(call, limiter=self._threads)
+        if error is None:
+            return result
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+        """Starts a generator handler on a batch and returns its steps.
+
+        Cancellation: reaches an async generator; waits for the step of a plain one.
+        """
+        args, kwargs = self.binding.columns(items)
+        started = self.function(*args, **kwargs)
+        return started if self._async_steps else self._threaded_steps(started)
+
+    async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
+        # One context for all steps, as a generator in one thread has. It is copied in the thread:
+        # the event loop's own says that there is one here.
+        context: Context | None = None
+
+        def next_step() -> Any:
+            nonlocal context
+            context = context or copy_context()
+            return context.run(next, generator, _DONE)
+
+        def close() -> None:
+            (context or copy_context()).run(generator.close)
+
+        try:
+            while True:
+                step = await self._in_thread(next_step)
+                if step is _DONE:
+                    return
+                yield step
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._in_thread(close)
+
+
+class OneAtATime(Handler):
+    """A function of one item as a handler: it gets batches of one, and gives back lists of one."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function, binding=OneItemBinding(signature_of_call(function)))
+
+    async def results(self, items: list[Any]) -> Any:
+        return [await super().results(items)]
+
+    async def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+        async with aclosing(super().steps(items)) as steps:
+            async for step in steps:
+                yield [step]
+
+
+def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Looks through partials, bound methods and callable objects for the function that runs."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        elif inspect.isroutine(function):
+            return function
+        else:
+            return type(function).__call__
+
+
+def _name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__qualname__", None) or type(function).__qualname__

@@ -1,0 +1,1 @@
+"""Event loops: which one runs, and how a task waits in it."""

@@ -1,0 +1,111 @@
+"""A model object as a handler: ``run`` says how one call looks, ``run_batch`` serves a batch.
+
+This is caikit's contract between a model and its batcher. A call takes the keywords of ``run``; so
+requests that gave different ones share a batch, since the defaults of ``run`` fill the gaps before
+they meet. ``run_batch`` always gets one list for each parameter of ``run``.
+
+The rival is to look at each batch for the keywords that its requests gave, and to fill gaps and
+find missing arguments then, as caikit does. Then what ``run_batch`` is called with depends on who
+else is in the batch, and a call that lacks an argument passes if all of its batch lack it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.batching.calls.result_types import Answer
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Model(Protocol[P, R_co]):
+    """What `Batcher.over` takes: one call, and the same for lists."""
+
+    @property
+    def run(self) -> Callable[P, Any]:
+        """What one call looks like; it is not called."""
+        ...
+
+    @property
+    def run_batch(self) -> Callable[..., Answer[R_co]]:
+        """Takes a list for each parameter of ``run`` and gives back one result for each call."""
+        ...
+
+
+class ModelHandler(partial[Any]):
+    """A model's ``run_batch``, which takes the parameters of ``run`` as keywords."""
+
+    __signature__: Signature
+
+
+def model_handler(model: Any) -> ModelHandler:
+    """Makes the handler of a model object.
+
+    Args:
+        model: An object with ``run`` and ``run_batch``.
+
+    Raises:
+        TypeError: It lacks one of them, or their parameters don't fit together.
+    """
+    if inspect.isclass(model):
+        raise TypeError(f"Batcher.over() takes a model object, not the class {model!r}; make one")
+    run, run_batch = _method(model, "run"), _method(model, "run_batch")
+    names = _names(run)
+    if inspect.isgeneratorfunction(run_batch) or inspect.isasyncgenfunction(run_batch):
+        raise TypeError(
+            f"{_name(run_batch)}() must give back a list, but is a generator function; "
+            "streams are batched by shoal.Batcher(model.run_batch, signature=model.run)"
+        )
+    signature = _signature(run_batch)
+    try:
+        signature.bind(**dict.fromkeys(names))
+    except TypeError as error:
+        raise TypeError(
+            f"{_name(run_batch)}() must take each parameter of run() by its name, as a list, and "
+            f"need nothing else, but run() has ({', '.join(names)}) and it has {signature}: {error}"
+        ) from None
+    handler = ModelHandler(run_batch)
+    handler.__signature__ = Signature([Parameter(n, Parameter.KEYWORD_ONLY) for n in names])
+    return handler
+
+
+def _method(model: object, name: str) -> Callable[..., Any]:
+    method: Callable[..., Any] | None = getattr(model, name, None)
+    if not callable(method):
+        raise TypeError(
+            "Batcher.over() takes an object with run(), which is one call, and run_batch(), which "
+            f"is the same for lists, but {type(model).__qualname__} has no {name}()"
+        )
+    return method
+
+
+def _names(run: Callable[..., Any]) -> list[str]:
+    signature = _signature(run)
+    parameters = signature.parameters.values()
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise TypeError(
+            f"{_name(run)}() must name its parameters, but takes {signature}: each becomes a list "
+            "for run_batch(), and its default fills the gaps; a function that passes them on "
+            "says by functools.wraps(inner.run) which they are"
+        )
+    if not parameters:
+        raise TypeError(f"{_name(run)}() takes no argument, so there is nothing to batch")
+    return list(signature.parameters)
+
+
+def _signature(method: Callable[..., Any]) -> Signature:
+    try:
+        return inspect.signature(method)
+    except ValueError:
+        raise TypeError(f"{_name(method)}() does not tell its parameters") from None
+
+
+def _name(method: Callable[..., Any]) -> str:
+    return getattr(method, "__qualname__", None) or repr(method)

@@ -1,0 +1,1 @@
+"""Batches that requests join while their handler runs."""

@@ -1,0 +1,271 @@
+"""Batches that take requests while their handler runs, as the handler meets them.
+
+The handler answers each request by itself and when it likes. How requests come to it is the slot's
+business (`open_slots`): here is where they wait until the handler looks, and what it may do with
+them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+
+import anyio.lowlevel
+
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from shoal.batching.open.joining import Joining
+    from shoal.core.batch import CutReason, Draining
+    from shoal.core.request import Request
+
+RUNNING = State.RUNNING
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Answers(Protocol):
+    """What answers the requests of an open batch."""
+
+    async def send(self, request: Request, chunk: Any) -> None:
+        """Puts an item into a request's stream, once there is room."""
+        ...
+
+    def finish(self, request: Request, value: Any) -> None:
+        """Ends a request with its result, or a stream with its end."""
+        ...
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """Ends a request with an error."""
+        ...
+
+
+class OpenRequest(Generic[T, R]):
+    """One request of an open batch, which the handler answers by itself.
+
+    Attributes:
+        item: What the caller passed; a tuple where a ``signature`` has several parameters.
+    """
+
+    __slots__ = ("_has_ended", "_request", "_run", "item")
+
+    item: T
+
+    def __init__(self, request: Request, run: Answers) -> None:
+        self.item = request.item
+        self._request = request
+        self._run = run
+        self._has_ended = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for its results any more."""
+        return self._request.state is not RUNNING and not self._has_ended
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has been finished or failed, or nobody waits for it any more."""
+        return self._request.state is not RUNNING
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the caller passed as ``options(metadata=...)``; empty if nothing."""
+        return self._request.metadata
+
+    @property
+    def deadline(self) -> float | None:
+        """When it must have ended, on the event loop's clock; None for never."""
+        return self._request.deadline
+
+    @property
+    def priority(self) -> int:
+        """Its priority level; 1 is the highest."""
+        return self._request.priority
+
+    @property
+    def cost(self) -> float:
+        """How much of ``max_batch_size`` it takes up."""
+        return self._request.cost
+
+    @property
+    def arrived_at(self) -> float:
+        """When the call was made, in seconds on the event loop's clock."""
+        return self._request.arrived_at
+
+    async def send(self, chunk: R) -> None:
+        """Sends one item of a stream; does nothing where nobody waits for it any more.
+
+        It waits while the reader's buffer is full; a reader that is too slow fails alone with
+        `SlowReader`.
+
+        Raises:
+            TypeError: Calls are not answered by streams.
+            RuntimeError: The request has been finished or failed.
+
+        Cancellation: the item was not sent. Checkpoint: always.
+        """
+        self._check_open("send an item")
+        await self._run.send(self._request, chunk)
+
+    def finish(self, value: R | None = None) -> None:
+        """Ends the request: with its result, or the end of its stream.
+
+        It does nothing where nobody waits for it any more.
+
+        Raises:
+            TypeError: A stream was given a result; its items are sent.
+            RuntimeError: The request has been finished or failed.
+        """
+        self._check_open("finish it")
+        was_running = not self.ended
+        self._run.finish(self._request, value)
+        self._has_ended = was_running
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the request with an error, of which the caller gets a copy of its own.
+
+        Raises:
+            RuntimeError: The request has been finished or failed.
+        """
+        self._check_open("fail it")
+        was_running = not self.ended
+        self._run.fail(self._request, error)
+        self._has_ended = was_running
+
+    def _check_open(self, what: str) -> None:
+        if self._has_ended:
+            raise RuntimeError(f"{self!r} has been answered already: you can't {what}")
+
+    def __repr__(self) -> str:
+        return f"<OpenRequest {self._request.state.value} item={self.item!r:.60}>"
+
+
+class OpenBatch(Generic[T, R]):
+    """A batch that takes requests while its handler runs.
+
+    ``async for request in batch`` gives each request as it joins. With ``fill="open"`` it ends when
+    the batch is full or its wait is over; with ``fill="continuous"`` when the batcher closes.
+    ``async for joined in batch.steps()`` is for handlers that work in steps: before each step it
+    gives the requests that join now, and it waits only while none is active.
+    """
+
+    def __init__(self, joining: Joining, run: Answers) -> None:
+        self._batch = joining.batch
+        self._joining = joining
+        self._run = run
+        self._active: list[OpenRequest[T, R]] = []
+        # Those that have joined and that no iteration has given yet.
+        self._ahead: list[OpenRequest[T, R]] = []
+
+    @property
+    def id(self) -> int:
+        """A number that no other batch of this batcher has."""
+        return self._batch.id
+
+    @property
+    def size(self) -> int:
+        """How many requests have joined until now."""
+        return self._batch.size
+
+    @property
+    def reason(self) -> CutReason:
+        """Why it was closed; ``open`` as long as it is not."""
+        return self._batch.reason
+
+    @property
+    def draining(self) -> Draining:
+        """Set when the batcher begins to end; requests that would stay for ever are to end then."""
+        return self._batch.draining
+
+    @property
+    def active(self) -> list[OpenRequest[T, R]]:
+        """The requests that the handler was given and that wait for an answer, in that order."""
+        self._active = [request for request in self._active if not request.ended]
+        return list(self._active)
+
+    def join_nowait(self) -> list[OpenRequest[T, R]]:
+        """Returns the requests that join now, in order; maybe none."""
+        self._look()
+        joined, self._ahead = self._ahead, []
+        self._active = [*self.active, *joined]
+        return joined
+
+    def leave(self) -> None:
+        """Takes no more requests in, and ends with those that it has.
+
+        It is for whoever runs the handler somewhere that is about to go.
+        """
+        self._joining.is_leaving = True
+        self._joining.changed()
+
+    def _look(self) -> None:
+        """Takes in those that join now."""
+        self._joining.pull()
+        joined = [
+            OpenRequest[T, R](request, self._run)
+            for request in self._joining.joined
+            if request.state is RUNNING
+        ]
+        self._joining.joined.clear()
+        self._ahead = [request for request in self._ahead if not request.ended] + joined
+        self._active = self.active  # what has ended is not kept
+
+    async def join(self) -> list[OpenRequest[T, R]]:
+        """Waits until requests join, and returns them; an empty list when none will any more.
+
+        Cancellation: nothing is lost. Checkpoint: always.
+        """
+        await anyio.lowlevel.checkpoint()
+        while not (joined := self.join_nowait()):
+            if not await self._joining.wait():
+                break
+        return joined
+
+    def steps(self) -> AsyncIterator[list[OpenRequest[T, R]]]:
+        """Gives, before each step of the handler, the requests that join now; maybe none.
+
+        It waits only while no request is active, and ends when none is and none will join.
+        """
+        return _Steps(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> OpenRequest[T, R]:
+        """Waits for the next request that joins.
+
+        Cancellation: nothing is lost. Checkpoint: always.
+        """
+        await anyio.lowlevel.checkpoint()
+        while True:
+            self._look()
+            if self._ahead:
+                request = self._ahead.pop(0)
+                self._active = [*self.active, request]
+                return request
+            if not await self._joining.wait():
+                raise StopAsyncIteration
+
+    def __repr__(self) -> str:
+        return f"<OpenBatch {self.id} size={self.size} active={len(self.active)}>"
+
+
+class _Steps(Generic[T, R]):
+    def __init__(self, batch: OpenBatch[T, R]) -> None:
+        self._batch = batch
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[OpenRequest[T, R]]:
+        if self._batch.active:
+            await anyio.lowlevel.checkpoint()
+            joined = self._batch.join_nowait()
+            if joined or self._batch.active:
+                return joined
+        joined = await self._batch.join()
+        if not joined:
+            raise StopAsyncIteration
+        return joined

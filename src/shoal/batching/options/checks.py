@@ -1,0 +1,50 @@
+"""A batcher's options, checked together with its handler."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.batching.handlers.item_binding import ItemBinding
+from shoal.batching.options.list_cost import adapted, adapted_to_items
+from shoal.core.options.mixes import refused_fill
+from shoal.core.options.options import BatchOptions
+from shoal.core.policies.factory import users_own
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.batching.handlers.handler import Handler
+
+
+def checked_options(
+    given: Mapping[str, Any], handler: Handler, before: BatchOptions | None = None
+) -> BatchOptions:
+    """Makes the options of a batcher.
+
+    Args:
+        given: Option names to values, as a user typed them.
+        handler: What it runs.
+        before: The options in force, where some are changed; None for the defaults.
+
+    Raises:
+        TypeError: A name is no option, or a value has the wrong type.
+        ValueError: A value is out of its range, or does not go with the handler or another option.
+    """
+    if callable(given.get("batch_size_fn")):
+        cost_of: Any = given["batch_size_fn"]
+        if isinstance(handler.binding, ItemBinding):
+            cost_of = adapted_to_items(cost_of, handler.binding.signature)
+        else:
+            cost_of = adapted(cost_of, handler.function)
+        given = {**given, "batch_size_fn": cost_of}
+    options = BatchOptions.of(given) if before is None else before.changed(given)
+    refusal = refused_fill(handler.fill, options)
+    if refusal is None and handler.streams and options.split is not None:
+        refusal = (
+            "split is for calls with one result: the parts of an item have no order in a stream"
+        )
+    if refusal is not None:
+        raise ValueError(refusal)
+    if options.policy is not None:
+        users_own(options.policy, options)  # one that is none is refused here, not when it opens
+    return options

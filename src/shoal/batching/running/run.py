@@ -1,0 +1,292 @@
+"""One run of a handler on one batch: what is common to unary and streamed results.
+
+A run answers every request of its batch that is still waited for, and returns; it raises only what
+must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. Whatever
+else comes out of a handler, of any class, is a failure of its batch and of nothing more.
+
+The handler runs in its slot's cancel scope, which is cancelled when the callers have all left and
+when the handler's time is up. Neither interrupts a handler in a thread, or one that shields its
+clean-up: its callers are told in time, and the run, and with it the slot, ends when the handler
+does.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.batching.current import running_batch
+from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
+from shoal.batching.failures.held import shown
+from shoal.core.batch import Batch
+from shoal.core.policies.sizing import padded
+from shoal.core.request import State
+from shoal.errors import DeadlineExceeded, HandlerFailed, HandlerTimeout, WrongResultType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from shoal.batching.handlers.handler import Handler
+    from shoal.batching.loops.parking import Parking, Scope
+    from shoal.batching.running.time_limits import TimeLimits
+    from shoal.core.counters import Counters
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.request import Request
+
+RUNNING = State.RUNNING
+
+logger: Final = logging.getLogger("shoal")
+
+
+class ScopesMixedUp(Exception):
+    """A generator has not left its cancel scopes though it is closed."""
+
+
+@dataclass(slots=True)
+class Run(ABC):
+    """One run of a handler.
+
+    Attributes:
+        name: The batcher's name, for messages.
+        handler: What to run.
+        options: The options that were in force when the batch was cut.
+        parking: How to wake the callers.
+        counters: Where to count how the requests ended.
+        limits: What ends a batch in time.
+    """
+
+    name: str
+    handler: Handler
+    options: BatchOptions
+    parking: Parking
+    counters: Counters
+    limits: TimeLimits
+
+    async def run(self, batch: Batch, scope: Scope) -> None:
+        """Runs the handler on a batch, and ends each of its requests.
+
+        Args:
+            batch: What to run.
+            scope: The slot's cancel scope, which interrupts the handler; the run is in it.
+
+        Cancellation: goes on to the handler and is raised again. If it was `scope` that was
+        cancelled, no request is left unended; else those that are left are the caller's to end.
+        """
+        if self._wants_to_know:
+            batch.on_left = partial(self._left, batch, scope)
+        token = running_batch.set(batch)
+        try:
+            await self._run_requests(batch, batch.members, scope)
+        except (ScopesMixedUp, RuntimeError) as error:  # that is what a scope makes of it
+            self._fail_all(batch.members, partial(self._yields_in_scope, error.__cause__ or error))
+            scope.cancel()  # so that the slot leaves it, and finds out whether it can go on
+        except BaseException as error:
+            if not scope.cancel_called or ends_the_program(error):
+                raise
+            # The handler was interrupted, and ended with whatever it liked.
+        finally:
+            batch.on_left = None
+            running_batch.reset(token)
+            if batch.active and scope.cancel_called:
+                self._fail_all(batch.members, self._timed_out)
+
+    @property
+    def _wants_to_know(self) -> bool:
+        """Whether it matters that a caller leaves."""
+        return self.options.cancel_abandoned
+
+    def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
+        """Notes that the caller of a request has left."""
+        if batch.active == 0:
+            scope.cancel()
+
+    async def _run_requests(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
+        """Runs the handler on some or all requests of a batch, and ends each of them."""
+        failure: BaseException | None = None
+        try:
+            if self.options.handler_timeout_s is None:
+                await self._attempt(batch, requests)
+            else:
+                await self._attempt_in_time(batch, requests, scope, self.options.handler_timeout_s)
+        except ScopesMixedUp:
+            raise
+        except BaseException as error:
+            if not goes_on(error, self.parking):
+                failure = error
+            elif self.handler.told is None or not ends_the_program(error) or is_of_a_signal(error):
+                raise
+            else:
+                failure = self.handler.told(error)
+        if failure is None:
+            return
+        # Out of the block above: errors of later runs would have this one as their context.
+        try:
+            if scope.cancel_called and batch.active:
+                self._fail_all(requests, self._timed_out)
+            else:
+                await self._failed(batch, requests, scope, failure)
+        finally:
+            del failure  # its traceback holds this frame
+
+    async def _attempt_in_time(
+        self, batch: Batch, requests: Sequence[Request], scope: Scope, timeout_s: float
+    ) -> None:
+        time_is_up = partial(self._time_is_up, batch, requests, scope)
+        timer = self.limits.add(self.parking.now() + timeout_s, time_is_up)
+        try:
+            await self._attempt(batch, requests)
+        finally:
+            self.limits.forget(timer)
+
+    def _items(self, requests: Sequence[Request]) -> list[Any]:
+        """Returns the items of a run, padded to a size that the handler may be given.
+
+        Raises:
+            ValueError: ``pad`` gave back another number of items.
+            Exception: What ``pad`` raised.
+        """
+        items = [request.item for request in requests]
+        sizes, pad = self.options.allowed_batch_sizes, self.options.pad
+        if sizes is None:
+            return items
+        by_cost = self.options.batch_size_fn is not None
+        size = sum(request.cost for request in requests) if by_cost else len(items)
+        wanted = padded(sizes, size)
+        if size >= wanted:
+            return items
+        if pad is None:
+            return items + [items[-1]] * (wanted - len(items))
+        made = list(pad(list(items), wanted))
+        if len(made) < len(items) or (not by_cost and len(made) != wanted):
+            raise ValueError(
+                f"pad of {self.name} was given {len(items)} items and must give back {wanted}, "
+                f"not {len(made)}"
+            )
+        return made
+
+    @abstractmethod
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
+        """Calls the handler and hands out what it gives back."""
+
+    async def _failed(
+        self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
+    ) -> None:
+        """Ends the requests for which the handler raised, or runs them again in halves."""
+        if not self.options.isolate_errors or len(requests) < 2:
+            self._fail_with(batch, requests, failure)
+            return
+        # One that is left alone is run again too: another, whose caller has left, may be to blame.
+        waiting = [r for r in still_running(requests) if self._may_run_again(r)]
+        again = set(waiting)
+        self._fail_with(batch, [r for r in requests if r not in again], failure)
+        middle = len(waiting) // 2
+        for half in (waiting[:middle], waiting[middle:]):
+            part = still_running(half)
+            if part:
+                part_batch = Batch(batch.id, batch.reason, part, draining=batch.draining)
+                token = running_batch.set(part_batch)
+                try:
+                    with self.parking.new_scope() as part_scope:
+                        await self._run_requests(batch, part, part_scope)
+                    if part_scope.cancel_called:
+                        self._fail_all(part, self._timed_out)
+                finally:
+                    running_batch.reset(token)
+                    part_batch.members = []
+
+    def _may_run_again(self, request: Request) -> bool:
+        """Says whether a request can be answered by another run of the handler."""
+        return True
+
+    def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: BaseException) -> None:
+        """Fails requests with what the handler raised."""
+        if batch.active == 0:
+            # One that called others for them in the same time has run out of it as they have.
+            late = isinstance(failure, DeadlineExceeded)
+            logger.log(
+                logging.DEBUG if late else logging.WARNING,
+                "%s: the handler raised when nobody waited for batch %d any more",
+                self.name,
+                batch.id,
+                exc_info=failure,
+            )
+        self._fail_all(requests, lambda: own_copy(failure))
+
+    def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
+        """Tells the callers that their handler's time is up, and interrupts it if it can be."""
+        self._fail_all(requests, self._timed_out)
+        scope.cancel()  # of one in a thread, a generator is not asked for another step
+
+    def _yields_in_scope(self, cause: BaseException) -> HandlerFailed:
+        error = HandlerFailed(
+            f"the handler of {self.name} yields inside of a cancel scope: a block of "
+            "move_on_after, fail_after, a task group or an opened batcher; leave the block before "
+            "each yield:\n"
+            "    with anyio.fail_after(1):\n"
+            "        step = await compute(items)\n"
+            "    yield step"
+        )
+        error.__cause__ = cause
+        return error
+
+    def _timed_out(self) -> HandlerTimeout:
+        return HandlerTimeout(
+            f"the handler of {self.name} did not end within {self.options.handler_timeout_s} s"
+        )
+
+    def _fail_all(
+        self, requests: Sequence[Request], make_error: Callable[[], BaseException]
+    ) -> None:
+        """Fails each request that is still running with an error of its own."""
+        for request in requests:
+            if request.state is RUNNING:
+                self._fail(request, make_error())
+
+    def _fail(self, request: Request, error: BaseException) -> None:
+        request.error = error
+        self._end(request, State.FAILED)
+        self.counters.failed += 1
+        self.parking.wake_all((request,))
+
+    def _finish_stream(self, request: Request) -> None:
+        """Ends a stream after the items that it has."""
+        self._end(request, State.FINISHED)
+        self.counters.finished += 1
+        request.cell.wake()
+
+    def _end(self, request: Request, state: State) -> None:
+        batch, request.batch = request.batch, None
+        assert batch is not None
+        batch.active -= 1
+        request.state = state
+
+    def _counted(self, results: Any, wanted: int) -> int:
+        """Returns the length of what a handler gave back."""
+        if results is None or isinstance(results, (str, bytes, bytearray, Mapping, AbstractSet)):
+            raise self._not_results(results, wanted)
+        try:
+            return len(results)
+        except TypeError:
+            raise self._not_results(results, wanted) from None
+
+    def _listed(self, results: Any, count: int) -> list[Any]:
+        """Returns what a handler gave back as a list; its length may not be `count` even so."""
+        if getattr(results, "__iter__", None) is not None:
+            return list(results)
+        return [results[index] for index in range(count)]
+
+    def _not_results(self, results: Any, wanted: int) -> WrongResultType:
+        return WrongResultType(
+            f"the handler of {self.name} was given {wanted} items and must give back a list of "
+            f"{wanted} results, not {type(results).__name__}: {shown(results):.80}"
+        )
+
+
+def still_running(requests: Sequence[Request]) -> list[Request]:
+    """Returns those of the requests that still wait for an answer."""
+    return [request for request in requests if request.state is RUNNING]

@@ -1,0 +1,427 @@
+"""The slots: the tasks that take batches from the line and run the handler on them.
+
+Each slot is a task, and so the permit to run a batch can't be lost: it is the task itself. A slot
+loops: wait for its turn at the line, take the next batch, run the handler. Only the slot whose turn
+it is looks at the line, so batches are cut one at a time and only for a slot that is free; with
+``max_concurrent_batches=1`` a request meets no task but its caller's and the one slot's.
+
+A slot is made when one is wanted: whoever leaves the line with a batch makes the next slot, if none
+waits and there may be one more. So opening makes one, whatever the bound, and there need not be
+any. Of the slots that have nothing to do, `IDLE_SLOTS_KEPT` wait behind the one at the line for the
+next burst; the others end.
+
+The rival shape, one task that forms batches and starts another for each, costs a task and a task
+switch a batch, and has permits to guard.
+
+The slot that waits at the line has told it how many requests it waits for. An arrival rings when
+there are that many, so filling a batch wakes the slot twice at most, and an idle one is never
+woken.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.lowlevel
+
+from shoal.batching.current import calls_from_thread
+from shoal.batching.failures.exceptions import is_cancellation
+from shoal.core.batch import Batch, CutReason
+from shoal.core.policy import Cut
+from shoal.core.request import Request, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from anyio.abc import TaskGroup
+
+    from shoal.batching.calls.intake import Intake
+    from shoal.batching.loops.parking import Parking, Scope
+    from shoal.batching.running.capacity import Room
+    from shoal.batching.running.run import Run
+    from shoal.core.counters import Counters
+
+logger: Final = logging.getLogger("shoal")
+
+RUNNING = State.RUNNING
+LEFT_OPEN: Final = "a handler has left a cancel scope open"
+"""What is logged of one that does, whichever of its batches that was."""
+
+IDLE_SLOTS_KEPT: Final = 8
+"""How many slots wait for their turn at the line when there is nothing to do."""
+
+
+class Slots:
+    """The slots of one open batcher.
+
+    Invariant: as long as calls are taken and there may be one more slot, one is at the line, or
+    waits for its turn there, or has been made or woken and has not run yet.
+
+    Attributes:
+        run: How a batch is run; another one when the options change.
+        batches: The batches in the handler now, and since when, in seconds on the loop's clock.
+        draining: Set when the batcher begins to end; handlers may ask for it.
+        ended: Set when the last slot has ended.
+        on_change: Called whenever they may have come to rest; None where nobody asks.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        parking: Parking,
+        counters: Counters,
+        run: Run,
+        on_death: Callable[[BaseException], None],
+        room: Room | None = None,
+    ) -> None:
+        self._intake = intake
+        self._former = intake.former
+        self._parking = parking
+        self._counters = counters
+        self.run = run
+        self._on_death = on_death
+        self._room = room
+        self._tasks: TaskGroup | None = None
+        self._at_line = False
+        self._next_at_line: deque[Any] = deque()
+        self._bell: Any = None
+        self._count = 0
+        self._last_id = 0
+        self.draining = anyio.Event()
+        self.batches: dict[Batch, float] = {}
+        self._former.batches = self.batches
+        self.coroutines: list[object] = []
+        # A scope of each slot's own; cancelling them leaves alone who waits for the slots to end.
+        self._lives: set[Any] = set()
+        self._are_cancelled = False
+        self.ended = anyio.Event()
+        self.on_change: Callable[[], None] | None = None
+        intake.ring = self.ring
+        intake.is_blocked_by = self.is_blocked_by
+        self._tell_idle()
+
+    def start(self, tasks: TaskGroup) -> None:
+        """Starts the slots in a nursery."""
+        self._tasks = tasks
+        self._context = copy_context()
+        self._start_slot()
+        self._tell_idle()
+
+    def cancel(self) -> None:
+        """Cancels the handlers; one that ends with results nevertheless still hands them out."""
+        self._are_cancelled = True
+        for life in tuple(self._lives):
+            life.cancel()
+
+    def flush(self) -> None:
+        """Sends what is in line without waiting for more."""
+        self._former.flush()
+        self.ring()
+
+    def resize(self) -> None:
+        """Takes in a changed number of slots; those that are too many end after their batch."""
+        if self.ended.is_set():
+            return
+        if self._tasks is not None:
+            self._fill_turn()
+        self._tell_idle()
+        self.ring()
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a batch gathers requests, under the options with which it began."""
+        return self._former.is_gathering
+
+    def room_changed(self) -> None:
+        """Looks again whether the handler can take a batch."""
+        self._tell_idle()
+        self.ring()
+
+    def ring(self) -> None:
+        """Makes the slot that waits at the line decide again."""
+        if self._bell is not None:
+            self._parking.wake(self._bell)
+
+    @property
+    def are_at_rest(self) -> bool:
+        """Whether nothing is in line, and no handler is at work."""
+        return not (self._former.live or self._former.parked or self._are_at_work())
+
+    def _are_at_work(self) -> bool:
+        return bool(self.batches)
+
+    def is_blocked_by(self, batch: Batch) -> bool:
+        """Says whether a call that a batch's handler makes here, and waits for, can't be answered.
+
+        That is certain where its batch has the only slot, and its thread makes the call, or its
+        task, or one that this waits for. Any other task that it has started may outlive it.
+        """
+        if self._most > 1 or self.run.handler.fill != "closed":
+            return False
+        if calls_from_thread.get():
+            return self.run.handler.threaded and self._is_running(batch)
+        return self._parking.is_waited_for_by(self.coroutines)
+
+    def _is_running(self, batch: Batch) -> bool:
+        """Says whether a batch, or one of which it is a part, is in the handler."""
+        return batch in self.batches or any(r.batch in self.batches for r in batch.members)
+
+    def running(self) -> Iterator[Request]:
+        """Yields the requests that are in a handler."""
+        for batch in self.batches:
+            yield from [request for request in batch.members if request.state is RUNNING]
+
+    async def _slot(self) -> None:
+        coroutine = anyio.get_current_task().coro
+        self.coroutines.append(coroutine)
+        begun = self._last_id
+        failure: BaseException | None = None
+        life = self._parking.new_scope()
+        self._lives.add(life)
+        try:
+            # A scope is good for one cancellation. Entering one for each batch would cost more than
+            # the rest of the slot's work, so it lasts until an interrupted handler has used it up.
+            with life:
+                is_needed = not self._are_cancelled
+                while is_needed:
+                    with self._parking.new_scope() as scope:
+                        try:
+                            is_needed = await self._serve(scope)
+                        except BaseException as error:
+                            failure = error
+                            raise
+                        finally:
+                            if self._parking.leave_scopes_in(scope):
+                                logger.warning(LEFT_OPEN)
+        except BaseException as error:
+            if begun == self._last_id or not self._is_spoilt(error, failure):
+                self._on_death(failure or error)
+                raise
+            logger.warning(LEFT_OPEN, exc_info=error)
+            self._start_slot()
+        finally:
+            del failure  # its traceback holds this frame
+            self._lives.discard(life)
+            self.coroutines.remove(coroutine)
+            self._count -= 1
+            if self._count == 0:
+                self.ended.set()
+
+    def _is_spoilt(self, error: BaseException, failure: BaseException | None) -> bool:
+        """Says whether a slot's task can't go on because a handler has not left its cancel scopes.
+
+        Args:
+            error: What came out of the slot's own scope.
+            failure: What came up in it; None if nothing did.
+        """
+        if failure is None:
+            return True  # the scope could not be left
+        if not is_cancellation(failure):
+            return False
+        return error is not failure or not self._parking.is_cancelled()
+
+    async def _serve(self, scope: Scope) -> bool:
+        """Runs batches until the scope is used up; returns False when the slot is not needed."""
+        has_run = False
+        while not self._are_enough_idle():
+            await self.take_turn()
+            try:
+                batch = await self._next_batch(has_run)
+            finally:
+                self.pass_turn()
+            if batch is None:
+                return False
+            await self._run(batch, scope)
+            del batch  # an idle slot must not keep its items and results
+            has_run = True
+            if self._is_used_up(scope):
+                return True
+        return False
+
+    def _is_used_up(self, scope: Scope) -> bool:
+        """Says whether a scope can't be that of another batch.
+
+        It may have been cancelled, or a handler may not have left a scope inside of it: when that
+        is cancelled, whatever runs there is.
+        """
+        return scope.cancel_called or not self._parking.is_innermost(scope)
+
+    async def _run(self, batch: Batch, scope: Scope) -> None:
+        started = self.batches[batch]
+        run = self.run  # that of the options under which the batch gathered
+        if self._intake.adopt is not None:
+            self._intake.adopt()
+        self._tell_idle()
+        try:
+            await run.run(batch, scope)
+        except BaseException as error:
+            if is_cancellation(error):
+                self._intake.stop([r for r in batch.members if r.state is RUNNING])
+            elif batch.active:  # the requests that are left are found by their batch
+                self._on_death(error)
+            raise
+        finally:
+            del self.batches[batch]
+            batch.members = []  # not cleared, since it may be gone through just now
+            run_s = self._parking.now() - started
+            self._counters.run_s.observe(run_s)
+            if scope.cancel_called:
+                self._former.model.interrupted(batch.load, run_s)
+            else:
+                self._former.model.observe(batch.load, run_s)
+            self._tell_idle()
+
+    async def take_turn(self) -> None:
+        """Waits until no other slot is at the line."""
+        while self._at_line:
+            cell = self._parking.new_cell()
+            self._next_at_line.append(cell)
+            try:
+                await cell
+            except BaseException:
+                if cell in self._next_at_line:
+                    self._next_at_line.remove(cell)
+                else:
+                    self._fill_turn()  # this one had been called
+                raise
+        self._at_line = True
+
+    def pass_turn(self) -> None:
+        """Lets the next slot come to the line."""
+        self._at_line = False
+        self._fill_turn()
+
+    def _fill_turn(self) -> None:
+        """Wakes the slot whose turn it is; makes one where none waits and there may be more."""
+        if self._at_line:
+            return
+        if self._next_at_line:
+            self._parking.wake(self._next_at_line.popleft())
+        elif self._count < self._most and not (self._former.closed and not self._former.live):
+            self._start_slot()
+
+    def _start_slot(self) -> None:
+        assert self._tasks is not None
+        self._count += 1
+        # In the batcher's context, whoever asks for another slot.
+        self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
+
+    def _are_enough_idle(self) -> bool:
+        """Says whether a slot that has nothing to do may end: enough others wait."""
+        return len(self._next_at_line) >= IDLE_SLOTS_KEPT
+
+    async def _next_batch(self, has_run: bool) -> Batch | None:
+        """Waits for the next batch; returns None when this slot is not needed any more."""
+        former = self._former
+        fresh = has_run
+        while not self._is_one_too_many():
+            self._intake.expire_overdue()  # or a request could get a slot in the tick of its end
+            decision = former.decide(self._parking.now())
+            if isinstance(decision, Cut):
+                if self._is_full():
+                    await self._listen(None)
+                    continue
+                if fresh:
+                    # The callers of the batch that has just ended had no turn yet. They may come
+                    # again, and a batch that is not full should take them along.
+                    fresh = False
+                    if decision.reason is CutReason.FULL:
+                        await anyio.lowlevel.checkpoint()
+                    else:
+                        await self._parking.one_pass()
+                    continue
+                batch = self._cut(decision)
+                if batch is not None:
+                    return batch
+                continue
+            if self._room is not None:
+                self._room.rest()
+            if former.closed and former.live == 0:
+                return None
+            former.wake_at = decision.wake_at
+            await self._listen(decision.until)
+            former.wake_at = 0
+            fresh = False
+        return None
+
+    async def _listen(self, until: float | None) -> None:
+        """Waits for the bell, or for a time on the loop's clock."""
+        if self.on_change is not None:
+            self.on_change()
+        self._bell = bell = self._parking.new_cell()
+        try:
+            if until is None:
+                await bell
+            else:
+                scope = self._parking.new_scope()
+                scope.deadline = until
+                with scope:
+                    await bell
+        finally:
+            self._bell = None
+
+    def _cut(self, cut: Cut) -> Batch | None:
+        """Takes a batch from the line; None if some whose turn it was have just left."""
+        requests = self._former.take(cut)
+        departed = self._parking.departed(requests)
+        if departed:
+            # They were counted when the cut was decided, so it is decided again without them.
+            for request in departed:
+                request.state = State.CANCELLED
+            self._counters.cancelled += len(departed)
+            self._former.put_back(requests)
+            self._former.reform()  # their places are free
+            return None
+        batch = self._begun(requests, cut.reason)
+        self._counters.batches[cut.reason] += 1
+        self._counters.batch_size.observe(batch.size)
+        return batch
+
+    def _begun(self, requests: list[Request], reason: CutReason) -> Batch:
+        """Makes a batch of requests that have been taken from the line."""
+        self._last_id += 1
+        load = self._former.load_of(requests)
+        batch = Batch(self._last_id, reason, requests, load, self.draining)
+        for request in requests:
+            request.state = RUNNING
+            request.batch = batch
+        # From here on they are found by their batch, whatever happens.
+        self.batches[batch] = now = self._parking.now()
+        # In order of arrival the first is the oldest.
+        oldest_at = requests[0].arrived_at
+        if not self._former.takes_anyone:
+            oldest_at = min([request.arrived_at for request in requests])
+        self._counters.wait_s.observe(now - oldest_at)
+        return batch
+
+    def _tell_idle(self) -> None:
+        room, most, busy = self._room, self._most, len(self.batches)
+        idle = max(0, most - busy) if room is None else room.free
+        self._intake.may_block = most <= 1 and busy > 0
+        if self._former.reform(idle_slots=idle, open_room=self._open_room()):
+            self.ring()
+        if self.on_change is not None:
+            self.on_change()
+
+    def _open_room(self) -> float:
+        """Returns how much more the batches take that are open."""
+        return 0
+
+    def _is_full(self) -> bool:
+        """Says whether the handler can take no batch now, though a slot is free."""
+        return self._room is not None and self._room.is_full()
+
+    def _is_one_too_many(self) -> bool:
+        """Says whether there are more slots than there should be."""
+        return self._count > self._most
+
+    @property
+    def _most(self) -> float:
+        """How many slots there may be; a room says by itself how many batches may run."""
+        return math.inf if self._room is not None else self._former.options.slots

@@ -1,0 +1,159 @@
+"""One run of a generator handler: one slot for each request in every step.
+
+The handler is held back, between its steps, while some reader's buffer is full. A reader that holds
+it back for longer than ``slow_reader_timeout_s`` in all, without having caught up once, fails
+alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+
+from shoal.batching.calls.stream import END, SKIP
+from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
+from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, still_running
+from shoal.batching.stream_readers import too_slow, wait_for_readers
+from shoal.core.request import State
+from shoal.errors import WrongBatchSize
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from shoal.batching.stream_buffer import StreamBuffer
+    from shoal.core.batch import Batch
+    from shoal.core.request import Request
+
+
+class StreamRun(Run):
+    """Runs a generator handler."""
+
+    __slots__ = ()
+
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
+        items = self._items(requests)
+        width = len(items)  # the handler may change the list
+        steps = self.handler.steps(items)
+        interruption: BaseException | None = None
+        failure: BaseException | None = None
+        has_ended = False
+        try:
+            # A generator that yields in a cancel scope of its own leaves it only when it is closed.
+            # So every scope of ours is left before it goes on, or was there before it began.
+            with self.parking.new_scope() as around:
+                try:
+                    interruption = await self._pump(batch, requests, steps, width)
+                except BaseException as error:
+                    failure = error
+                # One that is left between steps has clean-up of its own to do, and gets the time
+                # that closing a batcher gets.
+                around.deadline = self.parking.now() + self.options.graceful_shutdown_timeout_s
+                around.shield = True
+                try:
+                    await steps.aclose()
+                except BaseException as error:
+                    if not around.cancel_called or ends_the_program(error):
+                        failure = error
+                has_ended = True
+                if self.parking.leave_scopes_in(around):
+                    raise RuntimeError("the generator was closed in a cancel scope of its own")
+        except RuntimeError as error:
+            if not has_ended:
+                raise
+            raise ScopesMixedUp from error
+        try:
+            if interruption is not None and not goes_on(interruption, self.parking):
+                raise self._yields_in_scope(failure or interruption)
+            if failure is not None:
+                raise failure
+            if interruption is not None:
+                raise interruption
+        finally:
+            del failure, interruption  # their tracebacks hold this frame
+        for request in requests:
+            if request.state is RUNNING:
+                self._finish_stream(request)
+
+    async def _pump(
+        self,
+        batch: Batch,
+        requests: Sequence[Request],
+        steps: AsyncGenerator[Any, None],
+        width: int,
+    ) -> BaseException | None:
+        """Hands out the steps of a generator, until it ends or nobody wants them any more.
+
+        Returns:
+            What interrupted a wait of ours between two steps.
+
+        Raises:
+            BaseException: What the generator raised, or that a step is wrong.
+        """
+        is_part = len(requests) < batch.size
+        async for step in steps:
+            full = self._hand_out(requests, step, width)
+            active = len(still_running(requests)) if is_part else batch.active
+            try:
+                if full:
+                    limit_s = self.options.slow_reader_timeout_s
+                    await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
+                elif not self.handler.threaded and (active or self._goes_on_alone(requests)):
+                    # An async generator may come to its next step without a pause, and then the
+                    # readers would get no turn. A step in a thread is a pause, and they read
+                    # beside it.
+                    await anyio.lowlevel.checkpoint()
+            except BaseException as error:
+                return error
+            active = len(still_running(requests)) if is_part else batch.active
+            if active == 0 and not self._goes_on_alone(requests):
+                break
+        return None
+
+    def _may_run_again(self, request: Request) -> bool:
+        buffer: StreamBuffer = request.cell
+        return not buffer.has_sent
+
+    def _hand_out(self, requests: Sequence[Request], step: Any, width: int) -> list[Request]:
+        """Puts each slot of a step into its stream; returns the requests whose buffer is full.
+
+        Args:
+            requests: The requests that the handler runs.
+            step: What the handler has yielded.
+            width: How many slots it must have: one for each request, and for padding.
+        """
+        got = self._counted(step, width)
+        slots: list[Any] = self._listed(step, got)
+        if got != width or len(slots) != width:
+            raise WrongBatchSize(
+                f"the handler of {self.name} was given {width} items and yielded {got} slots; "
+                "each step must have one for each, shoal.END for a stream that is over",
+                expected=width,
+                got=got,
+            )
+        full: list[Request] = []
+        for request, slot in zip(requests, slots, strict=False):
+            if request.state is not RUNNING or slot is SKIP:
+                continue
+            if slot is END or slot is StopIteration or slot is StopAsyncIteration:
+                self._finish_stream(request)
+            elif issubclass(type(slot), BaseException):  # its own __class__ may do anything
+                self._fail(request, own_copy(slot))
+            else:
+                buffer = request.cell
+                buffer.items.append(slot)
+                buffer.has_sent = True
+                if buffer.reader is not None:
+                    buffer.wake()
+                if len(buffer.items) >= buffer.capacity:
+                    full.append(request)
+        return full
+
+    def _goes_on_alone(self, requests: Sequence[Request]) -> bool:
+        return not self.options.cancel_abandoned and any(
+            request.state is State.CANCELLED for request in requests
+        )
+
+    def _fail_slow_reader(self, request: Request) -> None:
+        self._fail(request, too_slow(self.name, request, self.options.slow_reader_timeout_s))

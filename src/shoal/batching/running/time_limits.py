@@ -1,0 +1,55 @@
+"""What ends batches whose handlers run for too long: one task, for all batches of a batcher.
+
+A deadline of the handler's cancel scope would do for handlers that end when they are cancelled. But
+one may shield its clean-up, and one in a thread can't be cancelled at all; their callers are told
+in time even so. A task beside each run would cost more than the run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.timers import Timers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.batching.loops.parking import Parking
+    from shoal.core.timers import Timer
+
+
+class TimeLimits:
+    """Calls functions at their times, unless they are forgotten before.
+
+    Args:
+        parking: How to wait.
+    """
+
+    def __init__(self, parking: Parking) -> None:
+        self._parking = parking
+        self._timers = Timers()
+        self._bell: Any = None
+        self._asleep_until = math.inf
+
+    def add(self, at: float, on_time: Callable[[], object]) -> Timer:
+        """Has a function called at a time on the loop's clock, in seconds."""
+        if at < self._asleep_until and self._bell is not None:
+            self._parking.wake(self._bell)
+        return self._timers.add(at, on_time)
+
+    def forget(self, timer: Timer) -> None:
+        """Has it not called any more, if it was not."""
+        self._timers.forget(timer)
+
+    async def run(self) -> None:
+        """Watches until it is cancelled."""
+        while True:
+            for on_time in self._timers.due(self._parking.now()):
+                on_time()
+            on_time = None  # or it would keep the last batch alive
+            self._bell = bell = self._parking.new_cell()
+            with self._parking.new_scope() as scope:
+                scope.deadline = self._asleep_until = self._timers.next_at()
+                await bell
+            self._bell = None

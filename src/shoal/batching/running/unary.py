@@ -1,0 +1,64 @@
+"""One run of a handler that gives back one result for each request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.batching.failures.exceptions import own_copy
+from shoal.batching.running.run import RUNNING, Run, still_running
+from shoal.core.request import State
+from shoal.errors import WrongBatchSize
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.core.batch import Batch
+    from shoal.core.request import Request
+
+FINISHED = State.FINISHED
+
+
+class UnaryRun(Run):
+    """Runs a handler that returns a list."""
+
+    __slots__ = ()
+
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
+        items = self._items(requests)
+        width = len(items)  # the handler may change the list
+        results = await self.handler.results(items)
+        values = self._one_each(width, results)
+        if width > len(requests):
+            values = values[: len(requests)]  # what padding gave is dropped
+        for kind in set(map(type, values)):
+            if issubclass(kind, BaseException):
+                self._fail_slots(requests, values)
+        running = requests
+        if batch.active < batch.size or len(requests) < batch.size:
+            values = [v for r, v in zip(requests, values, strict=True) if r.state is RUNNING]
+            running = still_running(requests)
+        for request, value in zip(running, values, strict=True):
+            request.value = value
+            request.state = FINISHED
+            request.batch = None
+        batch.active -= len(running)
+        self.counters.finished += len(running)
+        self.parking.wake_all(running)
+
+    def _one_each(self, wanted: int, results: Any) -> Sequence[Any]:
+        got = self._counted(results, wanted)
+        values: list[Any] = self._listed(results, got)
+        if got != wanted or len(values) != wanted:
+            raise WrongBatchSize(
+                f"the handler of {self.name} was given {wanted} items and gave back {got} results; "
+                "it must give back one for each, in their order",
+                expected=wanted,
+                got=got,
+            )
+        return values
+
+    def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
+        """Fails the requests whose slot holds an exception instance."""
+        for request, value in zip(requests, values, strict=True):
+            if issubclass(type(value), BaseException) and request.state is RUNNING:
+                self._fail(request, own_copy(value))
