@@ -22,10 +22,10 @@ import anyio.to_thread
 import numpy as np
 
 from benchmarks.report import Panel, Report, parser, print_table, verdict
-from shoal.replicas.base import Blueprint, ReplicaOptions
-from shoal.replicas.current import Identity
-from shoal.replicas.definition import Definition
-from shoal.replicas.process import ProcessReplica
+from shoal.replicas.code.current import Identity
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.replicas.process.replica import ProcessReplica
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -61,11 +61,11 @@ if TYPE_CHECKING:
     )
     from shoal.http.app import App
     from shoal.http.embedded import HttpOptions
-    from shoal.replicas.accepting import accept_batch
-    from shoal.replicas.base import Blueprint, Replica, ReplicaOptions
-    from shoal.replicas.current import Identity, current_backend_tag, current_replica_tag
-    from shoal.replicas.definition import Definition
-    from shoal.replicas.description import Description, Method
+    from shoal.replicas.code.accepting import accept_batch
+    from shoal.replicas.code.current import Identity, current_backend_tag, current_replica_tag
+    from shoal.replicas.code.definition import Definition
+    from shoal.replicas.code.description import Description, Method
+    from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
     from shoal.serving.client import Client
     from shoal.serving.config import BackendConfig
     from shoal.serving.handle_protocol import Handle
@@ -183,14 +183,14 @@ _WHERE: Final = {
     "BlockingCall": "shoal.batching.decorator.blocking",
     "BlockingStreamCall": "shoal.batching.decorator.blocking",
     "BatcherStatistics": "shoal.core.counters",
-    "Blueprint": "shoal.replicas.base",
+    "Blueprint": "shoal.replicas.contract",
     "Client": "shoal.serving.client",
     "ClosingCounts": "shoal.core.counters",
     "Cut": "shoal.core.policy",
     "CutReason": "shoal.core.batch",
     "DeadlineExceeded": "shoal.errors",
-    "Definition": "shoal.replicas.definition",
-    "Description": "shoal.replicas.description",
+    "Definition": "shoal.replicas.code.definition",
+    "Description": "shoal.replicas.code.description",
     "END": "shoal.batching.calls.stream",
     "EndpointStatus": "shoal.serving.status",
     "Handle": "shoal.serving.handle_protocol",
@@ -199,14 +199,14 @@ _WHERE: Final = {
     "HistogramSnapshot": "shoal.core.counters",
     "HttpOptions": "shoal.http.embedded",
     "Hurry": "shoal.core.policy",
-    "Identity": "shoal.replicas.current",
+    "Identity": "shoal.replicas.code.current",
     "InUse": "shoal.errors",
     "ItemTooLarge": "shoal.errors",
     "LatencyModelSnapshot": "shoal.core.latency_model",
     "LatencyTarget": "shoal.core.options.latency_target",
     "LinePolicy": "shoal.core.policy",
     "Mark": "shoal.batching.calls.stream",
-    "Method": "shoal.replicas.description",
+    "Method": "shoal.replicas.code.description",
     "NameTaken": "shoal.errors",
     "NoSuchName": "shoal.errors",
     "NotAllowed": "shoal.errors",
@@ -216,10 +216,10 @@ _WHERE: Final = {
     "OpenRequest": "shoal.batching.open.batch",
     "Overloaded": "shoal.errors",
     "QueuePolicy": "shoal.core.options.queue_policy",
-    "Replica": "shoal.replicas.base",
+    "Replica": "shoal.replicas.contract",
     "ReplicaDied": "shoal.errors",
     "ReplicaNotStarted": "shoal.errors",
-    "ReplicaOptions": "shoal.replicas.base",
+    "ReplicaOptions": "shoal.replicas.contract",
     "ReplicaStatus": "shoal.serving.status",
     "Request": "shoal.core.request",
     "ResultStream": "shoal.batching.calls.stream",
@@ -238,13 +238,13 @@ _WHERE: Final = {
     "WouldDeadlock": "shoal.errors",
     "WrongBatchSize": "shoal.errors",
     "WrongResultType": "shoal.errors",
-    "accept_batch": "shoal.replicas.accepting",
+    "accept_batch": "shoal.replicas.code.accepting",
     "batch": "shoal.batching.decorator.decorator",
     "blocking": "shoal.batching.decorator.blocking",
     "connect": "shoal.starting",
-    "current_backend_tag": "shoal.replicas.current",
+    "current_backend_tag": "shoal.replicas.code.current",
     "current_batch": "shoal.batching.current",
-    "current_replica_tag": "shoal.replicas.current",
+    "current_replica_tag": "shoal.replicas.code.current",
     "of_list": "shoal.batching.options.list_cost",
     "open_batchers": "shoal.batching.decorator.decorator",
     "retrying": "shoal.batching.retrying",

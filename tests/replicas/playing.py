@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from shoal.replicas.base import Blueprint, ReplicaOptions
-from shoal.replicas.current import Identity
-from shoal.replicas.definition import Definition
-from shoal.replicas.process import ProcessReplica
+from shoal.replicas.code.current import Identity
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.replicas.process.replica import ProcessReplica
 from shoal.testing.replica_stage import Played
 
 if TYPE_CHECKING:

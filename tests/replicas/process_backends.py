@@ -19,9 +19,9 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.current import current_batch
-from shoal.replicas.call_out import CallOut
-from shoal.replicas.calling_out import way_out
-from shoal.replicas.current import current_replica_tag
+from shoal.replicas.code.current import current_replica_tag
+from shoal.replicas.code.endpoint_call import CallOut
+from shoal.replicas.process.child.endpoints import way_out
 from shoal.testing.replica_folder import Folder
 
 if TYPE_CHECKING:
@@ -117,7 +117,9 @@ class Plain:
 
     def send_rubbish(self, sent: tuple[str, bytes]) -> None:
         channel, rubbish = sent
-        _, _, data, control, *_ = sys.orig_argv[sys.orig_argv.index("shoal.replicas.child") + 1 :]
+        _, _, data, control, *_ = sys.orig_argv[
+            sys.orig_argv.index("shoal.replicas.process.child.main") + 1 :
+        ]
         os.write(int(data if channel == "data" else control), rubbish)
         time.sleep(1000)
 

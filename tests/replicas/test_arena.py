@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.replicas.arena import Arena, Region, new_memory
-from shoal.replicas.stacked import Stacked, stacked
+from shoal.replicas.process.child.stacked import Stacked, stacked
+from shoal.replicas.process.wire.shared_memory import Arena, Region, new_memory
 
 
 @pytest.fixture

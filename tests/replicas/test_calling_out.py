@@ -13,7 +13,7 @@ from replicas.playing import made, playing
 from replicas.process_backends import Async, Plain
 
 if TYPE_CHECKING:
-    from shoal.replicas.call_out import CallOut
+    from shoal.replicas.code.endpoint_call import CallOut
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -8,15 +8,15 @@ import threading
 import pytest
 
 from replicas.process_backends import Plain
-from shoal.replicas.answers import Answers
-from shoal.replicas.blocking_link import receive, send
-from shoal.replicas.child_sync import SyncWork
-from shoal.replicas.definition import Definition
-from shoal.replicas.draining import Draining
-from shoal.replicas.instance import Instance
-from shoal.replicas.parcels import Post, packed
-from shoal.replicas.watchdog import Control
-from shoal.replicas.wire import FrameReader, Kind
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.instance import Instance
+from shoal.replicas.process.child.calls import Answers
+from shoal.replicas.process.child.control import Control
+from shoal.replicas.process.child.draining import Draining
+from shoal.replicas.process.child.sync_loop import SyncWork
+from shoal.replicas.process.wire.blocking_link import receive, send
+from shoal.replicas.process.wire.frames import FrameReader, Kind
+from shoal.replicas.process.wire.messages import Post, packed
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from os import popen, system  # noqa: F401 - to be found here
 import pytest
 
 from shoal.errors import NotAllowed
-from shoal.replicas.definition import Definition, OwnPath, imported
+from shoal.replicas.code.definition import Definition, OwnPath, imported
 
 
 def double(items: list[int]) -> list[int]:

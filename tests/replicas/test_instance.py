@@ -10,9 +10,9 @@ import pytest
 
 import shoal
 from shoal.errors import NoSuchName
-from shoal.replicas.accepting import accept_batch
-from shoal.replicas.definition import Definition
-from shoal.replicas.instance import Instance
+from shoal.replicas.code.accepting import accept_batch
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.instance import Instance
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from shoal.replicas.output import Output
+from shoal.replicas.process.output import Output
 
 logger = logging.getLogger("shoal.replicas")
 

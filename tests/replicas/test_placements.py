@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
+from shoal.replicas.local.task import TaskReplica
+from shoal.replicas.local.thread import ThreadReplica
 from shoal.replicas.placements import placement_name, placement_of
-from shoal.replicas.process import ProcessReplica
-from shoal.replicas.task import TaskReplica
-from shoal.replicas.thread import ThreadReplica
+from shoal.replicas.process.replica import ProcessReplica
 
 
 def own(blueprint):
@@ -34,7 +34,7 @@ def test_a_placement_may_be_given_by_its_import_path():
     assert placement_of(f"{__name__}:own") is own
 
 
-@pytest.mark.parametrize("text", ["tasks", "", "Task", "shoal.replicas.task"])
+@pytest.mark.parametrize("text", ["tasks", "", "Task", "shoal.replicas.local.task"])
 def test_text_that_names_no_placement_is_refused(text):
     with pytest.raises(ValueError, match="placement must be 'task', 'thread', 'process' or 'ray'"):
         placement_of(text)
@@ -48,7 +48,7 @@ def test_what_can_not_be_called_is_refused(thing):
 
 def test_without_ray_its_placement_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
-    for name in [name for name in sys.modules if name.startswith("shoal.replicas.ray")]:
+    for name in [name for name in sys.modules if name.startswith("shoal.replicas.ray.replica")]:
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'shoal\[ray\]'"):
         placement_of("ray")

@@ -19,8 +19,8 @@ import pytest
 from replicas.playing import MODULE, children, gone, is_alive, made, noted, playing
 from replicas.process_backends import Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.replicas import worker
-from shoal.replicas.output import Output
+from shoal.replicas.process import worker
+from shoal.replicas.process.output import Output
 from shoal.testing.replica_folder import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -57,7 +57,7 @@ async def test_what_a_failed_start_printed_is_told_though_nobody_has_read_it_yet
 
 
 def test_a_worker_of_plain_code_loads_no_event_loop():
-    code = "import anyio, sys; known = set(sys.modules); import shoal.replicas.child\n"
+    code = "import anyio, sys; known = set(sys.modules); import shoal.replicas.process.child.main\n"
     code += "print(*set(sys.modules) - known)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -159,10 +159,10 @@ async def test_a_worker_has_its_environment_and_its_cpus():
 SCRIPT = """
     import sys
     import anyio
-    from shoal.replicas.base import Blueprint
-    from shoal.replicas.current import Identity
-    from shoal.replicas.definition import Definition
-    from shoal.replicas.process import ProcessReplica
+    from shoal.replicas.contract import Blueprint
+    from shoal.replicas.code.current import Identity
+    from shoal.replicas.code.definition import Definition
+    from shoal.replicas.process.replica import ProcessReplica
 
     print("runs as", __name__)
 
@@ -303,7 +303,7 @@ async def test_an_error_in_close_is_printed_and_the_end_is_a_good_one():
 
 
 async def test_a_close_that_does_not_end_is_killed(folder, monkeypatch):
-    monkeypatch.setattr("shoal.replicas.process._CLOSING_S", 0.05)
+    monkeypatch.setattr("shoal.replicas.process.replica._CLOSING_S", 0.05)
     replica = made(f"{MODULE}:StuckClose", folder.path, cancel_grace_s=0.05)
     async with playing(replica) as played:
         [pid] = await played.run("pid", [0])
@@ -382,7 +382,7 @@ async def test_a_replica_works_where_there_is_no_pidfd_and_no_shared_memory(monk
 def test_the_lifeline_does_nothing_to_a_process_whose_parent_lives():
     held, ours = os.pipe()
     code = (
-        "import sys; from shoal.replicas.lifeline import die_with_the_parent;"
+        "import sys; from shoal.replicas.process.child.lifeline import die_with_the_parent;"
         f"die_with_the_parent({held}); print('lives')"
     )
     done = subprocess.run(
@@ -397,7 +397,7 @@ def test_a_worker_whose_parent_is_gone_already_ends_at_once():
     held, ours = os.pipe()
     os.close(ours)
     code = (
-        "import sys; from shoal.replicas.lifeline import die_with_the_parent;"
+        "import sys; from shoal.replicas.process.child.lifeline import die_with_the_parent;"
         f"die_with_the_parent({held}); print('lives')"
     )
     done = subprocess.run(

@@ -30,9 +30,9 @@ from shoal.errors import (
     ReplicaNotStarted,
     WrongResultType,
 )
-from shoal.replicas.base import Blueprint, ReplicaOptions
-from shoal.replicas.current import Identity
-from shoal.replicas.definition import Definition
+from shoal.replicas.code.current import Identity
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.replica_check import check_replica
 from shoal.testing.replica_folder import Folder
 from shoal.testing.replica_stage import Played
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 ray = pytest.importorskip("ray")
 
-from shoal.replicas.ray import RayReplica  # noqa: E402 - it needs Ray
-from shoal.replicas.ray_actor import WORK_THREADS, ReplicaActor  # noqa: E402
+from shoal.replicas.ray.actor import WORK_THREADS, ReplicaActor  # noqa: E402
+from shoal.replicas.ray.replica import RayReplica  # noqa: E402 - it needs Ray
 
 pytestmark = [
     pytest.mark.anyio,

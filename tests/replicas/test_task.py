@@ -13,10 +13,10 @@ import anyio.to_thread
 import pytest
 
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted, WrongResultType
-from shoal.replicas.base import Blueprint, ReplicaOptions
-from shoal.replicas.current import Identity, current_replica_tag
-from shoal.replicas.definition import Definition
-from shoal.replicas.task import TaskReplica
+from shoal.replicas.code.current import Identity, current_replica_tag
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.replicas.local.task import TaskReplica
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

@@ -13,10 +13,10 @@ import anyio.from_thread
 import pytest
 
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.replicas.base import Blueprint, ReplicaOptions
-from shoal.replicas.current import Identity
-from shoal.replicas.definition import Definition
-from shoal.replicas.thread import ThreadReplica
+from shoal.replicas.code.current import Identity
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, ReplicaOptions
+from shoal.replicas.local.thread import ThreadReplica
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -22,13 +22,13 @@ from shoal.errors import (
     ReplicaNotStarted,
     WrongBatchSize,
 )
-from shoal.replicas.process import ProcessReplica
+from shoal.replicas.process.replica import ProcessReplica
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 
-    from shoal.replicas.base import Replica
+    from shoal.replicas.contract import Replica
     from shoal.serving.status import BackendStatus
 
 LANES = 2

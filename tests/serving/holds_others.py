@@ -6,7 +6,7 @@ from os import system
 from typing import Any
 
 from shoal.core.policies.size_or_wait import SizeOrWait
-from shoal.replicas.task import TaskReplica
+from shoal.replicas.local.task import TaskReplica
 
 __all__ = ["SizeOrWait", "TaskReplica", "code", "own", "system"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.errors import ShoalError
-from shoal.replicas.current import current_backend_tag
+from shoal.replicas.code.current import current_backend_tag
 
 if TYPE_CHECKING:
     import random

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 import shoal
-from shoal.replicas.accepting import accept_batch
+from shoal.replicas.code.accepting import accept_batch
 
 
 async def double(number):

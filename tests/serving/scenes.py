@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.replicas.base import Replica
-from shoal.replicas.current import running_replica
-from shoal.replicas.instance import Instance
+from shoal.replicas.code.current import running_replica
+from shoal.replicas.code.instance import Instance
+from shoal.replicas.contract import Replica
 from shoal.serving.controller import Controller
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from shoal.replicas.base import Blueprint
-    from shoal.replicas.description import Description
+    from shoal.replicas.code.description import Description
+    from shoal.replicas.contract import Blueprint
     from shoal.serving.handle import EndpointHandle
 
 

@@ -12,7 +12,7 @@ import pytest
 from batching.scenes import PENDING, line_up, settle
 from serving.scenes import Stage, echo, never, slowly
 from shoal.errors import ShoalError
-from shoal.replicas.definition import Definition
+from shoal.replicas.code.definition import Definition
 from shoal.serving.backend import Backend
 from shoal.serving.changing import changed
 from shoal.serving.config import BackendConfig

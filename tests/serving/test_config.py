@@ -14,7 +14,7 @@ import shoal
 from shoal.core.options.keywords import OptionKeywords
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import NotDurable
-from shoal.replicas.base import Blueprint, Replica, ReplicaOptions
+from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 from shoal.serving.config import BackendConfig
 from shoal.serving.config_keywords import NAMES, RENAMED, BackendKeywords
 

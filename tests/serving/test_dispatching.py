@@ -13,7 +13,7 @@ from serving.scenes import Gated, Stage, echo, failing, serving, slowly
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policy import Cut
 from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied
-from shoal.replicas.current import current_replica_tag, running_replica
+from shoal.replicas.code.current import current_replica_tag, running_replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -9,7 +9,7 @@ import pytest
 
 import shoal  # noqa: TC001 - annotations are looked at
 from batching.scenes import PENDING, line_up, outcome, settle
-from shoal.replicas.task import TaskReplica
+from shoal.replicas.local.task import TaskReplica
 from shoal.serving.controller import Controller
 
 # Functions need no thread, and virtual time holds for them.

@@ -13,11 +13,11 @@ import pytest
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, CutReason
 from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
-from shoal.replicas.current import running_replica
-from shoal.replicas.description import Description
-from shoal.replicas.process import ProcessReplica
-from shoal.replicas.task import TaskReplica
-from shoal.replicas.thread import ThreadReplica
+from shoal.replicas.code.current import running_replica
+from shoal.replicas.code.description import Description
+from shoal.replicas.local.task import TaskReplica
+from shoal.replicas.local.thread import ThreadReplica
+from shoal.replicas.process.replica import ProcessReplica
 from shoal.testing import check_replica
 from shoal.testing.replica_code import Mistake
 

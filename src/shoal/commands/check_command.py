@@ -18,7 +18,7 @@ from shoal.commands.printing import print_data
 from shoal.commands.saying import say
 from shoal.planning.arguments import print_out
 from shoal.planning.mistake import Mistake
-from shoal.replicas.definition import qualified_name
+from shoal.replicas.code.definition import qualified_name
 from shoal.replicas.placements import placement_name
 from shoal.serving.app_file_flaws import AppFileRefused
 from shoal.serving.wire_forms import config_shown

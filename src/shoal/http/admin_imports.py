@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.errors import NotAllowed
-from shoal.replicas.definition import OwnPath, split_import_path
+from shoal.replicas.code.definition import OwnPath, split_import_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.http.app import App
 from shoal.http.declarations import DeclaredEndpoint, DeclaredShadow
 from shoal.http.settings import HttpSettings
-from shoal.replicas.definition import Definition
+from shoal.replicas.code.definition import Definition
 from shoal.serving.config import BackendConfig
 
 if TYPE_CHECKING:

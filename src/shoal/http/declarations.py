@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from shoal.http.declared import Declared
-    from shoal.replicas.definition import Definition
+    from shoal.replicas.code.definition import Definition
     from shoal.serving.config import BackendConfig
     from shoal.serving.controller import Controller
 

@@ -15,8 +15,8 @@ from shoal.batching.batcher import Batcher
 from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.handlers.binding import unreadable_annotations
-from shoal.replicas.definition import Definition
-from shoal.replicas.instance import adapted, call_of
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.instance import adapted, call_of
 from shoal.serving.config import BackendConfig
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from shoal.errors import NoSuchName
 from shoal.http.declarations import DeclaredEndpoint, DeclaredShadow
 from shoal.http.declared import declared_on
 from shoal.http.declaring import checked_name
-from shoal.replicas.definition import Definition
+from shoal.replicas.code.definition import Definition
 from shoal.serving.config import BackendConfig
 from shoal.serving.config_keywords import refuse_unknown
 from shoal.serving.naming import DEFAULT_METHODS, checked_methods, checked_path, checked_tag

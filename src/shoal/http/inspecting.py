@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any, cast
 from shoal.batching.handlers.binding import unreadable_annotations
 from shoal.batching.handlers.items_or_lists import described
 from shoal.http.payload import reader_for
-from shoal.replicas.definition import imported
-from shoal.replicas.instance import adapted, call_of
+from shoal.replicas.code.definition import imported
+from shoal.replicas.code.instance import adapted, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from shoal.http.app import App
     from shoal.http.declarations import Declarations, DeclaredEndpoint
-    from shoal.replicas.definition import Definition
+    from shoal.replicas.code.definition import Definition
     from shoal.serving.config import BackendConfig
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.replicas.definition import imported, qualified_name
-from shoal.replicas.process import ProcessReplica
-from shoal.replicas.task import TaskReplica
-from shoal.replicas.thread import ThreadReplica
+from shoal.replicas.code.definition import imported, qualified_name
+from shoal.replicas.local.task import TaskReplica
+from shoal.replicas.local.thread import ThreadReplica
+from shoal.replicas.process.replica import ProcessReplica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.replicas.base import Placement
+    from shoal.replicas.contract import Placement
 
 _HERE: Final[Mapping[str, Placement]] = {
     "task": TaskReplica,
@@ -20,7 +20,7 @@ _HERE: Final[Mapping[str, Placement]] = {
     "process": ProcessReplica,
 }
 # By import paths, so that only who asks for one needs what its extra brings.
-_OF_EXTRAS: Final[Mapping[str, str]] = {"ray": "shoal.replicas.ray:RayReplica"}
+_OF_EXTRAS: Final[Mapping[str, str]] = {"ray": "shoal.replicas.ray.replica:RayReplica"}
 
 
 def placement_of(placement: Any) -> Placement:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.errors import NotDurable
-from shoal.replicas.definition import split_import_path
+from shoal.replicas.code.definition import split_import_path
 from shoal.serving.config import BackendConfig
 from shoal.serving.config_keywords import NAMES, RENAMED
 from shoal.serving.naming import checked_tag

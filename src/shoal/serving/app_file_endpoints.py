@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.traffic import Shadow, Traffic
-from shoal.replicas.definition import split_import_path
+from shoal.replicas.code.definition import split_import_path
 from shoal.serving.naming import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
 from shoal.serving.state_records import DeclaredEndpoint, DeclaredShadow
 

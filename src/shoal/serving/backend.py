@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.replicas.base import Blueprint
-from shoal.replicas.current import Identity
+from shoal.replicas.code.current import Identity
+from shoal.replicas.contract import Blueprint
 from shoal.replicas.placements import placement_of
 from shoal.serving.lines import CALL, Lines
 from shoal.serving.pool import Pool
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from shoal.replicas.base import Replica
-    from shoal.replicas.definition import Definition
+    from shoal.replicas.code.definition import Definition
+    from shoal.replicas.contract import Replica
     from shoal.serving.config import BackendConfig
 
 logger: Final = logging.getLogger("shoal.serving")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from shoal.errors import NoSuchName
-from shoal.replicas.call_out import CallOut
-from shoal.replicas.calling_out import WayOut, way_out
+from shoal.replicas.code.endpoint_call import CallOut
+from shoal.replicas.process.child.endpoints import WayOut, way_out
 from shoal.serving.asking import Asked
 from shoal.serving.naming import checked_tag
 from shoal.serving.optioned import SYNC_CALL, Optioned, no_such_attribute

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.failures.held import held
-from shoal.replicas.base import ReplicaOptions
+from shoal.replicas.contract import ReplicaOptions
 from shoal.serving.config_batching import (
     BATCH_NAMES,
     DEFAULTS,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Fill
     from shoal.core.replicas.autoscaling import AutoscalingOptions
-    from shoal.replicas.base import Placement
+    from shoal.replicas.contract import Placement
 
 ONGOING_WHERE_CODE_GATHERS: Final = 100
 """How many requests a replica has at once whose code forms batches by itself."""

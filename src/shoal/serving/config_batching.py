@@ -17,7 +17,7 @@ from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.mixes import refused_fill
 from shoal.core.options.options import BatchOptions
 from shoal.core.options.queue_policy import QueuePolicy
-from shoal.replicas.definition import imported, split_import_path
+from shoal.replicas.code.definition import imported, split_import_path
 from shoal.serving.config_replicas import checked_mapping
 
 SERVED_DEFAULTS: Final[Mapping[str, Any]] = {"max_queued_requests": 1024, "overload": "reject"}

@@ -10,7 +10,7 @@ from shoal.core.options.names import suggested
 from shoal.core.options.queue_policy import QueuePolicy
 from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
-from shoal.replicas.base import Placement
+from shoal.replicas.contract import Placement
 
 
 class BackendKeywords(TypedDict, total=False):

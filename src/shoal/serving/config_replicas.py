@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from shoal.core.options.checks import one_of, seconds, whole
-from shoal.replicas.definition import split_import_path
+from shoal.replicas.code.definition import split_import_path
 
 PLACEMENTS: Final = ("task", "thread", "process", "ray")
 """The placements that have a name."""

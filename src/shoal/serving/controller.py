@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Traffic
 from shoal.errors import InUse
-from shoal.replicas.definition import Definition, named_arguments
+from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.placements import placement_of
 from shoal.serving.backend_status import status_of
 from shoal.serving.changing import changed, restart

@@ -12,7 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from shoal.errors import NotAllowed, NotDurable, ShutDown
-from shoal.replicas.definition import Definition
+from shoal.replicas.code.definition import Definition
 from shoal.serving.config import BackendConfig
 from shoal.serving.config_durable import durable_options
 from shoal.serving.state_records import (

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.handlers.handler import Fill
     from shoal.batching.open.batch import OpenBatch
-    from shoal.replicas.base import Replica
-    from shoal.replicas.description import Method
+    from shoal.replicas.code.description import Method
+    from shoal.replicas.contract import Replica
     from shoal.serving.pool import Member, Pool
 
 logger: Final = logging.getLogger("shoal.serving")

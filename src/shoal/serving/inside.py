@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from shoal.replicas.calling_out import way_out
+from shoal.replicas.process.child.endpoints import way_out
 from shoal.serving.child_handle import ChildClient, running_controller
 from shoal.serving.sync_client import check_may_block
 

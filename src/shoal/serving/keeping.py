@@ -17,8 +17,8 @@ from shoal.errors import ReplicaDied, ReplicaNotStarted
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from shoal.replicas.base import Replica
-    from shoal.replicas.description import Description
+    from shoal.replicas.code.description import Description
+    from shoal.replicas.contract import Replica
     from shoal.serving.config import BackendConfig
     from shoal.serving.pool import Member
     from shoal.serving.status import ReplicaState

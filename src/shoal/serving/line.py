@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.handlers.handler import Handler
-    from shoal.replicas.description import Method
+    from shoal.replicas.code.description import Method
     from shoal.serving.pool import Pool
 
 logger: Final = logging.getLogger("shoal.serving")

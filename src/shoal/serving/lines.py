@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from shoal.core.counters import BatcherStatistics
-    from shoal.replicas.description import Method
+    from shoal.replicas.code.description import Method
     from shoal.serving.config import BackendConfig
     from shoal.serving.pool import Pool
     from shoal.serving.supervisor import Supervisor

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.replicas.base import Blueprint, Replica
-from shoal.replicas.definition import Definition
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, Replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from anyio.abc import TaskStatus
 
-    from shoal.replicas.current import Identity
-    from shoal.replicas.description import Description
+    from shoal.replicas.code.current import Identity
+    from shoal.replicas.code.description import Description
 
 
 class NotMade(Replica):

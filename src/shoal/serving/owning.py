@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup, TaskStatus
 
-    from shoal.replicas.base import Replica
-    from shoal.replicas.call_out import CallOut
-    from shoal.replicas.definition import Definition
+    from shoal.replicas.code.definition import Definition
+    from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.contract import Replica
     from shoal.serving.asking import Asked
     from shoal.serving.client import Client
     from shoal.serving.config import BackendConfig

@@ -18,7 +18,7 @@ from shoal.errors import BackendUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from shoal.replicas.base import Replica
+    from shoal.replicas.contract import Replica
 
 
 @dataclass(eq=False)

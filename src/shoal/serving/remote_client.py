@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
-from shoal.replicas.definition import named_arguments
+from shoal.replicas.code.definition import named_arguments
 from shoal.serving.config import BackendConfig
 from shoal.serving.naming import (
     DEFAULT_METHODS,

@@ -19,7 +19,7 @@ from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.core.forming.call_options import Wishes
 from shoal.core.traffic import Shadow
-from shoal.replicas.definition import imported, qualified_name
+from shoal.replicas.code.definition import imported, qualified_name
 from shoal.serving.status import ShadowStatus
 
 if TYPE_CHECKING:

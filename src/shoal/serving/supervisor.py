@@ -18,7 +18,7 @@ import anyio
 from shoal.batching.failures.held import held
 from shoal.core.replicas.life import LifeState
 from shoal.core.replicas.rollout import Seen, decide
-from shoal.replicas.current import Identity
+from shoal.replicas.code.current import Identity
 from shoal.serving.config import same_user_config
 from shoal.serving.config_batching import DEFAULTS
 from shoal.serving.keeping import Kept
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.replicas.base import Replica
-    from shoal.replicas.description import Description
+    from shoal.replicas.code.description import Description
+    from shoal.replicas.contract import Replica
     from shoal.serving.config import BackendConfig
     from shoal.serving.pool import Member, Pool
 

@@ -21,8 +21,8 @@ import anyio
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ShutDown
-from shoal.replicas.calling_out import WorkCancelled
 from shoal.replicas.inner_calls import inner_calls
+from shoal.replicas.process.child.endpoints import WorkCancelled
 from shoal.serving.optioned import SYNC_CALL, no_such_attribute
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from shoal.errors import BatcherClosed
 from shoal.serving.failures import Failures
 
 if TYPE_CHECKING:
-    from shoal.replicas.description import Description
+    from shoal.replicas.code.description import Description
     from shoal.serving.config import BackendConfig
     from shoal.serving.keeping import Kept
     from shoal.serving.pool import Pool

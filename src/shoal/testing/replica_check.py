@@ -25,7 +25,7 @@ from shoal.testing.replica_stage import Stage
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from shoal.replicas.base import Placement
+    from shoal.replicas.contract import Placement
     from shoal.testing.replica_stage import Kind, Played
 
 _OF_ONE_REPLICA: Final[Sequence[Callable[[Stage, Played], Awaitable[None]]]] = (

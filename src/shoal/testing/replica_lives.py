@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
-from shoal.replicas.definition import Definition
+from shoal.replicas.code.definition import Definition
 from shoal.testing.replica_code import (
     Mistake,
     Panic,

@@ -10,7 +10,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.stream import END, SKIP
 from shoal.errors import ReplicaDied
-from shoal.replicas.current import current_replica_tag
+from shoal.replicas.code.current import current_replica_tag
 from shoal.testing.replica_code import Mistake
 from shoal.testing.replica_stage import IDENTITY, Call, a_batch_of, outcome
 

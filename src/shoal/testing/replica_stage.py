@@ -10,17 +10,17 @@ import anyio
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, CutReason
 from shoal.core.request import State
-from shoal.replicas.base import Blueprint, ReplicaOptions
-from shoal.replicas.current import Identity
-from shoal.replicas.definition import Definition
+from shoal.replicas.code.current import Identity
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.testing.replica_code import AsyncCode, PlainCode
 from shoal.testing.requests import make_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
-    from shoal.replicas.base import Placement, Replica
-    from shoal.replicas.description import Description
+    from shoal.replicas.code.description import Description
+    from shoal.replicas.contract import Placement, Replica
     from shoal.testing.replica_folder import Folder
 
 Kind: TypeAlias = Literal["plain", "async"]

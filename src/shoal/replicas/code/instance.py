@@ -1,0 +1,208 @@
+"""One instance of a backend's code: the object, and its methods as handlers.
+
+It is what a replica has inside, wherever it runs. It knows nothing of tasks, threads or processes
+beyond what `Handler` does, and its life is told from outside.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from functools import partial, partialmethod
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from shoal.batching.calls.call import StreamCall
+from shoal.batching.decorator.batched import Decorated
+from shoal.batching.failures.held import held
+from shoal.batching.handlers.binding import annotations_of
+from shoal.batching.handlers.handler import Handler, OneAtATime
+from shoal.batching.handlers.items_or_lists import takes_lists
+from shoal.batching.open.batch import OpenBatch
+from shoal.replicas.code.description import Description, Method
+from shoal.replicas.code.hooks import NOT_FOR_CALLERS, RAYS
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from shoal.batching.handlers.handler import Fill
+    from shoal.replicas.code.definition import Definition
+
+_METHODS: Final[tuple[type[Any], ...]] = (
+    FunctionType,
+    staticmethod,
+    partialmethod,
+    Decorated,
+)
+
+
+class Instance:
+    """A function, or an instance of a class, and what can be asked of it.
+
+    The constructor runs the user's: it may block.
+
+    Args:
+        definition: The user's code.
+
+    Attributes:
+        description: What it can do.
+
+    Raises:
+        TypeError: It is no code for a backend.
+        ValueError: The import path names nothing.
+        Exception: What the user's code raised.
+    """
+
+    def __init__(self, definition: Definition) -> None:
+        loaded = definition.load()
+        definition.check_loaded(loaded)
+        if inspect.isclass(loaded):
+            self._target: Any = loaded(*definition.init_args, **dict(definition.init_kwargs))
+        else:
+            self._target = loaded
+        self.handlers: dict[str, Handler] = {}
+        methods: dict[str, Method] = {}
+        forms_batches = _forms_batches(self._target)
+        for name, function in _methods(self._target):
+            handler, batched = _adapted(name, function, definition)
+            if handler is not None:
+                self.handlers[name] = handler
+                signature = handler.binding.signature
+                gathers = forms_batches and not batched and not handler.threaded
+                methods[name] = Method(name, signature, handler.streams, batched, gathers)
+        self.description = Description(
+            methods,
+            reconfigures=self.hook("reconfigure") is not None,
+            checks_health=self.hook("health") is not None,
+        )
+
+    @held
+    def hook(self, name: str) -> Callable[..., Any] | None:
+        """Returns one of `HOOKS`; None if the code has none of that name."""
+        if inspect.isroutine(self._target):
+            return None
+        found = getattr(self._target, name, None)
+        if not callable(found) and name in RAYS:
+            found = getattr(self._target, RAYS[name], None)
+        return found if callable(found) else None
+
+
+def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    yield "__call__", target
+    if inspect.isroutine(target):
+        return
+    cls = cast("Any", type(target))
+    for name in dir(cls):
+        if name.startswith("_") or name in NOT_FOR_CALLERS:
+            continue
+        static: Any = inspect.getattr_static(cls, name)
+        if any(isinstance(static, kind) for kind in _METHODS) and _is_its_own(cls, name):
+            yield name, getattr(target, name)
+
+
+def _is_its_own(cls: Any, name: str) -> bool:
+    """Says whether a method is of the same package as the class.
+
+    What it inherits from a library may do anything, such as read a file or a pickle that it is told
+    to, and its author did not mean it for whoever can make calls.
+    """
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    return bool(owner.__module__.partition(".")[0] == cls.__module__.partition(".")[0])
+
+
+def _forms_batches(target: Any) -> bool:
+    """Says whether code has something that is decorated with `shoal.batch`."""
+    if isinstance(target, Decorated):
+        return True
+    cls = cast("Any", type(target))
+    found = (inspect.getattr_static(cls, name, None) for name in dir(cls))
+    return any(isinstance(getattr(one, "__func__", one), Decorated) for one in found)
+
+
+def _awaited(face: Decorated) -> Callable[..., Any]:
+    """Returns the call of a batched function as an async function of one item."""
+    made: Any = face
+    if isinstance(face, StreamCall):
+
+        async def steps(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+            async with made(*args, **kwargs) as stream:
+                async for item in stream:
+                    yield item
+
+        call: Any = steps
+    else:
+
+        async def result(*args: Any, **kwargs: Any) -> Any:
+            return await made(*args, **kwargs)
+
+        call = result
+    call.__annotations__ = {}
+    call.__signature__ = face.__signature__
+    call.__qualname__ = made.__qualname__
+    return cast("Callable[..., Any]", call)
+
+
+def _adapted(
+    name: str, function: Callable[..., Any], definition: Definition
+) -> tuple[Handler | None, bool]:
+    """Returns a method as a handler, and whether it takes lists.
+
+    None for a method other than ``__call__`` whose calls would have no form: it is a helper.
+    """
+    if name == "__call__":
+        return adapted(function, definition)
+    batched_already: Any = function
+    if isinstance(batched_already, Decorated):
+        return OneAtATime(_awaited(batched_already)), False
+    try:
+        batched = takes_lists(function)
+    except TypeError:  # a helper may have any parameters, and a call of it has one value for each
+        batched = False
+    try:
+        return Handler(function) if batched else OneAtATime(function), batched
+    except (TypeError, ValueError):
+        return None, batched
+
+
+def _fill(function: Callable[..., Any]) -> Fill:
+    """Says whether a handler takes lists or an open batch."""
+    annotations = [typing.get_origin(each) or each for each in annotations_of(function)]
+    return "open" if annotations == [OpenBatch] else "closed"
+
+
+def adapted(
+    function: Any, definition: Definition, *, fill: Fill = "closed", streams: bool = False
+) -> tuple[Handler, bool]:
+    """Returns what is called of a backend's code as a handler, and whether it takes lists.
+
+    What is decorated with `shoal.batch` is taken as an async function of one item.
+
+    Args:
+        function: A function or an object that can be called; of a class see `call_of`.
+        definition: What was said about it.
+        fill: When its batches are complete.
+        streams: Whether calls to open batches are answered by streams.
+
+    Raises:
+        TypeError: It is no code for a backend, or it is unclear whether it takes lists.
+        ValueError: It does not fit what was said about it.
+    """
+    cls: Any = type(function)  # pyright: ignore[reportUnknownVariableType]
+    code: Any = inspect.getattr_static(cls, "__call__", None)
+    face = function.__call__ if isinstance(code, Decorated) else function
+    if isinstance(face, Decorated):
+        return OneAtATime(_awaited(face)), False
+    if fill != "closed":
+        return Handler(function, definition.signature, fill=fill, streams=streams), True
+    batched = definition.accept_batch
+    if batched is None:
+        batched = takes_lists(function)
+    if not batched:
+        return OneAtATime(function), False
+    return Handler(function, definition.signature, fill=_fill(function)), True
+
+
+def call_of(cls: Any) -> Any:
+    """Returns what stands for the ``__call__`` of an instance of a class: it is only looked at."""
+    found: Any = inspect.getattr_static(cls, "__call__", None)
+    return found.bound_to(cls) if isinstance(found, Decorated) else partial(cls.__call__, None)

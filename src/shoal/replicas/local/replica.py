@@ -1,0 +1,338 @@
+"""A replica whose code runs in this process: what those in tasks and those in a thread share.
+
+Async code runs in the task of whoever asks for it, in a cancel scope by which it can be ended from
+outside. Plain code runs in a thread, as a `Job`: nothing can interrupt it, so all that can be ended
+is the wait for it. Where the threads come from is for the subclasses to say. They belong to
+`serve`, which ends when they do; only a start that fails, and cancelling `serve`, leave threads
+behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from abc import abstractmethod
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from shoal.batching.decorator.block import BatcherBlock
+from shoal.batching.failures.held import held, shown
+from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.errors import ReplicaNotStarted
+from shoal.replicas.code.as_plain import as_plain
+from shoal.replicas.code.hooks import is_async
+from shoal.replicas.code.instance import Instance
+from shoal.replicas.code.jobs import DONE, Job, PlainMethod
+from shoal.replicas.contract import Replica
+from shoal.replicas.inner_calls import InnerCalls, waited_for
+from shoal.replicas.local.work import UnderWay
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    from anyio.abc import TaskGroup, TaskStatus
+
+    from shoal.batching.handlers.handler import Handler
+    from shoal.replicas.code.description import Description
+    from shoal.replicas.contract import Blueprint
+
+logger: Final = logging.getLogger("shoal.replicas")
+
+
+class LocalReplica(Replica):
+    """A replica in this process.
+
+    Attributes:
+        instance: The instance of the code; there once it is constructed.
+    """
+
+    instance: Instance
+    _tasks: TaskGroup
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__(blueprint)
+        self._work = UnderWay(blueprint.identity, self.kill)
+        self._was_killed = False
+        self._starting = anyio.CancelScope()
+        self._closing = anyio.CancelScope()
+        self._has_threads = False
+        self._threads: set[anyio.CancelScope] = set()
+        self._for_health = anyio.CapacityLimiter(math.inf)
+
+    @property
+    def takes_work(self) -> bool:
+        return self._work.is_open
+
+    async def serve(self, *, task_status: TaskStatus[Description]) -> None:
+        failure: Exception | None = None
+        async with anyio.create_task_group() as self._tasks:
+            try:
+                self._has_threads = True
+                self._begin_threads()
+                await self._live(task_status)
+            except Exception as error:
+                failure = error
+            finally:
+                self._work.finish("has ended")
+                self._has_threads = False
+                self._release_threads()
+                if self._work.jobs:
+                    self._work.give_up_jobs()
+                    for thread in self._threads:
+                        thread.cancel()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
+
+    def stop(self) -> None:
+        self._starting.cancel()
+        self._work.finish("was stopped")
+
+    def kill(self, reason: str) -> None:
+        if not self._was_killed:
+            self._was_killed = True
+            self._work.finish(f"was killed: {reason}", again=True)
+            self._starting.cancel()
+            self._closing.cancel()
+
+    @holds_ctrl_c
+    async def run(self, method: str, items: list[Any]) -> Any:
+        handler, batched = self._method(method)
+        if handler.threaded:
+            plain = PlainMethod(handler, batched=batched)
+            with waited_for() as calls:
+                job = Job(lambda: as_plain(plain.results(items)))
+                return await self._in_thread(job, calls=calls)
+        with self._work.at_work():
+            return as_plain(await handler.results(items))
+
+    @holds_ctrl_c
+    async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
+        handler, batched = self._method(method)
+        if not handler.threaded:
+            steps = handler.steps(items)
+            # One scope for all steps: the code may have scopes of its own from one to the next.
+            with self._work.within_scope() as scope:
+                try:
+                    while (step := await self._next(steps, scope)) is not DONE:
+                        yield step
+                finally:
+                    with self._work.running():
+                        await steps.aclose()
+            return
+        plain = PlainMethod(handler, batched=batched).steps(items)
+        job = Job(lambda: as_plain(plain.next()), undo=plain.close)
+        calls = InnerCalls()
+        try:
+            while (step := await self._next_in_thread(job, calls)) is not DONE:
+                yield step
+                self._work.check_open()
+                job = Job(lambda: as_plain(plain.next()), undo=plain.close)
+        finally:
+            if plain.is_open and not job.is_given_up and self._has_threads:
+                with anyio.CancelScope(shield=True):
+                    await self._in_thread(Job(plain.close))
+
+    @holds_ctrl_c
+    async def reconfigure(self, user_config: Any) -> None:
+        self._work.check_open()
+        hook = self._takes_user_config(user_config)
+        if not is_async(hook):
+            await self._reconfigured(Job(partial(hook, user_config), "reconfigure()"))
+            return
+        with self._work.at_work("reconfigure()"):
+            await hook(user_config)
+
+    @holds_ctrl_c
+    async def check_health(self) -> None:
+        self._work.check_open()
+        hook = self.instance.hook("health")
+        if hook is None:
+            await anyio.lowlevel.checkpoint()
+            return
+        with self._work.at_work("health()"):
+            if is_async(hook):
+                healthy = await hook()
+            else:
+                # A thread of its own, beside the work; one that hangs is given up with the check.
+                # What it raises comes as a value: asyncio throws away the coroutine that it throws
+                # a GeneratorExit into.
+                healthy, error = await anyio.to_thread.run_sync(
+                    Job(hook).run, abandon_on_cancel=True, limiter=self._for_health
+                )
+                if error is not None:
+                    raise error
+        if healthy is False:
+            raise RuntimeError(f"health() of {self.tag} gave back False")
+
+    def _begin_threads(self) -> None:
+        """Readies the threads, as tasks of `_tasks` that are each in `_thread`."""
+
+    def _release_threads(self) -> None:
+        """Says that no more jobs will come."""
+
+    @abstractmethod
+    def _begin(self, job: Job) -> None:
+        """Has a thread do a job, in a copy of this context, and `_answered` called thereafter."""
+
+    def _check_code(self) -> None:
+        """Refuses code that can't run here, with a `TypeError`."""
+
+    @contextmanager
+    def _thread(self) -> Generator[None]:
+        """A task waits for a thread in this block; only what abandons the thread ends the wait."""
+        scope = anyio.CancelScope(shield=True)
+        self._threads.add(scope)
+        try:
+            with scope:
+                yield
+        finally:
+            self._threads.remove(scope)
+
+    async def _live(self, task_status: TaskStatus[Description]) -> None:
+        with self._work.identified():
+            # Its batchers know this replica as theirs.
+            block = BatcherBlock(told=self._work.told, is_private=True)
+            async with block:
+                self._work.block = block
+                await self._serve(task_status)
+
+    async def _serve(self, task_status: TaskStatus[Description]) -> None:
+        await self._start()
+        self._work.is_open = True
+        task_status.started(self.instance.description)
+        await self._work.ended.wait()
+        if not self._was_killed:
+            with self._closing:
+                await self._work.wait_idle()
+                await self._close()
+        if self._was_killed:
+            await self._work.wait_idle()
+            raise self._work.died()
+
+    async def _start(self) -> None:
+        timeout_s = self.blueprint.options.start_timeout_s
+        if timeout_s is not None:
+            self._starting.deadline = anyio.current_time() + timeout_s
+        cause: Exception | None = None
+        try:
+            with self._starting:
+                await self._construct()
+                self._check_code()
+                if (user_config := self.blueprint.user_config) is not None:
+                    takes = self._takes_user_config(user_config)
+                    await self._call("reconfigure()", takes, user_config)
+                if (hook := self.instance.hook("warm_up")) is not None:
+                    await self._call("warm_up()", hook)
+                await anyio.lowlevel.checkpoint()
+        except Exception as error:
+            cause = error
+        if self._starting.cancel_called:
+            why = self._work.end or f"was not ready within {timeout_s} s"
+        elif cause is not None:
+            why = f"could not be started: {shown(cause)}"
+        else:
+            return
+        try:
+            raise ReplicaNotStarted(f"{self.tag} {why}") from cause
+        finally:
+            del cause  # its traceback holds this frame
+
+    async def _construct(self) -> None:
+        definition = self.blueprint.definition
+        if definition.import_path is None and not inspect.isclass(definition.target):
+            self.instance = held(Instance)(definition)  # hardly any of the user's code runs
+        else:
+            job = Job(partial(Instance, definition), f"the constructor of {definition.name}")
+            self.instance = await self._in_thread(job, shield=False)
+
+    @held
+    def _takes_user_config(self, user_config: Any) -> Callable[..., Any]:
+        hook = self.instance.hook("reconfigure")
+        if hook is None:
+            raise TypeError(
+                f"{self.tag} was given user_config={user_config!r:.80}, but its code has no "
+                "reconfigure(user_config) that would take it"
+            )
+        return hook
+
+    async def _close(self) -> None:
+        try:
+            if (hook := self.instance.hook("close")) is not None:
+                await self._call("close()", hook)
+        except Exception:
+            logger.exception("%s: close() failed", self.tag)
+
+    @holds_ctrl_c
+    async def _call(self, name: str, hook: Callable[..., Any], *args: Any) -> None:
+        """Calls a hook while no work is taken; cancelling this gives up a plain one."""
+        if not is_async(hook):
+            await self._in_thread(Job(partial(hook, *args), name), shield=False)
+            return
+        with self._work.running(name):
+            await hook(*args)
+
+    async def _reconfigured(self, job: Job) -> None:
+        try:
+            await self._in_thread(job, shield=False)
+        except anyio.get_cancelled_exc_class():
+            # What it does later would go over what the replica is told next.
+            grace_s = self.blueprint.options.cancel_grace_s
+            with anyio.move_on_after(grace_s, shield=True) as waiting:
+                await job.wait()
+            if waiting.cancelled_caught:
+                self.kill(f"its reconfigure() had not ended {grace_s:g} s after it was cancelled")
+            raise
+
+    @holds_ctrl_c
+    async def _next(self, steps: AsyncGenerator[Any, None], scope: anyio.CancelScope) -> Any:
+        with self._work.cancellable(scope), self._work.running():
+            step = as_plain(await anext(steps, DONE))
+        if scope.cancel_called:
+            raise self._work.died()  # whatever the code made of that
+        return step
+
+    async def _next_in_thread(self, job: Job, calls: InnerCalls) -> Any:
+        with waited_for(calls):
+            return await self._in_thread(job, calls=calls)
+
+    async def _in_thread(
+        self, job: Job, *, shield: bool = True, calls: InnerCalls | None = None
+    ) -> Any:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        self._start_job(job)
+        try:
+            return await job.result()
+        except anyio.get_cancelled_exc_class():
+            if shield:
+                if calls is not None:
+                    calls.cancel()
+                with anyio.CancelScope(shield=True):
+                    await job.wait()
+            raise
+
+    def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
+        """Hears what came of a job."""
+        if error is not None:
+            error = self._work.told(error, job.name)
+        if not job.answer(value, error) and job.undo is not None:
+            self._start_job(Job(job.undo))
+        self._work.is_done(job)
+
+    def _start_job(self, job: Job) -> None:
+        self._work.has_begun(job)
+        with self._work.identified():
+            self._begin(job)
+
+    def _method(self, method: str) -> tuple[Handler, bool]:
+        self._work.check_open()
+        batched = self.instance.description.method(method).batched
+        return self.instance.handlers[method], batched

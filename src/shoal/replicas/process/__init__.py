@@ -1,0 +1,1 @@
+"""Replicas in processes of their own: the parent's side."""

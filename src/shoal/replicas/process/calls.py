@@ -1,0 +1,255 @@
+"""The parent's side of the calls to one worker process.
+
+Any number of calls may be under way; each has an id, by which its answers find it. A call that is
+cancelled tells the worker so and stays until the worker says that its work has ended. If that takes
+longer than the grace, the worker is killed: its death answers every call.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.to_thread
+
+from shoal.replicas.code.jobs import HANDLER
+from shoal.replicas.process.endpoint_calls import FROM_CODE, Answering
+from shoal.replicas.process.replies import Call, Replies
+from shoal.replicas.process.wire.connection import Connection
+from shoal.replicas.process.wire.errors import ErrorAsData, slots_as_exceptions
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.messages import (
+    LEAST_IN_THREAD,
+    Parcel,
+    Post,
+    packed,
+    places_of,
+    unpickled,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from shoal.replicas.process.wire.frames import Frame
+    from shoal.replicas.process.worker import Worker
+
+_NAMES: Final = {
+    Kind.START: "the code that was being started",
+    Kind.RECONFIGURE: "reconfigure()",
+    Kind.HEALTH: "health()",
+}
+"""What the code is called in errors, where it is not the handler."""
+
+
+class Conversation:
+    """All calls to one worker.
+
+    Args:
+        worker: The worker.
+        where: What to call it in the notes of its errors.
+        cancel_grace_s: How long work that was cancelled may go on.
+
+    Attributes:
+        answering: Answers the calls that the worker's code makes.
+        at_work: Set when there is work under way.
+        is_over: Whether the worker has ended.
+    """
+
+    def __init__(self, worker: Worker, where: str, cancel_grace_s: float) -> None:
+        arena = worker.arena
+        self.post = Post() if arena is None else Post(arena.requests, arena.replies)
+        on_rubbish = partial(worker.kill, "it sent what no worker sends")
+        self.data = Connection(worker.data, on_rubbish=on_rubbish)
+        self.control = Connection(worker.control, on_rubbish=on_rubbish)
+        self.answering = Answering(self.control)
+        self.at_work = anyio.Event()
+        self._worker = worker
+        self._where = where
+        self._grace_s = cancel_grace_s
+        self._ids = count(1)
+        self._replies = Replies(
+            self.data,
+            self.handle,
+            cancel_grace_s,
+            lambda: worker.kill("it had closed its connection"),
+        )
+        self._threads = anyio.CapacityLimiter(math.inf)
+        self.is_over = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return not self._replies.calls
+
+    async def ask(self, kind: Kind, parcel: Parcel, *, interruptible: bool = True) -> Any:
+        """Makes a call that has one answer.
+
+        Args:
+            kind: What it asks for.
+            parcel: What goes along.
+            interruptible: Whether the worker is told, and waited for, if the call is cancelled.
+
+        Raises:
+            TypeError: The answer can't be sent, or not be read here.
+            ReplicaDied: The worker has died.
+            Exception: What the worker answers.
+        """
+        call = await self._begin(kind, parcel)
+        try:
+            frame = await self._replies.next(call)
+            if frame is None:
+                raise self._worker.death()
+            return await self._opened(frame, _NAMES.get(kind, HANDLER))
+        finally:
+            await self._leave(call, interruptible=interruptible)
+
+    async def ask_steps(self, parcel: Parcel) -> AsyncGenerator[Any, None]:
+        """Makes a call that is answered by a stream; raises what `ask` does."""
+        call = await self._begin(Kind.STREAM, parcel)
+        taken = 0
+        try:
+            while True:
+                frame = await self._replies.next(call)
+                if frame is None:
+                    raise self._worker.death()
+                if frame.kind is Kind.END:
+                    return
+                yield await self._opened(frame, HANDLER)
+                taken += 1
+                if taken == STEPS_AHEAD // 2 and not call.is_over:
+                    credit = packed(taken)
+                    self.data.send(self.post.frame(Kind.CREDIT, call.id, credit))
+                    taken = 0
+        finally:
+            await self._leave(call, interruptible=True)
+
+    async def ask_beside(self, kind: Kind) -> Any:
+        """Makes a call by the control channel, which does not wait behind work.
+
+        Cancellation: the answer is given up.
+        """
+        call = self._new_call(reads=False)
+        try:
+            self.control.send(Post().frame(kind, call.id))
+            frame = await self._replies.next(call)
+            if frame is None:
+                raise self._worker.death()
+            return await self._opened(frame, _NAMES.get(kind, HANDLER))
+        finally:
+            del self._replies.calls[call.id]
+
+    def close(self) -> None:
+        """Closes the connections, and lets go of itself, so that the shared memory goes at once."""
+        self._replies.close()
+        self.data.close()
+        self.control.close()
+
+    def drain(self) -> None:
+        """Tells the worker that its backend begins to end."""
+        self.control.send(Post().frame(Kind.DRAIN, 0))
+
+    def close_worker(self) -> None:
+        """Tells the worker to close its code and to exit."""
+        self.data.send(self.post.frame(Kind.CLOSE, 0))
+
+    def handle(self, frame: Frame) -> None:
+        """Takes in a frame of the worker's."""
+        self.post.take_back(frame)
+        if not self._replies.put(frame):
+            self.post.drop(frame)  # nobody waits for it any more
+
+    def handle_control(self, frame: Frame) -> None:
+        """Takes in a frame of the worker's that came by the control channel."""
+        if frame.kind in FROM_CODE:
+            self.answering.handle(frame)
+        else:
+            self.handle(frame)
+
+    def end(self) -> None:
+        """Ends all calls, because the worker has died; what it has said before counts."""
+        self.data.read_at_hand(self.handle)
+        self.control.read_at_hand(self.handle_control)
+        self.is_over = True
+        self._replies.end()
+        self.data.shut_down()
+
+    def _new_call(self, *, reads: bool) -> Call:
+        if self.is_over:
+            raise self._worker.death()
+        call = Call(next(self._ids), reads=reads)
+        self._replies.calls[call.id] = call
+        return call
+
+    async def _begin(self, kind: Kind, parcel: Parcel) -> Call:
+        if self.post.reserve(parcel):
+            if parcel.size < LEAST_IN_THREAD:
+                self.post.write(parcel)
+            else:
+                try:
+                    await anyio.to_thread.run_sync(
+                        lambda: self.post.write(parcel, pause=True), limiter=self._threads
+                    )
+                except BaseException:
+                    self.post.unreserve(parcel)
+                    raise
+        try:
+            call = self._new_call(reads=True)
+        except BaseException:
+            self.post.unreserve(parcel)
+            raise
+        self.at_work.set()
+        self.data.send(self.post.frame(kind, call.id, parcel))
+        return call
+
+    async def _leave(self, call: Call, *, interruptible: bool) -> None:
+        """Leaves a call, once the worker works on it no more."""
+        try:
+            if not call.is_over and interruptible:
+                with anyio.CancelScope(shield=True):
+                    await self._interrupt(call)
+        finally:
+            del self._replies.calls[call.id]
+            while (frame := call.pop()) is not None:
+                self.post.drop(frame)
+
+    async def _interrupt(self, call: Call) -> None:
+        # By control for plain code, whose thread reads nothing while it works; by data for what
+        # waits for a stream's reader, and for async code.
+        self.control.send(Post().frame(Kind.CANCEL, call.id))
+        self.data.send(self.post.frame(Kind.CANCEL, call.id))
+        with anyio.move_on_after(self._grace_s):
+            await self._replies.see_over(call)
+        if not call.is_over:
+            self._worker.kill(f"its work had not ended {self._grace_s:g} s after it was cancelled")
+            await self._replies.see_over(call)
+
+    async def _opened(self, frame: Frame, name: str) -> Any:
+        """Returns the content of an answer, or raises the error that it is, of code so named."""
+        places = places_of(frame)
+        if places and sum(size for _, size in places) < LEAST_IN_THREAD:
+            self.post.copied(frame, pause=False)
+        elif places:
+            try:
+                await anyio.to_thread.run_sync(
+                    lambda: self.post.copied(frame, pause=True), limiter=self._threads
+                )
+            except BaseException:
+                self.post.drop(frame)
+                raise
+        if frame.kind is Kind.END:
+            return None
+        try:
+            content = unpickled(frame.body, frame.buffers)
+        except Exception as error:
+            raise TypeError(f"the answer of {self._where} can't be read here: {error}") from error
+        if frame.kind is Kind.ERROR:
+            assert isinstance(content, ErrorAsData)
+            raised = content.as_exception(self._where, name)
+            try:
+                raise raised
+            finally:
+                del raised  # its traceback holds this frame
+        return slots_as_exceptions(content, self._where)

@@ -1,0 +1,220 @@
+"""In the worker: how code runs of which any is async. The main thread runs an event loop.
+
+Calls run at the same time, each in a task of its own with a cancel scope; plain functions among
+async ones run in threads of the loop's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from contextlib import aclosing, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from shoal.batching.failures.exceptions import goes_on, own_copy
+from shoal.batching.loops.parking import Parking
+from shoal.replicas.code.hooks import is_async
+from shoal.replicas.code.jobs import DONE, HANDLER, Job
+from shoal.replicas.process.child.endpoints import Errand
+from shoal.replicas.process.wire.connection import Connection
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.messages import EMPTY, packed
+from shoal.replicas.run_soon import loop_of_caller
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from contextvars import Context
+
+    from anyio.abc import TaskGroup
+
+    from shoal.replicas.process.child.calls import Answers, Work
+    from shoal.replicas.process.child.control import Control
+    from shoal.replicas.process.wire.frames import Frame, FrameReader
+    from shoal.replicas.process.wire.messages import Parcel
+
+
+class _Call:
+    """A call under way: how to cancel it, and how many steps its reader has room for."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.errand = Errand()
+        self.credit = STEPS_AHEAD
+        self.has_credit = anyio.Event()
+
+
+class AsyncWork:
+    """Runs calls in tasks."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        control: Control,
+        sock: socket.socket,
+        reader: FrameReader,
+        context: Context,
+    ) -> None:
+        self._answers = answers
+        # As it was before the loop: in the loop's own, threads would seem to have one too.
+        self._context = context
+        self._control = control
+        self._connection = Connection(sock, reader)
+        self._calls: dict[int, _Call] = {}
+        self._parking = Parking.of_this_loop()
+        self._soon = loop_of_caller()[1]
+        self._threads = anyio.CapacityLimiter(math.inf)
+        self._checks: deque[int] = deque()  # health checks that are to be made
+        self._has_checks = anyio.Event()
+        self._is_closing = anyio.CancelScope()
+        self._tasks: TaskGroup
+
+    async def run(self) -> None:
+        """Works until it is told to close."""
+        async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            tasks.start_soon(self._connection.write)
+            health = self._answers.instance.hook("health")
+            if health is not None and is_async(health):
+                tasks.start_soon(self._start_checks, health)
+            with self._is_closing:
+                await self._connection.read(self._handle)
+            tasks.cancel_scope.cancel()
+
+    def send(self, kind: Kind, id_: int, parcel: Parcel) -> None:
+        """Sends a frame."""
+        self._connection.send(self._answers.post.frame(kind, id_, parcel))
+
+    def check_health(self, id_: int) -> None:
+        """Has the code's ``health()`` called; in the watchdog's thread."""
+        health = self._answers.instance.hook("health")
+        assert health is not None
+        if is_async(health):
+            self._checks.append(id_)
+            self._soon(lambda: self._has_checks.set())  # the event of then
+        else:
+            self._control.check_in_thread(id_, health, self._context)
+
+    async def call_hook(self, hook: Callable[..., Any], *args: Any) -> Any:
+        """Calls one of the code's hooks."""
+        if is_async(hook):
+            return await hook(*args)
+        return await self._in_thread(partial(hook, *args))
+
+    def _handle(self, frame: Frame) -> None:
+        self._answers.post.take_back(frame)
+        if frame.kind in (Kind.RUN, Kind.STREAM, Kind.RECONFIGURE):
+            self._calls[frame.id] = _Call()
+            self._tasks.start_soon(self._work, frame, self._calls[frame.id])
+        elif frame.kind is Kind.CLOSE:
+            self._is_closing.cancel()
+        elif (call := self._calls.get(frame.id)) is not None:
+            if frame.kind is Kind.CREDIT:
+                call.credit += self._answers.credit(frame)
+                call.has_credit.set()
+            else:
+                call.scope.cancel()
+                call.errand.cancel()
+
+    async def _work(self, frame: Frame, call: _Call) -> None:
+        kind, parcel = Kind.END, EMPTY
+        try:
+            with call.scope:
+                kind, parcel = await self._attempt(frame, call)
+        finally:
+            del self._calls[frame.id]
+        # Made only here, when nothing refers to the items any more: it gives their memory back.
+        self.send(kind, frame.id, parcel)
+
+    async def _attempt(self, frame: Frame, call: _Call) -> tuple[Kind, Parcel]:
+        try:
+            if frame.kind is Kind.RUN:
+                return Kind.RESULT, await self._call(frame, call)
+            if frame.kind is Kind.STREAM:
+                await self._stream(frame, call)
+                return Kind.END, EMPTY
+            user_config = self._answers.post.opened_here(frame)
+            await self.call_hook(self._answers.takes_user_config(), user_config)
+            return Kind.RESULT, packed(None)
+        except Exception as error:
+            return Kind.ERROR, self._answers.failure(error)
+        except BaseException as error:
+            if goes_on(error, self._parking):
+                raise
+            name = "reconfigure()" if frame.kind is Kind.RECONFIGURE else HANDLER
+            return Kind.ERROR, self._answers.failure(own_copy(error, name))
+
+    async def _call(self, frame: Frame, call: _Call) -> Parcel:
+        work = self._answers.opened(frame, anyio.current_time(), call.errand)
+        if work.handler.threaded:
+            results = await self._in_thread(work.plain_results)
+        else:
+            with work.is_running():
+                results = await work.handler.results(work.items)
+        return self._answers.packed(work.method, results)
+
+    async def _stream(self, frame: Frame, call: _Call) -> None:
+        work = self._answers.opened(frame, anyio.current_time(), call.errand)
+        with work.is_running() if not work.handler.threaded else nullcontext():
+            async with aclosing(self._steps(work)) as steps:
+                async for step in steps:
+                    self.send(Kind.PART, frame.id, self._answers.packed(work.method, step))
+                    call.credit -= 1
+                    while call.credit == 0:
+                        call.has_credit = anyio.Event()
+                        await call.has_credit.wait()
+                    # An async generator may come to its next step without a pause.
+                    await anyio.lowlevel.checkpoint()
+
+    def _steps(self, work: Work) -> AsyncGenerator[Any, None]:
+        return self._plain_steps(work) if work.handler.threaded else work.handler.steps(work.items)
+
+    async def _plain_steps(self, work: Work) -> AsyncGenerator[Any, None]:
+        steps = work.plain_steps()
+        try:
+            while (step := await self._in_thread(partial(work.next_of, steps))) is not DONE:
+                yield step
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._in_thread(steps.close)
+
+    async def _in_thread(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in a thread; nothing of it stays there.
+
+        An idle thread may remember its last job, and with it the context that the job ran in: here
+        that is an empty box, and a context that no batch was put into. What the function raises
+        comes as a value: asyncio throws away the coroutine that it throws a GeneratorExit into.
+        """
+        box = [Job(function)]
+        del function
+        answer, error = await anyio.to_thread.run_sync(
+            lambda: box.pop().run(), limiter=self._threads
+        )
+        if error is None:
+            return answer
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
+
+    async def _start_checks(self, health: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await self._has_checks.wait()
+            self._has_checks = anyio.Event()
+            while self._checks:
+                self._tasks.start_soon(self._check, self._checks.popleft(), health)
+
+    async def _check(self, id_: int, health: Callable[[], Awaitable[object]]) -> None:
+        try:
+            answer = await health()
+        except BaseException as error:
+            if goes_on(error, self._parking):
+                raise
+            self._control.answer_health(id_, None, error)
+        else:
+            self._control.answer_health(id_, answer, None)

@@ -1,0 +1,245 @@
+"""In a worker: how its code calls other backends, which only the parent can reach.
+
+A call goes to the parent by the control channel, and its answer comes back by it, because the main
+thread, which reads the other one, may be the one that waits. So a call can be made from any thread,
+by plain code and by async code, in whatever event loop that runs.
+
+`way_out` is set before the user's code is loaded; what makes calls for it, such as a handle, takes
+it from there once and keeps it, since threads of the code's own do not inherit it.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from contextvars import ContextVar
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import anyio.lowlevel
+
+from shoal.replicas.process.wire.errors import ErrorAsData
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.messages import packed, unpickled
+from shoal.replicas.run_soon import loop_of_caller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+
+    from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.process.child.control import Control
+    from shoal.replicas.process.wire.frames import Frame
+
+_WHERE: Final = "the process that the call was made by"
+
+
+class WorkCancelled(Exception):
+    """Plain code waits for a call, and the work that it does is not wanted any more."""
+
+
+class Errand:
+    """Work of the code's, as far as the calls that it blocks on have to know."""
+
+    def __init__(self) -> None:
+        self._is_cancelled = False
+        self._waits: set[queue.SimpleQueue[Frame | None]] = set()
+
+    def cancel(self) -> None:
+        """Has all of its calls, those to come too, raise `WorkCancelled`; in any thread."""
+        self._is_cancelled = True
+        for wait in list(self._waits):
+            wait.put(None)
+
+    def add(self, wait: queue.SimpleQueue[Frame | None]) -> None:
+        """Takes in a call that is blocked on."""
+        self._waits.add(wait)
+        if self._is_cancelled:
+            wait.put(None)
+
+    def discard(self, wait: queue.SimpleQueue[Frame | None]) -> None:
+        """Lets go of a call."""
+        self._waits.discard(wait)
+
+
+running_errand: Final[ContextVar[Errand]] = ContextVar("shoal.running_errand")
+"""What the calling code works at; threads of its own do not inherit it."""
+
+
+class WayOut:
+    """Makes calls by the control channel.
+
+    All of its calls raise what the called endpoint does, and `TypeError` where something can't be
+    sent.
+    """
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._ids = count(1)
+        # What takes in the frames of each call; the watchdog's thread calls it.
+        self._takers: dict[int, Callable[[Frame], object]] = {}
+        control.on_answer = self._answered
+
+    def call(self, call: CallOut) -> Any:
+        """Makes a call from plain code, and blocks until it is answered.
+
+        Raises:
+            WorkCancelled: The work that this thread does was cancelled.
+            RuntimeError: This thread runs an event loop, which would stand still.
+        """
+        answers = _Blocking(self, Kind.CALL_OUT, call)
+        try:
+            return answers.next()
+        finally:
+            answers.leave()
+
+    def stream(self, call: CallOut) -> Generator[Any]:
+        """Makes a call from plain code that is answered by a stream; close it to leave it.
+
+        Raises:
+            WorkCancelled: The work that this thread does was cancelled.
+            RuntimeError: This thread runs an event loop, which would stand still.
+        """
+        answers = _Blocking(self, Kind.CALL_OUT_STREAM, call)
+        try:
+            while not answers.is_over:
+                step = answers.next()
+                if not answers.is_over:
+                    yield step
+        finally:
+            answers.leave()
+
+    async def call_async(self, call: CallOut) -> Any:
+        """Makes a call.
+
+        Cancellation: goes on to the called endpoint.
+        """
+        answers = _Awaiting(self, Kind.CALL_OUT, call)
+        try:
+            return await answers.next()
+        finally:
+            answers.leave()
+
+    async def stream_async(self, call: CallOut) -> AsyncGenerator[Any, None]:
+        """Makes a call that is answered by a stream; close it to leave it.
+
+        Cancellation: goes on to the called endpoint.
+        """
+        answers = _Awaiting(self, Kind.CALL_OUT_STREAM, call)
+        try:
+            while not answers.is_over:
+                step = await answers.next()
+                if not answers.is_over:
+                    yield step
+        finally:
+            answers.leave()
+
+    def begin(self, kind: Kind, call: CallOut, taker: Callable[[Frame], object]) -> int:
+        """Sends a call; its frames go to `taker`, in the watchdog's thread."""
+        try:
+            parcel = packed(call)
+        except Exception as error:
+            raise TypeError(
+                f"the arguments of a call to {call.endpoint!r} can't be sent between processes: "
+                f"{error}"
+            ) from error
+        id_ = next(self._ids)
+        self._takers[id_] = taker
+        self._control.send(kind, id_, parcel)
+        return id_
+
+    def took(self, id_: int, steps: int) -> None:
+        """Says that a stream's reader has taken steps."""
+        self._control.send(Kind.CREDIT, id_, packed(steps))
+
+    def leave(self, id_: int, *, is_over: bool) -> None:
+        """Forgets a call, and cancels it if it goes on."""
+        self._takers.pop(id_, None)
+        if not is_over:
+            self._control.send(Kind.CANCEL, id_)
+
+    def _answered(self, frame: Frame) -> None:
+        taker = self._takers.get(frame.id)
+        if taker is not None:
+            taker(frame)
+
+
+way_out: Final[ContextVar[WayOut]] = ContextVar("shoal.way_out")
+
+
+class _Answers:
+    """The answers of one call, as far as it does not matter how they are waited for."""
+
+    def __init__(self, way: WayOut) -> None:
+        self._way = way
+        self._taken = 0
+        self.id = 0
+        self.is_over = False
+
+    def opened(self, frame: Frame | None) -> Any:
+        if frame is None:
+            raise WorkCancelled("the work that made the call was cancelled")
+        self.is_over = frame.kind is not Kind.PART
+        if frame.kind is Kind.END:
+            return None
+        content = unpickled(frame.body, frame.buffers)
+        if isinstance(content, ErrorAsData):
+            raise content.as_exception(_WHERE)
+        self._taken += 1
+        if self._taken == STEPS_AHEAD // 2 and not self.is_over:
+            self._way.took(self.id, self._taken)
+            self._taken = 0
+        return content
+
+    def leave(self) -> None:
+        self._way.leave(self.id, is_over=self.is_over)
+
+
+class _Blocking(_Answers):
+    def __init__(self, way: WayOut, kind: Kind, call: CallOut) -> None:
+        super().__init__(way)
+        if _runs_a_loop():
+            raise RuntimeError(
+                f"a call to {call.endpoint!r} would block this event loop; await it instead"
+            )
+        self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
+        self._errand = running_errand.get(None)
+        self.id = way.begin(kind, call, self._frames.put)
+        if self._errand is not None:
+            self._errand.add(self._frames)
+
+    def next(self) -> Any:
+        return self.opened(self._frames.get())
+
+    def leave(self) -> None:
+        if self._errand is not None:
+            self._errand.discard(self._frames)
+        super().leave()
+
+
+class _Awaiting(_Answers):
+    def __init__(self, way: WayOut, kind: Kind, call: CallOut) -> None:
+        super().__init__(way)
+        self._frames: deque[Frame] = deque()
+        self._came = anyio.Event()
+        self._soon = loop_of_caller()[1]
+        self.id = way.begin(kind, call, self._take)
+
+    async def next(self) -> Any:
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        while not self._frames:
+            self._came = anyio.Event()
+            await self._came.wait()
+        return self.opened(self._frames.popleft())
+
+    def _take(self, frame: Frame) -> None:
+        self._frames.append(frame)
+        self._soon(lambda: self._came.set())  # the event of then
+
+
+def _runs_a_loop() -> bool:
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,214 @@
+"""The program of a worker process: ``python -m shoal.replicas.process.child.main``, started by `worker` alone.
+
+Before any of the user's code is loaded it makes sure that it will die with its parent.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import runpy
+import signal
+import socket
+import sys
+import traceback
+import types
+from contextvars import copy_context
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import anyio
+
+from shoal.replicas.code.current import Identity, running_replica
+from shoal.replicas.code.hooks import HOOKS, is_async
+from shoal.replicas.code.instance import Instance
+from shoal.replicas.process.child.calls import Answers
+from shoal.replicas.process.child.control import Control
+from shoal.replicas.process.child.endpoints import WayOut, way_out
+from shoal.replicas.process.child.lifeline import die_with_the_parent
+from shoal.replicas.process.child.sync_loop import SyncWork
+from shoal.replicas.process.wire.blocking_link import receive, send
+from shoal.replicas.process.wire.errors import as_data
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, Kind
+from shoal.replicas.process.wire.messages import Post, packed, unpickled
+from shoal.replicas.process.wire.shared_memory import Arena
+from shoal.replicas.process.wire.signatures import description_as_data
+from shoal.replicas.process.wire.start import running_main_again
+
+if TYPE_CHECKING:
+    import io
+    from collections.abc import Sequence
+    from contextvars import Context
+
+    from shoal.replicas.process.wire.frames import Frame
+    from shoal.replicas.process.wire.start import MainScript, Order
+
+_OTHER_PROTOCOL: Final = 3
+"""The exit code of a worker whose Shoal is not its parent's."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Works until it is told to stop, or the parent is gone."""
+    protocol, arena_size, *fds = map(int, arguments)
+    if protocol != PROTOCOL:
+        sys.stderr.write(
+            f"this interpreter's Shoal speaks protocol {PROTOCOL} with its workers, and the one "
+            f"that started it speaks {protocol}; install the same version of Shoal in both\n"
+        )
+        sys.exit(_OTHER_PROTOCOL)
+    data_fd, control_fd, lifeline, *memory = fds
+    for fd in fds:
+        os.set_inheritable(fd, False)
+    die_with_the_parent(lifeline)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
+    faulthandler.enable()
+    cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
+    control = Control(socket.socket(fileno=control_fd))
+    control.watch()
+    post = Post()
+    if memory:
+        arena = Arena(memory[0], arena_size)
+        os.close(memory[0])
+        post = Post(arena.replies, arena.requests)
+    Child(control, post, socket.socket(fileno=data_fd)).run()
+
+
+class Child:
+    """A worker's life.
+
+    Args:
+        control: The control channel.
+        post: The use of the shared memory.
+        sock: The channel for work.
+    """
+
+    def __init__(self, control: Control, post: Post, sock: socket.socket) -> None:
+        self._control = control
+        self._post = post
+        self._socket = sock
+        self._reader = FrameReader()
+
+    def run(self) -> None:
+        """Loads the code, does what it is asked for, and closes the code."""
+        frame = receive(self._socket, self._reader)
+        if frame is None:
+            os._exit(1)  # the parent is gone
+        order: Order = unpickled(frame.body)
+        running_replica.set(Identity(order.backend, order.replica))
+        way_out.set(WayOut(self._control))
+        try:
+            instance, user_config = _loaded(order)
+            answers = Answers(self._post, instance, self._control.draining)
+            if user_config is not None:
+                answers.takes_user_config()
+        except Exception as error:
+            self._say(frame, Kind.ERROR, as_data(error))
+            sys.exit(1)
+        hooks = [hook for name in HOOKS if (hook := instance.hook(name)) is not None]
+        if all(h.threaded for h in instance.handlers.values()) and not any(map(is_async, hooks)):
+            self._run_plain(frame, answers, user_config)
+        else:
+            anyio.run(
+                self._run_async, frame, answers, user_config, copy_context(), backend=order.loop
+            )
+
+    def _run_plain(self, frame: Frame, answers: Answers, user_config: Any) -> None:
+        work = SyncWork(answers, self._control, self._socket, self._reader)
+        instance = answers.instance
+        try:
+            if user_config is not None:
+                answers.takes_user_config()(user_config)
+            if (warm_up := instance.hook("warm_up")) is not None:
+                warm_up()
+        except Exception as error:
+            self._say(frame, Kind.ERROR, as_data(error))
+            sys.exit(1)
+        context = copy_context()
+        self._control.on_cancel = work.cancel
+        if (health := instance.hook("health")) is not None:
+            self._control.on_health = lambda id_: self._control.check_in_thread(
+                id_, health, context
+            )
+        self._say(frame, Kind.RESULT, description_as_data(instance.description))
+        work.run()
+        if (close := instance.hook("close")) is not None:
+            try:
+                close()
+            except Exception:
+                traceback.print_exc()
+
+    async def _run_async(
+        self, frame: Frame, answers: Answers, user_config: Any, context: Context
+    ) -> None:
+        # Not with the others: it brings event loops along, which plain code would wait for in vain.
+        async with import_module("shoal.batching.decorator.block").BatcherBlock():
+            await self._work_async(frame, answers, user_config, context)
+
+    async def _work_async(
+        self, frame: Frame, answers: Answers, user_config: Any, context: Context
+    ) -> None:
+        make = import_module("shoal.replicas.process.child.async_loop").AsyncWork
+        work = make(answers, self._control, self._socket, self._reader, context)
+        instance = answers.instance
+        try:
+            if user_config is not None:
+                await work.call_hook(answers.takes_user_config(), user_config)
+            if (warm_up := instance.hook("warm_up")) is not None:
+                await work.call_hook(warm_up)
+        except Exception as error:
+            self._socket.setblocking(True)
+            self._say(frame, Kind.ERROR, as_data(error))
+            sys.exit(1)
+        self._control.on_health = work.check_health
+        work.send(Kind.RESULT, frame.id, packed(description_as_data(instance.description)))
+        await work.run()
+        if (close := instance.hook("close")) is not None:
+            try:
+                await work.call_hook(close)
+            except Exception:
+                traceback.print_exc()
+
+    def _say(self, order: Frame, kind: Kind, content: Any) -> None:
+        send(self._socket, self._post.frame(kind, order.id, packed(content)))
+
+
+def _loaded(order: Order) -> tuple[Instance, Any]:
+    """Loads the code, and constructs it.
+
+    Raises:
+        Exception: What the user's code, or looking for it, raised.
+    """
+    if order.sys_path is not None:
+        sys.path[:] = order.sys_path
+    else:
+        # Last, so that nothing there can take a library's place.
+        sys.path.append(os.getcwd())
+    if order.cpus is not None and sys.platform == "linux":
+        os.sched_setaffinity(0, order.cpus)
+    if order.main is not None:
+        _run_main_again(order.main)
+    definition, user_config = unpickled(order.code)
+    return Instance(definition), user_config
+
+
+def _run_main_again(script: MainScript) -> None:
+    """Runs the parent's main script, for the code that is defined in it.
+
+    It runs under the name that `multiprocessing` gives it, so that its ``if __name__ ==
+    "__main__":`` holds back what is for the parent alone.
+    """
+    main = types.ModuleType("__mp_main__")
+    token = running_main_again.set(True)
+    try:
+        if script.is_module:
+            found = runpy.run_module(script.found_at, run_name="__mp_main__", alter_sys=True)
+        else:
+            found = runpy.run_path(script.found_at, run_name="__mp_main__")
+    finally:
+        running_main_again.reset(token)
+    main.__dict__.update(found)
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,175 @@
+"""In the worker: how plain code runs. The main thread reads the work and does it, call by call.
+
+So the code runs in the main thread, as in a script of its own, and a call costs no hand-over. What
+comes while a call is under way waits in the channel, or is put aside where a stream has to wait for
+its reader. A call that is cancelled while it waits is dropped by the watchdog, who can say at once
+that its work is over; one that runs is not interrupted, but a generator is closed at its next step.
+
+Invariant: ids grow in the order of the calls, so that the watchdog can tell what has not begun.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from shoal.replicas.code.jobs import DONE
+from shoal.replicas.process.child.endpoints import Errand
+from shoal.replicas.process.wire.blocking_link import receive, send
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.messages import EMPTY, packed
+
+if TYPE_CHECKING:
+    import socket
+
+    from shoal.replicas.process.child.calls import Answers
+    from shoal.replicas.process.child.control import Control
+    from shoal.replicas.process.wire.frames import Frame, FrameReader
+    from shoal.replicas.process.wire.messages import Parcel
+
+
+class SyncWork:
+    """Runs calls in the thread that reads them."""
+
+    def __init__(
+        self,
+        answers: Answers,
+        control: Control,
+        sock: socket.socket,
+        reader: FrameReader,
+    ) -> None:
+        self._answers = answers
+        self._control = control
+        self._socket = sock
+        self._reader = reader
+        self._put_aside: deque[Frame] = deque()
+        self._lock = threading.Lock()
+        # Under the lock: the call that was begun last, whether it was cancelled, what its code's
+        # own calls belong to, and calls that will not be begun.
+        self._begun = 0
+        self._is_cancelled = False
+        self._errand = Errand()
+        self._dropped: set[int] = set()
+
+    def cancel(self, id_: int) -> None:
+        """Cancels a call; in the watchdog's thread."""
+        with self._lock:
+            if id_ < self._begun:
+                return
+            if id_ == self._begun:
+                self._is_cancelled = True
+                self._errand.cancel()
+                return
+            self._dropped.add(id_)
+        self._control.send(Kind.END, id_)
+
+    def run(self) -> None:
+        """Works until it is told to close, or nobody is there to tell it."""
+        while True:
+            frame = self._put_aside.popleft() if self._put_aside else self._receive()
+            if frame is None or frame.kind is Kind.CLOSE:
+                return
+            self._handle(frame)
+
+    def _receive(self) -> Frame | None:
+        frame = receive(self._socket, self._reader)
+        if frame is not None:
+            self._answers.post.take_back(frame)
+        return frame
+
+    def _handle(self, frame: Frame) -> None:
+        if frame.kind is Kind.RUN:
+            work = self._call
+        elif frame.kind is Kind.STREAM:
+            work = self._stream
+        elif frame.kind is Kind.RECONFIGURE:
+            work = self._reconfigure
+        else:
+            return  # of a call that is over
+        if self._begins(frame):
+            # The frame of the answer is made when nothing refers to the items any more, so that
+            # it gives their memory back.
+            kind, parcel = work(frame)
+            self._send(kind, frame.id, parcel)
+
+    def _call(self, frame: Frame) -> tuple[Kind, Parcel]:
+        try:
+            work = self._answers.opened(frame, time.monotonic(), self._errand)
+            return Kind.RESULT, self._answers.packed(work.method, work.plain_results())
+        except BaseException as error:
+            return self._failed(error)
+
+    def _stream(self, frame: Frame) -> tuple[Kind, Parcel]:
+        credit = STEPS_AHEAD
+        try:
+            work = self._answers.opened(frame, time.monotonic(), self._errand)
+            steps = work.plain_steps()
+            try:
+                while not self._is_cancelled:
+                    if credit == 0:
+                        credit = self._wait_for_reader(frame.id)
+                        continue
+                    step = work.next_of(steps)
+                    if step is DONE:
+                        break
+                    self._send(Kind.PART, frame.id, self._answers.packed(work.method, step))
+                    credit -= 1
+            finally:
+                steps.close()
+        except BaseException as error:
+            return self._failed(error)
+        return Kind.END, EMPTY
+
+    def _reconfigure(self, frame: Frame) -> tuple[Kind, Parcel]:
+        try:
+            self._answers.takes_user_config()(self._answers.post.opened_here(frame))
+        except BaseException as error:
+            return self._failed(error)
+        return Kind.RESULT, packed(None)
+
+    def _failed(self, error: BaseException) -> tuple[Kind, Parcel]:
+        """Answers with what the code raised, of whatever class, unless it is to end the process."""
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            raise error
+        return Kind.ERROR, self._answers.failure(error)
+
+    def _wait_for_reader(self, id_: int) -> int:
+        """Waits until the reader of a stream has taken steps, or left; returns how many."""
+        # While another stream waited, what was for this one may have come and been put aside.
+        for frame in self._put_aside:
+            if frame.id == id_:
+                self._put_aside.remove(frame)
+                break
+        else:
+            frame = self._next_of(id_)
+        if frame.kind is Kind.CREDIT:
+            return self._answers.credit(frame)
+        self._is_cancelled = True
+        return 0
+
+    def _next_of(self, id_: int) -> Frame:
+        """Waits for the next frame of a call; what comes for others is put aside."""
+        while True:
+            frame = self._receive()
+            if frame is None:
+                os._exit(1)  # the parent is gone
+            if frame.id == id_:
+                return frame
+            self._put_aside.append(frame)
+
+    def _send(self, kind: Kind, id_: int, parcel: Parcel) -> None:
+        send(self._socket, self._answers.post.frame(kind, id_, parcel))
+
+    def _begins(self, frame: Frame) -> bool:
+        with self._lock:
+            if frame.id in self._dropped:
+                self._dropped.discard(frame.id)
+                self._answers.post.drop(frame)
+                return False
+            self._begun = frame.id
+            self._is_cancelled = False
+            self._errand = Errand()
+            return True

@@ -1,0 +1,111 @@
+"""In the parent: the calls that a worker's code makes to other backends, and their answers."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.replicas.process.wire.errors import as_data
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind, encoded
+from shoal.replicas.process.wire.messages import EMPTY, Parcel, packed, unpickled
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.process.wire.connection import Connection
+    from shoal.replicas.process.wire.frames import Frame
+
+FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CALL_OUT_STREAM, Kind.CREDIT, Kind.CANCEL})
+"""The frames that come by the control channel and are not answers."""
+
+
+class _Job:
+    """One call under way: how to cancel it, and how many steps its reader has room for."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.credit = STEPS_AHEAD
+        self.has_credit = anyio.Event()
+
+
+class Answering:
+    """Makes the calls, each in a task of its own.
+
+    Args:
+        control: The control channel.
+    """
+
+    def __init__(self, control: Connection) -> None:
+        self._control = control
+        self._jobs: dict[int, _Job] = {}
+        self._asked: deque[Frame] = deque()
+        self._has_some = anyio.Event()
+
+    def handle(self, frame: Frame) -> None:
+        """Takes in one of the frames `FROM_CODE`."""
+        if frame.kind in (Kind.CALL_OUT, Kind.CALL_OUT_STREAM):
+            self._jobs[frame.id] = _Job()
+            self._asked.append(frame)
+            self._has_some.set()
+        elif (job := self._jobs.get(frame.id)) is not None:
+            if frame.kind is Kind.CREDIT:
+                job.credit += unpickled(frame.body)
+                job.has_credit.set()
+            else:
+                job.scope.cancel()
+
+    async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
+        """Answers calls until it is cancelled.
+
+        Args:
+            make: Makes a call; None to refuse them.
+        """
+        async with anyio.create_task_group() as tasks:
+            while True:
+                await self._has_some.wait()
+                self._has_some = anyio.Event()
+                while self._asked:
+                    tasks.start_soon(self._answer, self._asked.popleft(), make)
+
+    @holds_ctrl_c
+    async def _answer(self, frame: Frame, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
+        job = self._jobs[frame.id]
+        try:
+            with job.scope, holding():
+                if make is None:
+                    raise RuntimeError("code in this process has nobody to call")
+                call: CallOut = unpickled(frame.body, frame.buffers)
+                if frame.kind is Kind.CALL_OUT_STREAM:
+                    await self._stream(frame.id, job, await make(call))
+                    self._send(Kind.END, frame.id, EMPTY)
+                else:
+                    self._send(Kind.RESULT, frame.id, _packed(call, await make(call)))
+        except Exception as error:
+            self._send(Kind.ERROR, frame.id, packed(as_data(error)))
+        finally:
+            del self._jobs[frame.id]
+
+    async def _stream(self, id_: int, job: _Job, opened: Any) -> None:
+        async with opened as steps:
+            async for step in steps:
+                self._send(Kind.PART, id_, _packed(None, step))
+                job.credit -= 1
+                while job.credit == 0:
+                    job.has_credit = anyio.Event()
+                    await job.has_credit.wait()
+
+    def _send(self, kind: Kind, id_: int, parcel: Parcel) -> None:
+        self._control.send(encoded(kind, id_, parcel.body, parcel.buffers))
+
+
+def _packed(call: CallOut | None, result: Any) -> Parcel:
+    try:
+        return packed(result)
+    except Exception as error:
+        name = "a step" if call is None else f"the result of {call.endpoint!r}"
+        raise TypeError(f"{name} can't be sent between processes: {error}") from error

@@ -1,0 +1,294 @@
+"""A replica that is a process of its own: one that lives as long as the replica does.
+
+It is for code that holds the interpreter's lock, that may crash, or that needs memory of its own.
+The worker is Shoal's own small program at the other end of two socket pairs. Process pools were
+turned down: they lose the pool after a crash, can't cancel a call that is stuck, leave orphans
+behind, or send arrays through pickles.
+
+The channel for work carries calls and answers. The worker's *main* thread reads it where all of the
+code is plain, so that the code runs there and a call costs no hand-over between threads; where any
+of it is async the worker runs an event loop of the kind that runs here. The channel for control is
+read by a thread of the worker's that does nothing else: cancellation and health checks go by it.
+The end of a worker is told by the kernel, whatever it was doing; and so is ours to the worker.
+
+Code that is given as an object travels by its name, as pickle does it. For code of the main script
+the worker runs that script again, as a module called ``__mp_main__``: as with `multiprocessing`, a
+script that starts anything must do so under ``if __name__ == "__main__":``.
+
+The pieces: `worker` (the process), `conversation` (the calls), `connection` and `wire` (frames),
+`parcels` and `arena` (large arrays), `crossing`, `describing` and `batch_as_data` (what travels);
+in the worker `child`, `child_sync`, `child_async` and `watchdog`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.batching.current import running_batch
+from shoal.batching.loops.parking import Parking, TrioParking
+from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas.code.definition import split_import_path
+from shoal.replicas.contract import Replica
+from shoal.replicas.process.calls import Conversation
+from shoal.replicas.process.wire.batch import batch_as_data
+from shoal.replicas.process.wire.frames import Kind
+from shoal.replicas.process.wire.messages import packed
+from shoal.replicas.process.wire.start import (
+    Order,
+    main_script,
+    pickled_code,
+    running_main_again,
+    why_unsendable,
+)
+from shoal.replicas.process.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable
+
+    from anyio.abc import TaskStatus
+
+    from shoal.replicas.code.description import Description
+    from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.contract import Blueprint
+    from shoal.replicas.process.wire.messages import Parcel
+    from shoal.replicas.process.wire.signatures import DescriptionAsData
+
+logger: Final = logging.getLogger("shoal.replicas")
+
+_CLOSING_S: Final = 4.0
+"""What a replica that was stopped gets beyond ``cancel_grace_s`` to close its code."""
+_MEMORY_PERIOD_S: Final = 0.2
+
+
+class ProcessReplica(Replica):
+    """A replica in a process of its own.
+
+    Attributes:
+        on_call_out: Makes the calls that its code makes to other backends: gives back the result,
+            or for one that streams an async context manager of an async iterator. Set it before
+            `serve`; None to refuse them.
+    """
+
+    def __init__(self, blueprint: Blueprint) -> None:
+        super().__init__(blueprint)
+        self.on_call_out: Callable[[CallOut], Awaitable[Any]] | None = None
+        self._worker: Worker | None = None
+        self._conversation: Conversation | None = None
+        self._description: Description | None = None
+        self._is_stopped = False
+        self._reason: str | None = None
+        self._news = anyio.Event()  # it has ended, or is to end
+
+    @property
+    def takes_work(self) -> bool:
+        return self._worker is None or not (self._is_stopped or self._worker.was_killed)
+
+    async def serve(self, *, task_status: TaskStatus[Description]) -> None:
+        try:
+            order = self._order()
+            self._check_not_ended()
+            worker = Worker(self.blueprint)
+        except ReplicaNotStarted:
+            raise
+        except Exception as error:
+            raise ReplicaNotStarted(f"replica {self.tag} can't be started: {error}") from error
+        options = self.blueprint.options
+        where = f"the process of replica {self.tag}"
+        conversation = Conversation(worker, where, options.cancel_grace_s)
+        self._worker, self._conversation = worker, conversation
+        failure: Exception | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(worker.watch, self._ended)
+                tasks.start_soon(worker.stdout.read)
+                tasks.start_soon(worker.stderr.read)
+                tasks.start_soon(conversation.control.read, conversation.handle_control)
+                tasks.start_soon(conversation.answering.run, self.on_call_out)
+                tasks.start_soon(conversation.control.write)
+                tasks.start_soon(conversation.data.write)
+                try:
+                    self._description = await self._start(worker, conversation, order)
+                    if options.max_memory_bytes is not None:
+                        limit = 2 * options.max_memory_bytes
+                        tasks.start_soon(self._watch_memory, worker, conversation, limit)
+                    task_status.started(self._description)
+                    await self._live(worker, conversation)
+                except Exception as error:
+                    failure = error
+                finally:
+                    worker.kill()
+                    with anyio.CancelScope(shield=True):
+                        await worker.ended.wait()
+                    tasks.cancel_scope.cancel()
+        finally:
+            worker.close()
+            conversation.close()
+            self._conversation = None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._news.set()
+        if self._worker is not None and self._description is None:
+            self._worker.kill("it was stopped before it was ready")
+
+    def kill(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self._news.set()
+        if self._worker is not None:
+            self._worker.kill(reason)
+
+    async def run(self, method: str, items: list[Any]) -> Any:
+        conversation = self._working()
+        return await conversation.ask(Kind.RUN, _packed(method, items))
+
+    async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
+        conversation = self._working()
+        steps = conversation.ask_steps(_packed(method, items))
+        try:
+            async for step in steps:
+                yield step
+        finally:
+            await steps.aclose()
+
+    async def reconfigure(self, user_config: Any) -> None:
+        conversation = self._working()
+        try:
+            parcel = packed(user_config)
+        except Exception as error:
+            raise TypeError(f"the user_config can't be sent to a process: {error}") from error
+        await conversation.ask(Kind.RECONFIGURE, parcel)
+
+    async def check_health(self) -> None:
+        conversation = self._working()
+        assert self._description is not None
+        asks = self._description.checks_health
+        await conversation.ask_beside(Kind.HEALTH if asks else Kind.PING)
+
+    def drain(self) -> None:
+        if self._conversation is not None:
+            self._conversation.drain()
+
+    def logs(self) -> list[str]:
+        return [] if self._worker is None else list(self._worker.stdout.lines)
+
+    def memory_bytes(self) -> int | None:
+        if self._worker is None or self._worker.ended.is_set():
+            return None
+        return self._worker.memory_bytes()
+
+    def _working(self) -> Conversation:
+        conversation = self._conversation
+        if conversation is not None and self._description is not None and not self._is_stopped:
+            return conversation
+        if self._worker is not None and self._worker.ended.is_set():
+            raise self._worker.death()
+        how = "was stopped" if self._is_stopped else "is not ready"
+        raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
+
+    def _order(self) -> Order:
+        """Makes what the worker is told at its start.
+
+        Raises:
+            TypeError: The code can't be sent.
+            RuntimeError: This is a worker that runs its parent's main script.
+        """
+        if running_main_again.get():
+            raise RuntimeError(
+                "a worker process runs the main script again to find the code in it, and the "
+                "script starts workers there; write\n"
+                '    if __name__ == "__main__":\n'
+                "before what starts them"
+            )
+        blueprint = self.blueprint
+        options = blueprint.options
+        code = pickled_code(blueprint.definition, blueprint.user_config)
+        cpus = options.cpu_affinity
+        return Order(
+            blueprint.identity.backend,
+            self.tag,
+            "trio" if isinstance(Parking.of_this_loop(), TrioParking) else "asyncio",
+            list(sys.path) if options.python in (None, sys.executable) else None,
+            main_script(code),
+            list(cpus[blueprint.number % len(cpus)]) if cpus else None,
+            code,
+        )
+
+    def _check_not_ended(self) -> None:
+        reason = self._reason or ("it was stopped" if self._is_stopped else None)
+        if reason is not None:
+            raise ReplicaNotStarted(f"replica {self.tag} was not started: {reason}")
+
+    async def _start(self, worker: Worker, conversation: Conversation, order: Order) -> Description:
+        timeout_s = self.blueprint.options.start_timeout_s
+        found: DescriptionAsData | None = None
+        try:
+            with anyio.move_on_after(timeout_s):
+                found = await conversation.ask(Kind.START, packed(order), interruptible=False)
+            if found is None:
+                worker.kill(f"it was not ready within {timeout_s:g} s")
+                with anyio.CancelScope(shield=True):
+                    await worker.ended.wait()
+                raise worker.death()
+        except Exception as error:
+            how = str(error)
+            if not isinstance(error, ReplicaDied):
+                how = f"replica {self.tag} can't be started: {type(error).__name__}: {error}"
+                worker.stderr.read_at_hand()  # it was written before the answer
+                last_lines = worker.stderr.last_lines()
+                if last_lines:
+                    how = f"{how}; its stderr ended with:\n{last_lines}"
+            raise ReplicaNotStarted(how) from error
+        path = self.blueprint.definition.import_path
+        return found.as_description(None if path is None else split_import_path(path)[0])
+
+    async def _live(self, worker: Worker, conversation: Conversation) -> None:
+        await self._news.wait()
+        if self._is_stopped and self._reason is None and not worker.ended.is_set():
+            worker.was_stopped = True
+            conversation.close_worker()
+            limit_s = self.blueprint.options.cancel_grace_s + _CLOSING_S
+            with anyio.move_on_after(limit_s):
+                await worker.ended.wait()
+            if not worker.ended.is_set():
+                logger.warning("%s had not closed %g s after it was told to", self.tag, limit_s)
+            if self._reason is None:
+                return
+        await worker.ended.wait()
+        raise worker.death()
+
+    def _ended(self) -> None:
+        assert self._conversation is not None
+        self._conversation.end()
+        self._news.set()
+
+    async def _watch_memory(self, worker: Worker, conversation: Conversation, limit: int) -> None:
+        while True:
+            await conversation.at_work.wait()
+            conversation.at_work = anyio.Event()
+            while not conversation.is_idle:
+                await anyio.sleep(_MEMORY_PERIOD_S)
+                used = worker.memory_bytes() or 0
+                if used > limit:
+                    worker.kill(
+                        f"its work took it to {used:,} bytes of memory, more than twice "
+                        f"max_memory_bytes={limit // 2:,}"
+                    )
+                    return
+
+
+def _packed(method: str, items: list[Any]) -> Parcel:
+    batch = running_batch.get(None)
+    data = None if batch is None else batch_as_data(batch, anyio.current_time())
+    try:
+        return packed((method, items, data))
+    except Exception as error:
+        raise why_unsendable("item {nth} of the batch", items, error) from error

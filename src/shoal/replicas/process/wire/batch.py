@@ -1,0 +1,142 @@
+"""What code in another process may know about its batch: `current_batch`, taken apart and remade.
+
+Items are in the same pickle as the batch's, so that one which is in both, as nearly all are, is
+sent once.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.core.batch import NEVER, Batch, CutReason
+from shoal.core.request import NOTHING, CallOptions, Request, State
+from shoal.replicas.process.wire.messages import unpickled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal.core.batch import Draining
+
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
+class _Extras(NamedTuple):
+    """What a call asked for beside its item."""
+
+    left_s: float | None  # until its deadline: the two processes' clocks differ
+    priority: int
+    plain: dict[str, Any]
+    pickled: dict[str, bytes]
+
+
+class BatchAsData(NamedTuple):
+    """A batch that is sent to another process."""
+
+    id: int
+    reason: str
+    load: float
+    items: list[Any]
+    ages_s: list[float]
+    extras: Sequence[_Extras | None] | None  # None where no request has any
+
+    def as_batch(self, now: float, draining: Draining = NEVER) -> Batch:
+        """Makes the batch again, on another clock.
+
+        Args:
+            now: The time on that clock.
+            draining: Set when its backend begins to end.
+
+        Requests have their items, times, priorities, and what of their metadata could be sent;
+        their contexts are empty.
+        """
+        extras = self.extras or [None] * len(self.items)
+        context = Context()
+        requests: list[Request] = []
+        for item, age_s, extra in zip(self.items, self.ages_s, extras, strict=True):
+            request = Request()
+            request.item = item
+            request.arrived_at = now - age_s
+            request.context = context
+            request.options = None if extra is None else _options(extra, now)
+            request.state = State.RUNNING
+            # Not the batch: that would be a cycle, and hold on to shared memory until a collection.
+            request.batch = request.cell = request.value = request.error = None
+            requests.append(request)
+        return Batch(self.id, CutReason(self.reason), requests, self.load, draining)
+
+
+def batch_as_data(batch: Batch, now: float) -> BatchAsData:
+    """Takes a batch apart.
+
+    Args:
+        batch: The batch.
+        now: The time on the event loop's clock.
+    """
+    requests = batch.members
+    return BatchAsData(
+        batch.id,
+        batch.reason.value,
+        batch.load,
+        [request.item for request in requests],
+        [now - request.arrived_at for request in requests],
+        _all_extras(requests, now),
+    )
+
+
+def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None] | None:
+    """Takes apart what the requests asked for; None where that is nothing.
+
+    Calls by one handle share their metadata, which is taken apart once.
+    """
+    extras: list[_Extras | None] = []
+    shared: Mapping[str, Any] = NOTHING
+    parts: tuple[dict[str, Any], dict[str, bytes]] = {}, {}
+    for request in requests:
+        options = request.options
+        if options is None:
+            extras.append(None)
+            continue
+        if options.metadata is not shared:
+            shared, parts = options.metadata, _parts(options.metadata)
+        left_s = None if options.deadline is None else options.deadline - now
+        extras.append(_Extras(left_s, options.priority, *parts))
+    return extras if any(extras) else None
+
+
+def _parts(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Divides metadata into what is plain, and what is pickled by itself."""
+    plain: dict[str, Any] = {}
+    pickled: dict[str, bytes] = {}
+    for name, value in metadata.items():
+        if type(value) in _PLAIN:
+            plain[name] = value
+        else:
+            # Alone, so that one value that can't be sent, or read, is the only one to be lost.
+            data = _pickled(value)
+            if data is not None:
+                pickled[name] = data
+    return plain, pickled
+
+
+def _pickled(value: Any) -> bytes | None:
+    try:
+        if issubclass(type(value), Mapping) and type(value) is not dict:
+            # Such as the headers of a request: their class may be known on this side only.
+            value = dict(value)
+        return pickle.dumps(value, 5)
+    except Exception:
+        return None
+
+
+def _options(extra: _Extras, now: float) -> CallOptions:
+    metadata = dict(extra.plain)
+    for name, data in extra.pickled.items():
+        try:
+            metadata[name] = unpickled(data)
+        except Exception:  # noqa: S112 - one that can't be read here is left out
+            continue
+    deadline = None if extra.left_s is None else now + extra.left_s
+    return CallOptions(deadline, metadata, extra.priority)

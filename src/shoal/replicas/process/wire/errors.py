@@ -1,0 +1,143 @@
+"""Errors on their way out of a process: as data, so that none can do harm on its way.
+
+An exception may refuse to be pickled; or be pickled, and then fail to be made again. So the worker
+tries both before it sends one, and the parent is ready for one whose class it can't find. What is
+left then is the type's name and the text, as a `HandlerFailed`. Either way the traceback that the
+worker saw is a note on the error.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from shoal.batching.handlers import handler as handlers
+from shoal.errors import HandlerFailed
+from shoal.replicas.code import jobs
+from shoal.replicas.process.wire.messages import unpickled
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+_CALLERS: Final = {
+    handlers.__file__,
+    jobs.__file__,
+    *(str(Path(__file__).parent / name) for name in ("child.py", "child_async.py")),
+}
+"""The files that call the user's code."""
+
+
+class ErrorAsData(NamedTuple):
+    """An exception of another process.
+
+    Attributes:
+        pickled: The exception; None if it can't be sent.
+        type_name: The name of its type.
+        text: What it says.
+        story: Its traceback, as text.
+    """
+
+    pickled: bytes | None
+    type_name: str
+    text: str
+    story: str
+
+    def as_exception(self, where: str, name: str = jobs.HANDLER) -> Exception:
+        """Makes the exception, or a `HandlerFailed` in its place.
+
+        Args:
+            where: What it happened in, for the note.
+            name: What to call the code in words that raised it.
+        """
+        found = self._loaded()
+        if found is None:
+            said = f": {self.text}" if self.text else ""
+            found = HandlerFailed(f"{name} raised {self.type_name}{said}")
+        if self.story:
+            found.add_note(f"In {where}:\n{self.story}")
+        return found
+
+    def _loaded(self) -> Exception | None:
+        if self.pickled is None:
+            return None
+        try:
+            found: Any = unpickled(self.pickled)
+        except Exception:  # whatever a foreign class does
+            return None
+        return found if isinstance(found, Exception) else None
+
+
+def as_data(error: BaseException) -> ErrorAsData:
+    """Takes an exception apart, so that it can be sent."""
+    kind = type(error)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    return ErrorAsData(_pickled(error), name, _text(error), _story(error))
+
+
+class SlotError(NamedTuple):
+    """Stands for an exception in one slot of a batch's results."""
+
+    error: ErrorAsData
+
+
+def slots_as_data(results: Any) -> Any:
+    """Returns a handler's results with the exceptions among them as data."""
+    if not issubclass(type(results), list | tuple):
+        return results
+    slots: Sequence[Any] = results
+    if not any(isinstance(slot, BaseException) for slot in slots):
+        return slots
+    return [SlotError(as_data(s)) if isinstance(s, BaseException) else s for s in slots]
+
+
+def slots_as_exceptions(results: Any, where: str) -> Any:
+    """Undoes `slots_as_data`."""
+    if not issubclass(type(results), list):
+        return results
+    slots: list[Any] = results
+    if not any(isinstance(slot, SlotError) for slot in slots):
+        return slots
+    return [s.error.as_exception(where) if isinstance(s, SlotError) else s for s in slots]
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    try:
+        data = pickle.dumps(error, 5)
+        again = unpickled(data)
+        same = type(again) is type(error) and str(again) == str(error)
+    except BaseException:  # whatever a foreign class does
+        return None
+    return data if same else None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # whatever a foreign class does
+        return ""
+
+
+def _story(error: BaseException) -> str:
+    if error.__traceback__ is None:
+        return ""
+    try:
+        lines = traceback.format_exception(type(error), error, _of_the_user(error.__traceback__))
+    except BaseException:  # whatever a foreign class does
+        return ""
+    return "".join(lines).rstrip()
+
+
+def _of_the_user(whole: TracebackType) -> TracebackType:
+    """Leaves out how Shoal came to call the user's code, if it did."""
+    found = whole
+    at: TracebackType | None = whole
+    while at is not None:
+        if at.tb_frame.f_code.co_filename in _CALLERS and at.tb_next is not None:
+            found = at.tb_next
+        at = at.tb_next
+    return found

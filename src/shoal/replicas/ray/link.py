@@ -1,0 +1,251 @@
+"""An actor as one replica sees it: calls under way, and its end, which ends all of them.
+
+Ray fails the calls of an actor that died, but each in its own time, and not while it can't tell.
+So every wait is for the answer or for the end of the link, whichever comes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import anyio
+
+from shoal.errors import ReplicaDied
+from shoal.replicas.ray.actor import CONTROL, Ending
+from shoal.replicas.ray.bridge import Pump
+from shoal.replicas.ray.cluster import check_can_be_sent, death_of, failure_of, ray
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator
+    from concurrent.futures import Future
+
+    from shoal.replicas.ray.actor import Answer
+    from shoal.replicas.run_soon import Soon
+
+_STEPS_AHEAD: Final = 4
+"""How many steps of a stream an actor makes before they are fetched."""
+
+
+class Link:
+    """What a replica has of its actor.
+
+    Args:
+        tag: The replica's tag.
+        cancel_grace_s: How long a call may go on that was cancelled, before the actor is killed.
+        on_end: Called when it has ended.
+
+    Attributes:
+        end: How it ended, for messages, and Ray's own word on that; None while it holds.
+    """
+
+    def __init__(self, tag: str, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
+        self.end: tuple[str, BaseException | None] | None = None
+        self._on_end = on_end
+        self._tag = tag
+        self._grace_s = cancel_grace_s
+        self._actor: Any = None
+        self._soon: Soon | None = None
+        self._calls = itertools.count()
+        self._is_gone = anyio.Event()
+        self._waiting: set[anyio.Event] = set()
+
+    async def attach(self, actor: Any, soon: Soon) -> None:
+        """Takes the handle of an actor, and waits until Ray has placed it and it answers.
+
+        Raises:
+            ReplicaDied: It could not be made.
+        """
+        self._actor, self._soon = actor, soon
+        lifeline = actor.lifeline.options(concurrency_group=CONTROL).remote().future()
+        lifeline.add_done_callback(partial(soon, self._has_gone))
+        ending = actor.ending.options(concurrency_group=CONTROL).remote().future()
+        ending.add_done_callback(partial(soon, self._is_to_end))
+        await self._result(actor.ping.options(concurrency_group=CONTROL).remote())
+
+    async def ask(self, name: str, *args: Any, group: str | None = None) -> Any:
+        """Calls a method of the actor, and returns what the code gave back.
+
+        Raises:
+            ReplicaDied: The actor died first.
+            Exception: What the code raised.
+
+        Cancellation: the actor goes on.
+        """
+        method = getattr(self._actor, name)
+        if group is not None:
+            method = method.options(concurrency_group=group)
+        with self._sending(args):
+            reference = method.remote(*args)
+        return self._taken(await self._result(reference))
+
+    async def run(self, method: str, load: Any) -> Any:
+        """Runs a unary method of the code; see `Replica.run`."""
+        call = next(self._calls)
+        with self._sending(load):
+            future: Future[Answer] = self._actor.run.remote(call, method, load).future()
+        done = self._when_done(future)
+        try:
+            await self._wait(done)
+        except anyio.get_cancelled_exc_class():
+            await self._cancel(call, done)
+            raise
+        return self._taken(self._value(future))
+
+    async def steps(self, method: str, load: Any) -> AsyncGenerator[Any, None]:
+        """Runs a generator method of the code; see `Replica.run_stream`."""
+        assert self._soon is not None
+        call = next(self._calls)
+        options = {"num_returns": "streaming", "_generator_backpressure_num_objects": _STEPS_AHEAD}
+        with self._sending(load):
+            references = self._actor.steps.options(**options).remote(call, method, load)
+        pump = Pump(references, ray.get, self._soon, f"shoal stream of {self._tag}")
+        try:
+            while await self._has_step(pump):
+                yield self._taken(pump.take())
+        finally:
+            if not pump.ended.is_set():
+                pump.drop()
+                await self._cancel(call, pump.ended)
+
+    def finish(self, how: str, cause: BaseException | None = None) -> None:
+        """Ends it: wakes who waits for the actor, and kills that. Idempotent.
+
+        Args:
+            how: What happened to the replica, such as ``"was stopped"``.
+            cause: Ray's word on it.
+        """
+        if self.end is not None:
+            return
+        self.end = (how, cause)
+        self._on_end()
+        for event in self._waiting:
+            event.set()
+        self._kill()
+
+    async def wait_gone(self) -> None:
+        """Waits, for the grace at most, until the actor is gone.
+
+        Until then it has its node's resources, and the next one may need them.
+
+        Cancellation: does not shorten it.
+        """
+        if self._actor is not None:
+            self._kill()  # in case that the link had ended before there was an actor
+            with anyio.move_on_after(self._grace_s, shield=True):
+                await self._is_gone.wait()
+
+    def died(self) -> ReplicaDied:
+        """Makes the error of a call that dies with the replica, one for each."""
+        how, cause = self.end or ("is not ready", None)
+        death = ReplicaDied(f"{self._tag} {how}", replica=self._tag)
+        death.__cause__ = cause
+        return death
+
+    async def _result(self, reference: Any) -> Any:
+        future = reference.future()
+        await self._wait(self._when_done(future))
+        return self._value(future)
+
+    async def _has_step(self, pump: Pump) -> bool:
+        """Waits for a stream's next step; says whether there is one."""
+        while not pump.steps:
+            if pump.ended.is_set():
+                if pump.error is not None:
+                    self._raise(pump.error)
+                return False
+            if self.end is not None:
+                raise self.died()
+            await self._wait(pump.change)
+        return True
+
+    async def _wait(self, event: anyio.Event) -> None:
+        """Waits for an event, or for the end of the link."""
+        if self.end is not None:
+            event.set()
+        self._waiting.add(event)
+        try:
+            await event.wait()
+        finally:
+            self._waiting.discard(event)
+
+    def _when_done(self, future: Future[Any]) -> anyio.Event:
+        """Returns an event that will be set when a future is done."""
+        assert self._soon is not None
+        done, soon = anyio.Event(), self._soon
+        future.add_done_callback(lambda _: soon(done.set))
+        return done
+
+    def _value(self, future: Future[Any]) -> Any:
+        """Returns the value of a future that has been waited for."""
+        if not future.done():
+            raise self.died()
+        try:
+            return future.result()
+        except Exception as error:
+            self._raise(error)
+
+    def _taken(self, answer: Answer) -> Any:
+        """Returns what the code gave back, or raises what it raised."""
+        value, error = answer
+        if error is None:
+            return value
+        if isinstance(error, Ending):
+            self.finish(error.how)
+            raise self.died()
+        raise error.as_exception(self._tag)
+
+    async def _cancel(self, call: int, done: anyio.Event) -> None:
+        """Tells the actor that a call is not wanted; kills it if the call does not end."""
+        if self.end is not None:
+            return
+        self._actor.cancel.options(concurrency_group=CONTROL).remote(call)
+        with anyio.move_on_after(self._grace_s, shield=True) as waiting:
+            await self._wait(done)
+        if waiting.cancelled_caught:
+            grace_s = self._grace_s
+            self.finish(f"was killed: a call went on for {grace_s:g} s after it was cancelled")
+
+    @contextmanager
+    def _sending(self, content: Any) -> Generator[None]:
+        """The actor is called in this block.
+
+        Raises:
+            TypeError: What it is called with can't be sent.
+            ReplicaDied: The program has left Ray, or Ray does not know the actor.
+        """
+        if not ray.is_initialized():  # a call would end the whole process in older versions of Ray
+            self.finish("was lost: the program has left Ray")
+            raise self.died()
+        try:
+            yield
+        except Exception as error:
+            check_can_be_sent(content, self._tag)
+            self.finish(f"was lost: {error}", error)
+            raise self.died() from error
+
+    def _raise(self, error: Exception) -> NoReturn:
+        """Raises an error of Ray's as one of ours."""
+        how = death_of(error)
+        if how is not None:
+            self.finish(f"died: {how}", error)
+            raise self.died()
+        raise failure_of(error, self._tag) from error
+
+    def _is_to_end(self, ending: Future[Ending]) -> None:
+        if ending.exception() is None:
+            self.finish(ending.result().how)
+
+    def _has_gone(self, lifeline: Future[None]) -> None:
+        error = lifeline.exception()
+        self._is_gone.set()
+        said = None if error is None else death_of(error)
+        self.finish(f"died: {said or repr(error)}", error)
+
+    def _kill(self) -> None:
+        # Whoever has left Ray has no actors there, and `kill` would join it anew.
+        if self._actor is not None and ray.is_initialized():
+            with suppress(Exception):  # Ray may be another one by now
+                ray.kill(self._actor)
