@@ -14,7 +14,7 @@ import pytest
 import shoal
 from serving.plain_code import double
 from shoal import errors
-from shoal.serving.remote_client import RemoteClient
+from shoal.serving.clients.remote_client import RemoteClient
 
 anyio_test = pytest.mark.anyio
 real_time = pytest.mark.real_time  # replicas load their code in threads

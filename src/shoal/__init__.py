@@ -66,9 +66,9 @@ if TYPE_CHECKING:
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Description, Method
     from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
-    from shoal.serving.client import Client
-    from shoal.serving.config import BackendConfig
-    from shoal.serving.handle_protocol import Handle
+    from shoal.serving.clients.handle_protocol import Handle
+    from shoal.serving.clients.protocol import Client
+    from shoal.serving.config.config import BackendConfig
     from shoal.serving.status import (
         BackendStatus,
         EndpointStatus,
@@ -170,7 +170,7 @@ __version__ = "0.1.0"
 _WHERE: Final = {
     "App": "shoal.http.app",
     "AutoscalingOptions": "shoal.core.replicas.autoscaling",
-    "BackendConfig": "shoal.serving.config",
+    "BackendConfig": "shoal.serving.config.config",
     "BackendStatus": "shoal.serving.status",
     "BackendUnavailable": "shoal.errors",
     "Batch": "shoal.core.batch",
@@ -184,7 +184,7 @@ _WHERE: Final = {
     "BlockingStreamCall": "shoal.batching.decorator.blocking",
     "BatcherStatistics": "shoal.core.counters",
     "Blueprint": "shoal.replicas.contract",
-    "Client": "shoal.serving.client",
+    "Client": "shoal.serving.clients.protocol",
     "ClosingCounts": "shoal.core.counters",
     "Cut": "shoal.core.policy",
     "CutReason": "shoal.core.batch",
@@ -193,7 +193,7 @@ _WHERE: Final = {
     "Description": "shoal.replicas.code.description",
     "END": "shoal.batching.calls.stream",
     "EndpointStatus": "shoal.serving.status",
-    "Handle": "shoal.serving.handle_protocol",
+    "Handle": "shoal.serving.clients.handle_protocol",
     "HandlerFailed": "shoal.errors",
     "HandlerTimeout": "shoal.errors",
     "HistogramSnapshot": "shoal.core.counters",

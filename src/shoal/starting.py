@@ -11,20 +11,20 @@ from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.loops.forks import keep_for_ever
-from shoal.serving.controller import Controller
-from shoal.serving.door_path import door
-from shoal.serving.inside import client_inside
-from shoal.serving.remote_client import RemoteClient
-from shoal.serving.state import StateFile
-from shoal.serving.sync_client import check_may_block
+from shoal.serving.clients.in_replica import client_inside
+from shoal.serving.clients.remote_client import RemoteClient
+from shoal.serving.clients.sync import check_may_block
+from shoal.serving.controller.controller import Controller
+from shoal.serving.local_servers import door
+from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.http.embedded import EmbeddedServer, HttpOptions
-    from shoal.serving.child_handle import ChildClient
-    from shoal.serving.inside import InsideClient
-    from shoal.serving.sync_client import SyncFace
+    from shoal.serving.clients.child_handle import ChildClient
+    from shoal.serving.clients.in_replica import InsideClient
+    from shoal.serving.clients.sync import SyncFace
 
 
 def start(

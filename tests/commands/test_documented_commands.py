@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import _parser
-from shoal.serving.app_file import read_app_file
+from shoal.serving.app_file.file import read_app_file
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}

@@ -11,12 +11,12 @@ import trio
 
 from batching.scenes import Held
 from shoal.errors import DeadlineExceeded
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from shoal.serving.handle import EndpointHandle
+    from shoal.serving.controller.handle import EndpointHandle
 
 
 async def service(

@@ -20,7 +20,7 @@ from shoal.testing.asgi import Answer, Call, ask, calling
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
-    from shoal.serving.controller import Controller
+    from shoal.serving.controller.controller import Controller
 
 pytestmark = pytest.mark.anyio
 

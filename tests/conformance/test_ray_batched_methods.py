@@ -12,7 +12,7 @@ import shoal
 from batching.scenes import outcomes
 from conformance import batched_backends as code
 from conformance.replica_scenes import service
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import shoal
 from batching.scenes import LEFT, Held, line_up, outcome
 from conformance import process_backends
 from conformance.replica_scenes import service
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
 from shoal.testing.replica_folder import Folder
 

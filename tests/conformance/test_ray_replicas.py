@@ -27,7 +27,7 @@ from batching.scenes import (
 from conformance.replica_scenes import Passing, chain, living_tasks, served, service
 from shoal.errors import ShutDown
 from shoal.replicas.code.accepting import accept_batch
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -15,10 +15,10 @@ from shoal.http.admin import AdminApi
 from shoal.http.admin_imports import ImportRule
 from shoal.http.app import App
 from shoal.http.door import Door
-from shoal.serving.config_keywords import BackendKeywords
-from shoal.serving.controller import Controller
-from shoal.serving.state import StateFile
-from shoal.serving.state_records import DeclaredBackend, DeclaredEndpoint, DeclaredShadow
+from shoal.serving.config.keywords import BackendKeywords
+from shoal.serving.controller.controller import Controller
+from shoal.serving.state.file import StateFile
+from shoal.serving.state.records import DeclaredBackend, DeclaredEndpoint, DeclaredShadow
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -12,7 +12,7 @@ from shoal.http.admin import AdminApi
 from shoal.http.door import Door
 from shoal.http.server import serve
 from shoal.http.server_config import ServerConfig
-from shoal.serving.remote_client import connect
+from shoal.serving.clients.remote_client import connect
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 import shoal
 from serving import plain_code
 from shoal.http.app import App
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
 # Plain code runs in threads, and in a process.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Generator
 
-    from shoal.serving.controller import Controller
+    from shoal.serving.controller.controller import Controller
 
 HANG_S = 40
 

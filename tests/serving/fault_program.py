@@ -23,7 +23,7 @@ from shoal.errors import (
     WrongBatchSize,
 )
 from shoal.replicas.process.replica import ProcessReplica
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Collection

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncGenerator
 
-    from shoal.serving.controller import Controller
+    from shoal.serving.controller.controller import Controller
 
 
 class Versioned:

@@ -15,7 +15,7 @@ from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.instance import Instance
 from shoal.replicas.contract import Replica
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Blueprint
-    from shoal.serving.handle import EndpointHandle
+    from shoal.serving.controller.handle import EndpointHandle
 
 
 class ScriptedReplica(Replica):

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.serving.app_file import read_app_file
-from shoal.serving.app_file_flaws import AppFileRefused, written
-from shoal.serving.app_file_lines import lines_of_keys
-from shoal.serving.naming import DEFAULT_METHODS
-from shoal.serving.state_records import DeclaredBackend, DeclaredEndpoint, DeclaredShadow
+from shoal.serving.app_file.file import read_app_file
+from shoal.serving.app_file.flaws import AppFileRefused, written
+from shoal.serving.app_file.positions import lines_of_keys
+from shoal.serving.names import DEFAULT_METHODS
+from shoal.serving.state.records import DeclaredBackend, DeclaredEndpoint, DeclaredShadow
 
 WHOLE = """\
 [server]

@@ -13,9 +13,9 @@ from batching.scenes import PENDING, line_up, settle
 from serving.scenes import Stage, echo, never, slowly
 from shoal.errors import ShoalError
 from shoal.replicas.code.definition import Definition
-from shoal.serving.backend import Backend
-from shoal.serving.changing import changed
-from shoal.serving.config import BackendConfig
+from shoal.serving.backends.backend import Backend
+from shoal.serving.backends.update import changed
+from shoal.serving.config.config import BackendConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

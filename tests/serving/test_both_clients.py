@@ -14,9 +14,9 @@ from shoal import errors
 from shoal.http.admin import AdminApi
 from shoal.http.door import Door
 from shoal.http.settings import HttpSettings
-from shoal.serving.config import BackendConfig
-from shoal.serving.controller import Controller
-from shoal.serving.remote_client import RemoteClient
+from shoal.serving.clients.remote_client import RemoteClient
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.controller.controller import Controller
 
 # Replicas load their code in threads.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

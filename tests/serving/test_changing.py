@@ -15,7 +15,7 @@ import shoal
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, ScriptedReplica, Stage, echo, failing, serving, slowly
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -475,7 +475,10 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
         await controller.create_backend("b", Hangs, config=config)
         await controller.create_endpoint("e", backend="b")
         try:
-            with mock.patch("shoal.serving.keeping._MARGIN_S", 0.01), anyio.fail_after(5):
+            with (
+                mock.patch("shoal.serving.replica_set.managed._MARGIN_S", 0.01),
+                anyio.fail_after(5),
+            ):
                 with anyio.move_on_after(0.05) as leaving:
                     await change(controller, user_config="hangs")
                 assert leaving.cancelled_caught

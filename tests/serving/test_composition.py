@@ -13,7 +13,7 @@ from serving import composed_code
 from serving.composed_code import Calling, PlainCalling
 from serving.scenes import Stage, echo
 from shoal import errors
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from shoal.core.options.keywords import OptionKeywords
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import NotDurable
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
-from shoal.serving.config import BackendConfig
-from shoal.serving.config_keywords import NAMES, RENAMED, BackendKeywords
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.config.keywords import NAMES, RENAMED, BackendKeywords
 
 
 def cost(item: str) -> float:

@@ -11,7 +11,7 @@ from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, set
 from serving.scenes import Gated, Stage, at_once, echo, never, serving, slowly
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName, ReplicaDied, ShutDown
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -12,15 +12,15 @@ import pytest
 
 from batching.scenes import line_up, outcome
 from shoal.errors import InUse, NameTaken, NotDurable, ReplicaNotStarted, ShutDown
-from shoal.serving.controller import Controller
-from shoal.serving.declaring import Declarations
-from shoal.serving.state import StateFile
+from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.journal import Declarations
+from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from shoal.serving.state_records import Change
+    from shoal.serving.state.records import Change
 
 # The file is written in worker threads.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from serving.composed_code import plain_until_draining, until_draining
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

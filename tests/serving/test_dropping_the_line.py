@@ -9,11 +9,11 @@ import pytest
 
 import shoal
 from batching.scenes import Held, line_up, settle
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import Call, calling
 
 if TYPE_CHECKING:
-    from shoal.serving.handle import EndpointHandle
+    from shoal.serving.controller.handle import EndpointHandle
 
 pytestmark = pytest.mark.anyio
 

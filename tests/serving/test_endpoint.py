@@ -12,11 +12,11 @@ from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, set
 from serving.scenes import Stage, echo, serving, slowly
 from shoal.errors import DeadlineExceeded, InUse, NameTaken, NoSuchName, Overloaded, ShoalError
 from shoal.replicas.code.current import current_backend_tag
-from shoal.serving.endpoint import MOST_HELD
+from shoal.serving.endpoints.endpoint import MOST_HELD
 
 if TYPE_CHECKING:
-    from shoal.serving.controller import Controller
-    from shoal.serving.handle import EndpointHandle
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.controller.handle import EndpointHandle
 
 pytestmark = pytest.mark.anyio
 

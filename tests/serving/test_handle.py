@@ -13,12 +13,12 @@ from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, slowly
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
 from shoal.replicas.code.accepting import accept_batch
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from shoal.serving.handle import EndpointHandle
+    from shoal.serving.controller.handle import EndpointHandle
 
 pytestmark = pytest.mark.anyio
 

@@ -17,14 +17,14 @@ import shoal
 from base_exceptions import Panic
 from shoal.errors import BatcherClosed, HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.local.task import TaskReplica
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
     from shoal.replicas.contract import Blueprint
-    from shoal.serving.handle import EndpointHandle
+    from shoal.serving.controller.handle import EndpointHandle
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -15,14 +15,14 @@ import pytest
 from batching.scenes import settle
 from serving.scenes import Stage
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 from shoal.testing import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from serving.scenes import ScriptedReplica
-    from shoal.serving.config import BackendConfig
+    from shoal.serving.config.config import BackendConfig
 
 MOST_TURNS = 400
 

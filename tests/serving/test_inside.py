@@ -9,7 +9,7 @@ import pytest
 import shoal
 from serving import composed_code
 from shoal import errors
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 # Replicas load their code in threads and processes.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

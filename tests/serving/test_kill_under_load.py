@@ -16,7 +16,7 @@ from serving.fault_backends import Served
 from serving.fault_program import Footprint, shoot
 from shoal.core.replicas.restarts import Restarts
 from shoal.errors import ReplicaDied
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from pathlib import Path

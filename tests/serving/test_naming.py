@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shoal.serving.naming import checked_methods, checked_route, checked_tag
+from shoal.serving.names import checked_methods, checked_route, checked_tag
 
 
 @pytest.mark.parametrize("tag", ["a", "Embed-v2", "a.b:c_d", "0", "...a", "x" * 64])

@@ -10,7 +10,7 @@ import pytest
 import shoal  # noqa: TC001 - annotations are looked at
 from batching.scenes import PENDING, line_up, outcome, settle
 from shoal.replicas.local.task import TaskReplica
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 # Functions need no thread, and virtual time holds for them.
 pytestmark = pytest.mark.anyio

@@ -10,7 +10,7 @@ import pytest
 
 from batching.scenes import PENDING, Caller, settle
 from shoal.errors import BackendUnavailable
-from shoal.serving.pool import LineRoom, Member, Pool
+from shoal.serving.replica_set.pool import LineRoom, Member, Pool
 
 pytestmark = pytest.mark.anyio
 

@@ -21,7 +21,7 @@ from batching.scenes import LEFT, PENDING, Caller, settle
 from serving.load import Versioned
 from serving.scenes import ScriptedReplica, Stage
 from shoal.errors import ShoalError
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 from shoal.testing import run_virtually
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from shoal.http.admin import AdminApi
 from shoal.http.door import Door
 from shoal.http.server import ServerConfig, serve
 from shoal.http.settings import HttpSettings
-from shoal.serving.config import BackendConfig
-from shoal.serving.remote_client import RemoteClient, connect
-from shoal.serving.wire_errors import KINDS, WireError, received, sent
+from shoal.serving.clients.remote_client import RemoteClient, connect
+from shoal.serving.clients.wire_errors import KINDS, WireError, received, sent
+from shoal.serving.config.config import BackendConfig
 
 TOKEN = "correct-horse"
 HANG_S = 10

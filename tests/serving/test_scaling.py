@@ -11,7 +11,7 @@ from batching.scenes import PENDING, line_up, outcome, settle
 from serving.scenes import Stage, echo, failing, in_turn, serving, slowly
 
 if TYPE_CHECKING:
-    from shoal.serving.controller import Controller
+    from shoal.serving.controller.controller import Controller
 
 pytestmark = pytest.mark.anyio
 

@@ -10,12 +10,12 @@ import pytest
 from batching.scenes import Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving
 from shoal.errors import InUse, NoSuchName
-from shoal.serving.shadow import MOST_COPIES, Answer
+from shoal.serving.endpoints.shadow import MOST_COPIES, Answer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from shoal.serving.controller import Controller
+    from shoal.serving.controller.controller import Controller
     from shoal.serving.status import ShadowStatus
 
 pytestmark = pytest.mark.anyio

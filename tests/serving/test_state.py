@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shoal.errors import NotDurable, StateRefused
-from shoal.serving.state import StateFile
-from shoal.serving.state_records import (
+from shoal.serving.state.file import StateFile
+from shoal.serving.state.records import (
     DeclaredBackend,
     DeclaredEndpoint,
     DeclaredShadow,
@@ -20,7 +20,7 @@ from shoal.serving.state_records import (
     DeletedBackend,
     DeletedEndpoint,
 )
-from shoal.serving.state_tables import _all_of, _row_checksum, _version_checksum
+from shoal.serving.state.tables import _all_of, _row_checksum, _version_checksum
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,7 +230,7 @@ def test_a_file_in_use_is_refused(written: Path) -> None:
 def other_process(written: Path) -> Iterator[subprocess.Popen[bytes]]:
     """One that has the file open."""
     code = (
-        "import sys; from shoal.serving.state import StateFile\n"
+        "import sys; from shoal.serving.state.file import StateFile\n"
         "state = StateFile.open(sys.argv[1]); print('open', flush=True); sys.stdin.read()"
     )
     process = subprocess.Popen(

@@ -12,7 +12,7 @@ import pytest
 from batching.scenes import PENDING, Held, line_up, outcome, settle
 from serving.scenes import Gated, Stage, echo, failing, in_turn, never, serving, slowly
 from shoal.errors import BackendUnavailable, ReplicaNotStarted
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -13,7 +13,7 @@ import pytest
 from serving.load import Load, Versioned
 from serving.scenes import ScriptedReplica, Stage
 from shoal.errors import InUse, NoSuchName, ReplicaNotStarted
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 SEEDS = range(3)
 SOAK_SEEDS = range(int(os.environ.get("SHOAL_SOAK_UPDATES", "100")))

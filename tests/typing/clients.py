@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from typing import Any, assert_type
 
 import shoal
-from shoal.serving.child_handle import ChildHandle
-from shoal.serving.client import SyncClient
-from shoal.serving.controller import Controller
-from shoal.serving.handle import EndpointHandle
-from shoal.serving.handle_protocol import ResultIterator, SyncHandle
-from shoal.serving.remote_client import RemoteClient
-from shoal.serving.remote_handle import RemoteHandle
+from shoal.serving.clients.child_handle import ChildHandle
+from shoal.serving.clients.handle_protocol import ResultIterator, SyncHandle
+from shoal.serving.clients.protocol import SyncClient
+from shoal.serving.clients.remote_client import RemoteClient
+from shoal.serving.clients.remote_handle import RemoteHandle
+from shoal.serving.controller.controller import Controller
+from shoal.serving.controller.handle import EndpointHandle
 
 
 def clients(controller: Controller, remote: RemoteClient) -> list[shoal.Client]:

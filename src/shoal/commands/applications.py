@@ -11,8 +11,8 @@ from shoal.commands.saying import say
 from shoal.http.loading import NotAnApplication, load_application
 from shoal.planning.mistake import Mistake
 from shoal.planning.naming import show_failed_import
-from shoal.serving.app_file import read_app_file
-from shoal.serving.app_file_flaws import AppFileRefused
+from shoal.serving.app_file.file import read_app_file
+from shoal.serving.app_file.flaws import AppFileRefused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from typing_extensions import override
 
 from shoal.core.options.names import nearest
-from shoal.serving.naming import TAG_FORM, is_tag
+from shoal.serving.names import TAG_FORM, is_tag
 
 if TYPE_CHECKING:
     from argparse import Action, Namespace

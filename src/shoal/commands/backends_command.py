@@ -12,7 +12,7 @@ from shoal.commands.pairs import config_of
 from shoal.commands.printing import confirm, print_data
 from shoal.planning.arguments import print_out
 from shoal.planning.option_values import value_of
-from shoal.serving.wire_forms import config_shown, written
+from shoal.serving.clients.wire_forms import config_shown, written
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Callable
 
-    from shoal.serving.remote_client import RemoteClient
+    from shoal.serving.clients.remote_client import RemoteClient
 
 _EXAMPLE: Final = """\
   shoal call classify '"some text"'

@@ -20,8 +20,8 @@ from shoal.planning.arguments import print_out
 from shoal.planning.mistake import Mistake
 from shoal.replicas.code.definition import qualified_name
 from shoal.replicas.placements import placement_name
-from shoal.serving.app_file_flaws import AppFileRefused
-from shoal.serving.wire_forms import config_shown
+from shoal.serving.app_file.flaws import AppFileRefused
+from shoal.serving.clients.wire_forms import config_shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -13,13 +13,13 @@ from shoal.commands.saying import in_one_line, say
 from shoal.commands.tokens import add_token_argument, token_of
 from shoal.errors import ShoalError
 from shoal.planning.mistake import Mistake
-from shoal.serving.remote_client import connect
+from shoal.serving.clients.remote_client import connect
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Awaitable, Callable
 
-    from shoal.serving.remote_client import RemoteClient
+    from shoal.serving.clients.remote_client import RemoteClient
 
 T = TypeVar("T")
 

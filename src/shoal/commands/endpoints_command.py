@@ -12,14 +12,14 @@ from shoal.commands.pairs import weights_of
 from shoal.commands.printing import confirm, print_data
 from shoal.planning.arguments import print_out
 from shoal.planning.mistake import Mistake
-from shoal.serving.naming import DEFAULT_METHODS
-from shoal.serving.wire_forms import written
+from shoal.serving.clients.wire_forms import written
+from shoal.serving.names import DEFAULT_METHODS
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Mapping
 
-    from shoal.serving.remote_client import RemoteClient
+    from shoal.serving.clients.remote_client import RemoteClient
     from shoal.serving.status import EndpointStatus
 
 _EXAMPLE: Final = """\

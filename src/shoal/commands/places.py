@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from shoal.planning.mistake import Mistake
-from shoal.serving.door_path import door_directory
+from shoal.serving.local_servers import door_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

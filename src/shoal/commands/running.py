@@ -17,7 +17,7 @@ from shoal.commands.signals import Signals
 from shoal.errors import StateRefused
 from shoal.http.containment import contained
 from shoal.planning.mistake import Mistake
-from shoal.serving.state import StateFile
+from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shoal.http.app import App
     from shoal.http.listeners import Listening
     from shoal.http.server_config import Drained, ServerConfig
-    from shoal.serving.app_file_server import EventLoop
+    from shoal.serving.app_file.server import EventLoop
 
 # What the process may take over its own ending, beyond what it was asked to wait for.
 _MARGIN_S: Final = 3.0

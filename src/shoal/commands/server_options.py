@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.commands.arguments import count, more_than_0_seconds, port, seconds
 from shoal.commands.tokens import add_token_argument
-from shoal.serving.app_file_server import EventLoop
+from shoal.serving.app_file.server import EventLoop
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -10,7 +10,7 @@ from shoal.commands.connecting import add_server_arguments, ask
 from shoal.commands.listing import status_listed
 from shoal.commands.printing import print_data
 from shoal.planning.arguments import print_out
-from shoal.serving.wire_forms import written
+from shoal.serving.clients.wire_forms import written
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -22,7 +22,7 @@ from shoal.commands.places import Place
 from shoal.commands.printing import confirm
 from shoal.commands.saying import in_one_line
 from shoal.planning.mistake import Mistake
-from shoal.serving.remote_client import connect
+from shoal.serving.clients.remote_client import connect
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

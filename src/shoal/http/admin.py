@@ -36,13 +36,13 @@ from shoal.http.disconnect import run_unless_client_leaves
 from shoal.http.payload import encoded
 from shoal.http.problem import Refused, method_not_allowed, not_found
 from shoal.http.settings import HttpSettings
-from shoal.serving.wire_errors import RAISED
+from shoal.serving.clients.wire_errors import RAISED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from shoal.http.asgi import Exchange
-    from shoal.serving.client import Client
+    from shoal.serving.clients.protocol import Client
 
 API: Final = "/-/api/"
 """What all its paths begin with."""

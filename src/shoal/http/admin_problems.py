@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from shoal.http.problem import Problem
-from shoal.serving.wire_errors import RAISED, sent
+from shoal.serving.clients.wire_errors import RAISED, sent
 
 _STATUSES: Final = {
     "backend-unavailable": 503,

@@ -9,8 +9,8 @@ from shoal.errors import NoSuchName
 from shoal.http.admin_bodies import members
 from shoal.http.admin_problems import admin_problem
 from shoal.http.streaming import answer_with_stream
-from shoal.serving.naming import DEFAULT_METHODS
-from shoal.serving.wire_forms import config_shown, without_hidden
+from shoal.serving.clients.wire_forms import config_shown, without_hidden
+from shoal.serving.names import DEFAULT_METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from shoal.batching.calls.stream import ResultStream
     from shoal.http.admin_imports import ImportRule
     from shoal.http.asgi import Exchange
-    from shoal.serving.client import Client
-    from shoal.serving.handle_protocol import Handle
+    from shoal.serving.clients.handle_protocol import Handle
+    from shoal.serving.clients.protocol import Client
 
 _OPTIONS = ("method_name", "shard_key", "http_method", "http_headers", "timeout_s", "priority")
 

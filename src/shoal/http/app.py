@@ -26,7 +26,7 @@ from shoal.http.middleware import check_middleware, with_middleware
 from shoal.http.pages import Pages
 from shoal.http.routing import NotOpenRoute, Routes
 from shoal.http.settings import HttpSettings
-from shoal.serving.controller import Controller
+from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shoal.http.health import Phase
     from shoal.http.routing import Route
     from shoal.http.settings import OverloadStatus
-    from shoal.serving.state import StateFile
+    from shoal.serving.state.file import StateFile
 
 
 class App(DeclaringApp):

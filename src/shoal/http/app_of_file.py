@@ -9,10 +9,10 @@ from shoal.http.app import App
 from shoal.http.declarations import DeclaredEndpoint, DeclaredShadow
 from shoal.http.settings import HttpSettings
 from shoal.replicas.code.definition import Definition
-from shoal.serving.config import BackendConfig
+from shoal.serving.config.config import BackendConfig
 
 if TYPE_CHECKING:
-    from shoal.serving.app_file import AppFile
+    from shoal.serving.app_file.file import AppFile
 
 
 class FileApp(App):

@@ -13,7 +13,7 @@ import anyio
 
 from shoal.errors import NameTaken
 from shoal.http.payload import Reader, reader_for
-from shoal.serving.declaring import Program, declared_backend, declared_endpoint
+from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from shoal.http.declared import Declared
     from shoal.replicas.code.definition import Definition
-    from shoal.serving.config import BackendConfig
-    from shoal.serving.controller import Controller
+    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.controller.controller import Controller
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from shoal.batching.decorator.batched import Decorated
 from shoal.batching.handlers.binding import unreadable_annotations
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.instance import adapted, call_of
-from shoal.serving.config import BackendConfig
+from shoal.serving.config.config import BackendConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.serving.naming import TAG_FORM, is_tag
+from shoal.serving.names import TAG_FORM, is_tag
 
 
 def checked_name(name: Any, path: str, taken: dict[str, str]) -> str:

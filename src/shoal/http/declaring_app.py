@@ -11,9 +11,9 @@ from shoal.http.declarations import DeclaredEndpoint, DeclaredShadow
 from shoal.http.declared import declared_on
 from shoal.http.declaring import checked_name
 from shoal.replicas.code.definition import Definition
-from shoal.serving.config import BackendConfig
-from shoal.serving.config_keywords import refuse_unknown
-from shoal.serving.naming import DEFAULT_METHODS, checked_methods, checked_path, checked_tag
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.config.keywords import refuse_unknown
+from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_path, checked_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shoal.http.declarations import Declarations
     from shoal.http.routing import Routes
-    from shoal.serving.config_keywords import BackendKeywords
+    from shoal.serving.config.keywords import BackendKeywords
 
 H = TypeVar("H", bound="Callable[..., Any]")
 

@@ -22,7 +22,7 @@ from shoal.http.problem import (
     not_found,
 )
 from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts
-from shoal.serving.naming import METHODS
+from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
     from starlette.types import ASGIApp
 
-    from shoal.serving.controller import Controller
+    from shoal.serving.controller.controller import Controller
 
 
 @dataclass(frozen=True, kw_only=True)

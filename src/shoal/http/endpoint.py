@@ -35,7 +35,7 @@ from shoal.http.problem import (
 )
 from shoal.http.streaming import answer_with_stream
 from shoal.http.wrong_loop import hint_for
-from shoal.serving.compared_stream import ComparedStream
+from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from shoal.http.problem import Problem
     from shoal.http.readers import Readers
     from shoal.http.settings import HttpSettings
-    from shoal.serving.endpoint import Endpoint
-    from shoal.serving.line import Line
+    from shoal.serving.backends.method_batcher import Line
+    from shoal.serving.endpoints.endpoint import Endpoint
 
 _log: Final = logging.getLogger("shoal.http")
 

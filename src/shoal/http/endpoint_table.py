@@ -10,7 +10,7 @@ from shoal.http.readers import Readers
 if TYPE_CHECKING:
     from shoal.http.routing import Route
     from shoal.http.settings import HttpSettings
-    from shoal.serving.controller import Controller
+    from shoal.serving.controller.controller import Controller
 
 
 class EndpointTable:

@@ -17,7 +17,7 @@ from prometheus_client.exposition import choose_encoder
 
 from shoal.http.asgi import JSON
 from shoal.http.payload import encoded, reader_for
-from shoal.serving.backend_status import state_of
+from shoal.serving.backends.status import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shoal.http.asgi import Exchange
     from shoal.http.declarations import Declarations
     from shoal.http.payload import Reader
-    from shoal.serving.controller import Controller
-    from shoal.serving.endpoint import Endpoint
+    from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
 
 Phase = Literal["not open", "opening", "open", "draining", "closed"]
 """Where an application is in its life."""

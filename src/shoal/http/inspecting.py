@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shoal.http.app import App
     from shoal.http.declarations import Declarations, DeclaredEndpoint
     from shoal.replicas.code.definition import Definition
-    from shoal.serving.config import BackendConfig
+    from shoal.serving.config.config import BackendConfig
 
 
 class Complaint(ValueError):

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from shoal.http import health
 from shoal.http.routing import Page
 from shoal.observe.metrics import ShoalCollector
-from shoal.serving.naming import RESERVED
+from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.http.health import Phase
     from shoal.http.routing import Routes
     from shoal.http.settings import HttpSettings
-    from shoal.serving.controller import Controller
+    from shoal.serving.controller.controller import Controller
     from shoal.serving.status import Status
 
 

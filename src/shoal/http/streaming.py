@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shoal.http.asgi import Exchange
     from shoal.http.problem import Problem
-    from shoal.serving.handle_protocol import ResultIterator
+    from shoal.serving.clients.handle_protocol import ResultIterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,197 @@
+"""A backend: user code with a config, its replicas, and the lines in which requests wait for them.
+
+::
+
+    request > line (a batcher) > batch > pool > replica
+                  cut when a replica is idle ^
+
+The lines, the pool and the supervisor know nothing of one another but this: the pool is the lines'
+`Room`, the supervisor fills it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.replicas.code.current import Identity
+from shoal.replicas.contract import Blueprint
+from shoal.replicas.placements import placement_of
+from shoal.serving.backends.methods import CALL, Lines
+from shoal.serving.backends.scaling import Scaling
+from shoal.serving.replica_set.pool import Pool
+from shoal.serving.replica_set.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from anyio.abc import TaskStatus
+
+    from shoal.replicas.code.definition import Definition
+    from shoal.replicas.contract import Replica
+    from shoal.serving.config.config import BackendConfig
+
+logger: Final = logging.getLogger("shoal.serving")
+
+
+class Backend(Lines):
+    """User code that is served.
+
+    Args:
+        tag: Its name.
+        definition: The code.
+        config: How it runs.
+        prepare: Called with each replica before it starts.
+        enter: What each task calls first that the code may run in.
+
+    Attributes:
+        tag: Its name.
+        definition: The code.
+        config: How it runs now.
+        changing: Held by who changes it.
+        lines: Its open lines, by method.
+        is_closing: Whether it is on its way out.
+        pool: Its replicas that take work.
+        supervisor: What keeps the replicas.
+    """
+
+    def __init__(
+        self,
+        tag: str,
+        definition: Definition,
+        config: BackendConfig,
+        prepare: Callable[[Replica], None],
+        enter: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.definition = definition
+        super().__init__(tag, config, enter)
+        self._prepare = prepare
+        self.changing = anyio.Lock()
+        self._said: str | None = None
+        self._scaling = Scaling(self)
+        self._ended = anyio.Event()
+        self._closing = anyio.Event()
+
+    async def run(self, *, task_status: TaskStatus[None]) -> None:
+        """Serves until it is closed.
+
+        Args:
+            task_status: Told when its replicas are being started.
+        """
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                self.pool = Pool(
+                    self.tag, lambda member: self.supervisor.batch_ended(member), self._scaling.wake
+                )
+                self.supervisor = Supervisor(
+                    self.tag, self._make, self.pool, self.config, tasks, self._enter
+                )
+                self.supervisor.begin()
+                self._scaling.configure(self.config.autoscaling)
+                task_status.started()
+                await self._closing.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            self.supervisor.is_over()
+            self._ended.set()
+
+    async def ready(self) -> None:
+        """Waits until a replica is ready and calls are taken.
+
+        Raises:
+            ReplicaNotStarted: One could not be started.
+            ValueError: The config does not fit the code.
+        """
+        await self.supervisor.first_ready()
+        await self.line(CALL)
+        self.log_oddity()
+
+    def adopt(self, config: BackendConfig) -> None:
+        """Takes in what of another config concerns the lines and the supervisor.
+
+        Raises:
+            TypeError: An option has the wrong type; nothing is changed.
+            ValueError: An option does not fit the code; nothing is changed.
+        """
+        self.configure_lines(config)
+        self.supervisor.adopt(config)
+        if (description := self.supervisor.description) is not None:
+            code = description.method(CALL)
+            slots = config.slots(code.batched, gathers=code.gathers)
+            self.pool.resize(slots, config.max_ongoing_requests)
+        self._scaling.configure(config.autoscaling)
+        self.log_oddity()
+
+    def set_wanted(self, num_replicas: int) -> None:
+        """Changes the number of replicas, without waiting for them."""
+        self.supervisor.scale(num_replicas)
+        self.resize_lines()
+
+    def drain(self) -> None:
+        """Has batches wait for company no more, and tells the code that it is to end."""
+        super().drain()
+        self.supervisor.drain()
+
+    async def close(self, *, at_once: bool = False) -> None:
+        """Ends it, once what is in its lines has been answered.
+
+        Args:
+            at_once: Whether to fail that instead.
+
+        Cancellation: it ends at once; `wait_ended` says when it has.
+        """
+        self.is_closing = True
+        self.supervisor.drain()
+        self._scaling.configure(None)
+        try:
+            await self.close_lines(at_once=at_once)
+            await self.supervisor.end(at_once=at_once)
+        finally:
+            self._closing.set()
+        await self.wait_ended()
+
+    async def wait_ended(self) -> None:
+        """Waits until nothing of it runs any more."""
+        await self._ended.wait()
+
+    def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
+        """Starts a task that ends with the backend."""
+        self._tasks.start_soon(function, *args)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What broke a line of it, or keeps its replicas from being started; None for nothing."""
+        broken = [line.batcher.failure for line in self.lines.values()]
+        return next(filter(None, broken), self.pool.failure)
+
+    @property
+    def ongoing(self) -> int:
+        """How many requests are in replicas."""
+        return sum([kept.ongoing for kept in self.supervisor.kept])
+
+    def _make(self, tag: str, place: int, config: BackendConfig) -> Replica:
+        self.definition.check_allowed()
+        replica = placement_of(config.placement)(
+            Blueprint(
+                identity=Identity(self.tag, tag),
+                number=place,
+                definition=self.definition,
+                user_config=config.user_config,
+                options=config.replica,
+            )
+        )
+        self._prepare(replica)
+        return replica
+
+    def log_oddity(self) -> None:
+        """Warns of options that are hardly meant."""
+        description = self.supervisor.description
+        if description is None:
+            return
+        oddity = self.config.oddity(description.method(CALL).batched)
+        said, self._said = self._said, oddity
+        if oddity is not None and oddity != said:
+            logger.warning("%s: %s", self.tag, oddity)

@@ -1,0 +1,200 @@
+"""Running a batch on a replica, and on another one when that dies and the backend's config lets it.
+
+This is the handler of a backend's batchers. It takes its replica before it first waits, as `Room`
+asks for. A batch runs again only as long as nothing of it has reached a caller: of a stream those
+requests run again that had got no item, and the others fail.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.batching.calls.stream import END, SKIP
+from shoal.batching.current import running_batch
+from shoal.batching.failures.exceptions import own_copy
+from shoal.batching.handlers.handler import Handler
+from shoal.batching.handlers.item_binding import ItemBinding
+from shoal.errors import ReplicaDied
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Sequence
+
+    from shoal.batching.handlers.binding import Binding
+    from shoal.batching.handlers.handler import Fill
+    from shoal.batching.open.batch import OpenBatch
+    from shoal.replicas.code.description import Method
+    from shoal.replicas.contract import Replica
+    from shoal.serving.replica_set.pool import Member, Pool
+
+logger: Final = logging.getLogger("shoal.serving")
+
+
+class Dispatcher:
+    """Runs the batches of one method on the replicas of a backend.
+
+    Args:
+        name: The backend's tag, for messages.
+        method: The method.
+        pool: The replicas.
+        retries: How many times a batch may run again after a replica died, as it is now.
+
+    Attributes:
+        handler: What a batcher is made with.
+    """
+
+    def __init__(self, name: str, method: Method, pool: Pool, retries: Callable[[], int]) -> None:
+        self._name = name
+        self._method = method.name
+        self._pool = pool
+        self._retries = retries
+        binding = ItemBinding(method.signature)
+        self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
+
+    async def _run(self, items: list[Any]) -> Any:
+        tries = 0
+        size = _requests(items)
+        while True:
+            member = self._pool.take(size) or await self._pool.wait(size)
+            with self._pool.at_work(member, size) as replica:
+                try:
+                    # Each run has a list of its own, which the code may change.
+                    return await replica.run(self._method, list(items))
+                except ReplicaDied as death:
+                    self._check_retry(member, death, tries)
+            tries += 1
+
+    async def _steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
+        if not self._retries():
+            size = _requests(items)
+            member = self._pool.take(size) or await self._pool.wait(size)
+            with self._pool.at_work(member, size) as replica:
+                try:
+                    async with aclosing(replica.run_stream(self._method, items)) as steps:
+                        async for step in steps:
+                            yield step
+                except ReplicaDied as death:
+                    self._note(member, death)
+                    raise
+            return
+        left = list(range(len(items)))
+        tries = 0
+        while left:
+            size = len(left)
+            member = self._pool.take(size) or await self._pool.wait(size)
+            attempt = _Attempt(left, len(items))
+            with self._pool.at_work(member, size) as replica:
+                try:
+                    steps = replica.run_stream(self._method, [items[i] for i in left])
+                    async with aclosing(steps):
+                        async for step in steps:
+                            yield attempt.spread(step)
+                    return
+                except ReplicaDied as death:
+                    self._check_retry(member, death, tries)
+                    if attempt.begun:
+                        yield attempt.failed(death)
+            left = attempt.untouched()
+            tries += 1
+
+    def _note(self, member: Member, death: ReplicaDied) -> bool:
+        """Gives a replica that has died no more work; says whether it was that which died."""
+        replica: Replica = member.replica
+        if death.replica not in ("", replica.tag):
+            return False
+        self._pool.withdraw(member)
+        return True
+
+    def _check_retry(self, member: Member, death: ReplicaDied, tries: int) -> None:
+        """Returns when a batch may run again.
+
+        Raises:
+            ReplicaDied: It may not, or the death was another's, whom the code had called.
+        """
+        is_own = self._note(member, death)
+        if not is_own or tries >= self._retries():
+            raise death
+        logger.warning("%s: a batch runs again, since %s", self._name, death)
+
+
+def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Binding) -> Handler:
+    """Makes the handler of batches that take requests while they run, on replicas in this loop.
+
+    Args:
+        pool: The replicas.
+        method: The method.
+        fill: When a batch is complete.
+        streams: Whether calls are answered by streams.
+        binding: How calls become requests, as a replica says.
+    """
+
+    async def run(batch: OpenBatch[Any, Any]) -> None:
+        member = pool.take(1) or await pool.wait(1)
+        member.on_withdrawn.append(batch.leave)
+        try:
+            with pool.at_work(member, 1) as replica:
+                await replica.run_open(method, batch)
+        finally:
+            member.on_withdrawn.remove(batch.leave)
+
+    return Handler(run, fill=fill, streams=streams, binding=binding)
+
+
+def _requests(items: Sequence[Any]) -> int:
+    """Counts the requests of a batch, which may be fewer than its items, with padding."""
+    batch = running_batch.get(None)
+    return len(items) if batch is None else batch.size
+
+
+class _Attempt:
+    """One run of a stream: which of the batch's requests take part, and how far each has come.
+
+    Attributes:
+        begun: Whether one of them has got an item and not come to its end.
+    """
+
+    def __init__(self, positions: list[int], width: int) -> None:
+        self._positions = positions
+        self._width = width
+        self._is_whole = len(positions) == width
+        self._sent: set[int] = set()
+        self._over: set[int] = set()
+
+    @property
+    def begun(self) -> bool:
+        return bool(self._sent - self._over)
+
+    def spread(self, step: Any) -> Any:
+        """Notes what a step holds, and puts it where its requests are in the batch.
+
+        What is not one slot for each request goes on as it is, for the engine to refuse.
+        """
+        try:
+            slots = list(step)
+        except TypeError:
+            return step
+        if len(slots) != len(self._positions):
+            return step
+        for position, slot in zip(self._positions, slots, strict=True):
+            if (
+                slot is END
+                or slot is StopIteration
+                or slot is StopAsyncIteration
+                or issubclass(type(slot), BaseException)
+            ):
+                self._over.add(position)
+            elif slot is not SKIP:
+                self._sent.add(position)
+        return step if self._is_whole else self._at(dict(zip(self._positions, slots, strict=True)))
+
+    def failed(self, death: ReplicaDied) -> list[Any]:
+        """Returns a step that fails the requests which can't run again."""
+        return self._at({position: own_copy(death) for position in self._sent - self._over})
+
+    def untouched(self) -> list[int]:
+        """Returns the requests that have got nothing."""
+        return [p for p in self._positions if p not in self._sent and p not in self._over]
+
+    def _at(self, slots: dict[int, Any]) -> list[Any]:
+        return [slots.get(position, SKIP) for position in range(self._width)]

@@ -1,0 +1,58 @@
+"""How a backend is, in words and figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.replicas.placements import placement_name
+from shoal.serving.status import BackendState, BackendStatus, ReplicaStatus
+
+if TYPE_CHECKING:
+    from shoal.serving.backends.backend import Backend
+
+
+def state_of(backend: Backend) -> BackendState:
+    """Says how a backend is, in a word."""
+    if backend.is_closing:
+        return "draining"
+    if backend.failure is not None:
+        return "unavailable"
+    supervisor = backend.supervisor
+    if not supervisor.wanted:
+        return "ready"  # a request starts one
+    if not supervisor.ready():
+        return "unavailable" if supervisor.failures.deaths else "starting"
+    return "degraded" if supervisor.is_missing_some() else "ready"
+
+
+def status_of(backend: Backend) -> BackendStatus:
+    """Returns what a backend has, and how it is."""
+    supervisor = backend.supervisor
+    failures = supervisor.failures
+    failure = backend.failure or failures.last
+    lines = list(backend.statistics())
+    return BackendStatus(
+        tag=backend.tag,
+        code=backend.definition.import_path or backend.definition.name,
+        placement=placement_name(backend.config.placement),
+        state=state_of(backend),
+        wanted=supervisor.wanted,
+        replicas=[
+            ReplicaStatus(
+                tag=kept.replica.tag,
+                state=kept.state,
+                ongoing=kept.ongoing,
+                batches=0 if kept.member is None else kept.member.total,
+                memory_bytes=kept.replica.memory_bytes(),
+            )
+            for kept in supervisor.kept
+        ],
+        queued=backend.queued,
+        ongoing=backend.ongoing,
+        requests=sum([e.finished + e.failed + e.cancelled + e.expired for e in lines]),
+        errors=sum([each.failed for each in lines]),
+        starts=failures.starts,
+        deaths=failures.deaths,
+        restarts=failures.restarts,
+        failure=None if failure is None else str(failure),
+    )

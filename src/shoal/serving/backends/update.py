@@ -1,0 +1,177 @@
+"""Changing a backend while it serves: whole, or not at all.
+
+What can be refused is asked first. The replicas that there are stay until all that is new is there
+and has been written down, so that a change which fails, by whatever death, leaves just these. What
+they were told meanwhile is taken back. The price is room: while replicas are replaced there may be
+twice as many.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shoal.errors import ReplicaDied
+from shoal.replicas.placements import placement_of
+from shoal.serving.config.config import same_user_config
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from shoal.serving.backends.backend import Backend
+    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.replica_set.managed import Kept
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_UNDO_S: Final = 30.0
+
+
+@asynccontextmanager
+async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[None]:
+    """Takes in another config, and takes it back if the block fails; see `Client`.
+
+    Leaving the block waits until the replicas that are not needed any more have ended.
+
+    Raises:
+        TypeError: An option has the wrong type; nothing is changed.
+        ValueError: An option does not fit the code; nothing is changed.
+        ReplicaNotStarted: A new replica could not be started, or there was none and none could be;
+            nothing is changed.
+        ReplicaDied: A replica died when it was told the new user config; nothing is changed.
+        Exception: What ``reconfigure`` raised; nothing is changed.
+
+    Cancellation: in the block or before, the change is undone; after it, the change stays.
+    """
+    before, supervisor = backend.config, backend.supervisor
+    placement_of(config.placement)
+    for line in backend.lines.values():
+        line.check(backend.batch_options(line.method, config))
+    is_told = not same_user_config(config, before)
+    _check_is_taken(backend, config, is_told=is_told)
+    # Where none takes work, only those that are started can show what the new user config does.
+    is_replaced = config.needs_new_replicas(before) or (is_told and not supervisor.ready())
+    is_scaled = (config.num_replicas, config.autoscaling) != (
+        before.num_replicas,
+        before.autoscaling,
+    )
+    told: list[Kept] = []
+    count = len(supervisor.ready())
+    try:
+        with supervisor.changing():
+            if is_replaced:
+                supervisor.replace(config)
+                await supervisor.settle()
+            elif is_told:
+                await _tell(backend, config, told)
+            backend.adopt(config)
+            if is_scaled:
+                backend.set_wanted(config.num_replicas)
+            # Where none takes work, a success says that there are some again.
+            if is_scaled or (supervisor.wanted and not supervisor.ready()):
+                await supervisor.settle()
+            await backend.mend_lines()
+            yield
+    except BaseException as error:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as tasks:
+                for kept in told:
+                    tasks.start_soon(_give_back, kept, before)
+        backend.adopt(before)
+        backend.resize_lines()
+        if isinstance(error, Exception):
+            with anyio.move_on_after(_UNDO_S):
+                await supervisor.wait_restored(count)
+        raise
+    if is_replaced or is_scaled:
+        await supervisor.wait_drained()
+
+
+async def restart(backend: Backend) -> None:
+    """Replaces the replicas of a backend; see `Client.restart_backend`.
+
+    Raises:
+        ReplicaNotStarted: A new one could not be started; the old ones stay.
+
+    Cancellation: as for `changed`.
+    """
+    supervisor = backend.supervisor
+    count = len(supervisor.ready())
+    try:
+        with supervisor.changing():
+            supervisor.replace(backend.config)
+            await supervisor.settle()
+            await backend.mend_lines()
+    except Exception:
+        with anyio.move_on_after(_UNDO_S):
+            await supervisor.wait_restored(count)
+        raise
+    await supervisor.wait_drained()
+
+
+def _check_is_taken(backend: Backend, config: BackendConfig, *, is_told: bool) -> None:
+    description = backend.supervisor.description
+    if is_told and description is not None and not description.reconfigures:
+        raise ValueError(
+            f"user_config={config.user_config!r:.80}: the code of {backend.tag} has no "
+            "reconfigure(user_config) that would take it"
+        )
+
+
+async def _tell(backend: Backend, config: BackendConfig, told: list[Kept]) -> None:
+    """Gives a new user config to all replicas, one after the other, and notes which were told.
+
+    Raises:
+        ReplicaDied: One died of it, or is not healthy since.
+        TimeoutError: One took too long over it.
+        Exception: What ``reconfigure`` raised.
+    """
+    supervisor = backend.supervisor
+    while untold := [kept for kept in supervisor.ready() if kept not in told]:
+        kept = untold[0]
+        told.append(kept)
+        limit_s = config.replica.start_timeout_s
+        with anyio.move_on_after(limit_s) as patience:
+            await kept.replica.reconfigure(config.user_config)
+        if patience.cancelled_caught:
+            raise TimeoutError(
+                f"reconfigure() of {kept.replica.tag} did not end within start_timeout_s={limit_s}"
+            )
+        kept.config = config
+        assert supervisor.description is not None
+        if supervisor.description.checks_health and (trouble := await kept.trouble()) is not None:
+            raise ReplicaDied(
+                f"{kept.replica.tag}: a health check failed after it was told the new "
+                f"user_config: {trouble}",
+                replica=kept.replica.tag,
+            )
+    for kept in told:
+        if kept.life.is_over:
+            raise ReplicaDied(
+                f"{kept.replica.tag} died after it was told the new user_config",
+                replica=kept.replica.tag,
+            )
+
+
+async def _give_back(kept: Kept, config: BackendConfig) -> None:
+    """Gives a replica its old user config again, or sees one to its end that does not take it."""
+    trouble: str | None = f"it took longer than {_UNDO_S:g} s"
+    with anyio.move_on_after(_UNDO_S):
+        try:
+            await kept.replica.reconfigure(config.user_config)
+        except Exception as error:
+            trouble = None if _is_death_of(kept, error) else repr(error)
+        else:
+            kept.config = config
+            return
+    if trouble is not None:
+        kept.kill(f"its old user_config could not be given back to it: {trouble}")
+    await kept.give_up()
+
+
+def _is_death_of(kept: Kept, error: Exception) -> bool:
+    """Says whether an error is a replica's death, and not that of one that its code has called."""
+    return isinstance(error, ReplicaDied) and error.replica == kept.replica.tag

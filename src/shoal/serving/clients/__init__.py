@@ -1,0 +1,1 @@
+"""Clients: what drives a controller and calls its endpoints, from here or over HTTP."""

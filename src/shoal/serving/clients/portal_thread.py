@@ -1,0 +1,98 @@
+"""A thread with an event loop, into which other threads hand coroutines.
+
+anyio's `start_blocking_portal` has one too, but its thread keeps the program from ending until it
+is stopped, and a notebook's user stops nothing. This one is a daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import anyio.to_thread
+from anyio.from_thread import BlockingPortal
+
+from shoal.errors import ShutDown
+from shoal.serving.clients.sync import PortalBridge, check_may_block
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+
+class PortalThread:
+    """A `Bridge` into an event loop of its own, which is begun when it is first needed.
+
+    Args:
+        name: What to call the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._portal: BlockingPortal | None = None
+        self._bridge: PortalBridge | None = None
+        self._is_closed = False
+        self._process = os.getpid()
+
+    def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
+        """Does what `Bridge.run` says."""
+        check_may_block(instead)
+        return self._begun().run(function, instead)
+
+    def close(self, last: Callable[[], Awaitable[object]]) -> None:
+        """Runs one last coroutine, and ends the thread. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            portal, self._portal = self._portal, None
+        if portal is None or self._thread is None or os.getpid() != self._process:
+            return  # a process that was forked has no copy of the thread
+        try:
+            portal.call(last)
+        finally:
+            portal.call(portal.stop, True)
+            self._thread.join()
+
+    async def aclose(self, last: Callable[[], Awaitable[object]]) -> None:
+        """Does the same without blocking the event loop.
+
+        Cancellation: waits for the end of the thread nevertheless.
+        """
+        if self._portal is not None:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self.close, last)
+        self._is_closed = True
+
+    def _begun(self) -> PortalBridge:
+        with self._lock:
+            if self._is_closed:
+                raise ShutDown("this client is closed")
+            if self._bridge is None:
+                self._process = os.getpid()
+                begun: Future[BlockingPortal] = Future()
+                self._thread = threading.Thread(
+                    target=_serve, args=(begun,), name=self._name, daemon=True
+                )
+                self._thread.start()
+                self._portal = begun.result()
+                self._bridge = PortalBridge(self._portal, self._thread.ident)
+            return self._bridge
+
+
+def _serve(begun: Future[BlockingPortal]) -> None:
+    async def main() -> None:
+        async with BlockingPortal() as portal:
+            begun.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    try:
+        anyio.run(main, backend="trio")
+    except BaseException as error:
+        if begun.done():
+            raise
+        begun.set_exception(error)

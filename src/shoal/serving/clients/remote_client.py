@@ -1,0 +1,337 @@
+"""A client of a server, through its admin API; extra ``shoal[client]``.
+
+Verbs, errors and results are those of a client in the server's own process. What differs is what
+JSON can't carry: code is named by import paths, and calls take and give what JSON has.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from shoal.core.options.checks import yes_or_no
+from shoal.core.traffic import Shadow, Traffic
+from shoal.errors import NoSuchName
+from shoal.replicas.code.definition import named_arguments
+from shoal.serving.clients.portal_thread import PortalThread
+from shoal.serving.clients.remote_connection import Connection
+from shoal.serving.clients.remote_handle import RemoteHandle
+from shoal.serving.clients.sync import SyncFace, SyncHandleFace
+from shoal.serving.clients.wire_forms import changes_given, check_keys, config_given, made
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.names import (
+    DEFAULT_METHODS,
+    checked_methods,
+    checked_route,
+    checked_tag,
+    is_tag,
+)
+from shoal.serving.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import httpx
+
+
+def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600.0) -> RemoteClient:
+    """Returns a client of a running server.
+
+    ::
+
+        async with shoal.connect("unix:/run/shoal.sock") as client:
+            await client.set_traffic("classify", {"old": 0.9, "new": 0.1})
+
+    Entering it checks that the server is there. Without ``async with``, close it with `aclose`. A
+    client belongs to the event loop where it is first used. A program without an event loop writes
+    ``with shoal.connect(url) as client:``, and gets the client's ``.sync`` face.
+
+    Args:
+        url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
+        token: The operator's token, for a door that asks for one.
+        timeout_s: How long the server may take over a verb, in seconds; None for no limit. Verbs
+            wait until replicas are ready. Calls have time limits of their own.
+
+    Raises:
+        TypeError: The URL or the token is no text.
+        ValueError: The URL is none that leads to a server.
+        ModuleNotFoundError: httpx is not installed.
+    """
+    return RemoteClient(url, token=token, timeout_s=timeout_s)
+
+
+class RemoteClient:
+    """Drives the controller of a server; see `shoal.serving.clients.protocol.Client` and `connect`.
+
+    Every verb also raises:
+        ConnectionError: The server can't be reached, or the connection broke; in the second case
+            what was asked for may have been done.
+        TimeoutError: The server took longer than ``timeout_s``.
+        NotAllowed: The token is wrong.
+        ShutDown: This client was shut down or closed.
+
+    Cancellation: closes the connection, and the server gives the verb up.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float | None = 600.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._made_with = {"token": token, "timeout_s": timeout_s}
+        self._connection = Connection(url, token, timeout_s, transport)
+        self._sync: RemoteSyncFace | None = None
+
+    @property
+    def url(self) -> str:
+        """Where the server is."""
+        return self._connection.url
+
+    @property
+    def sync(self) -> RemoteSyncFace:
+        """The same for threads; it has connections of its own, in a thread of its own."""
+        if self._sync is None:
+            of_thread = RemoteClient(self.url, **cast("Any", self._made_with))
+            self._sync = RemoteSyncFace(of_thread, self._connection.close_to)
+        return self._sync
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._connection.ask("GET", "status")
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __enter__(self) -> RemoteSyncFace:
+        return self.sync.connected()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.sync.close()
+        self.close_to(_CLOSED)
+
+    async def aclose(self) -> None:
+        """Closes the connections; the server goes on. Idempotent."""
+        if self._sync is not None:
+            await self._sync.aclose()
+        await self._connection.aclose()
+
+    async def create_backend(
+        self,
+        tag: str,
+        definition: Any,
+        *init_args: Any,
+        config: BackendConfig | Mapping[str, Any] | None = None,
+        init_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """See `Client.create_backend`; the definition is an import path."""
+        checked_tag("a backend's tag", tag)
+        keywords = dict(named_arguments(init_kwargs))
+        check_keys("init_args", init_args)
+        check_keys("init_kwargs", keywords)
+        body = {
+            "tag": tag,
+            "definition": definition,
+            "init_args": init_args,
+            "init_kwargs": keywords,
+            "config": config_given(config),
+        }
+        await self._connection.ask("POST", "backends", body)
+
+    async def update_backend_config(
+        self, tag: str, config: BackendConfig | Mapping[str, Any]
+    ) -> None:
+        """See `Client.update_backend_config`."""
+        path = _backend(tag)
+        await self._connection.ask("PATCH", path, changes_given(config))
+
+    async def get_backend_config(self, tag: str) -> BackendConfig:
+        """See `Client.get_backend_config`."""
+        return BackendConfig.of(await self._connection.ask("GET", _backend(tag)))
+
+    async def list_backends(self) -> Mapping[str, BackendConfig]:
+        """See `Client.list_backends`."""
+        shown = await self._connection.ask("GET", "backends")
+        return {tag: BackendConfig.of(options) for tag, options in shown.items()}
+
+    async def scale_backend(self, tag: str, num_replicas: int) -> None:
+        """See `Client.scale_backend`."""
+        await self._connection.ask("POST", f"{_backend(tag)}/scale", {"num_replicas": num_replicas})
+
+    async def restart_backend(self, tag: str) -> None:
+        """See `Client.restart_backend`."""
+        await self._connection.ask("POST", f"{_backend(tag)}/restart")
+
+    async def delete_backend(self, tag: str, *, force: bool = False) -> None:
+        """See `Client.delete_backend`."""
+        at_once = yes_or_no("force", force)
+        await self._connection.ask("DELETE", f"{_backend(tag)}?force={int(at_once)}")
+
+    async def create_endpoint(
+        self,
+        name: str,
+        *,
+        backend: str | None,
+        route: str | None = None,
+        methods: Sequence[str] = DEFAULT_METHODS,
+    ) -> None:
+        """See `Client.create_endpoint`."""
+        checked_tag("an endpoint's name", name)
+        body = {
+            "name": name,
+            "backend": backend,
+            "route": checked_route(route),
+            "methods": checked_methods(methods),
+        }
+        await self._connection.ask("POST", "endpoints", body)
+
+    async def list_endpoints(self) -> Mapping[str, Mapping[str, Any]]:
+        """See `Client.list_endpoints`."""
+        shown: Mapping[str, Mapping[str, Any]] = await self._connection.ask("GET", "endpoints")
+        return shown
+
+    async def delete_endpoint(self, name: str) -> None:
+        """See `Client.delete_endpoint`."""
+        await self._connection.ask("DELETE", _endpoint(name))
+
+    async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
+        """See `Client.set_traffic`."""
+        path = f"{_endpoint(endpoint)}/traffic"
+        Traffic.checked(weights, weights)
+        await self._connection.ask("PUT", path, weights)
+
+    async def shadow_traffic(
+        self,
+        endpoint: str,
+        backend: str,
+        proportion: float,
+        *,
+        compare: Callable[[Any, Any], bool] | str | None = None,
+    ) -> None:
+        """See `Client.shadow_traffic`; `compare` is an import path."""
+        _check_name("backend", backend)
+        Shadow(backend, proportion)
+        await self._connection.ask(
+            "PUT",
+            f"{_endpoint(endpoint)}/shadows/{backend}",
+            {"proportion": proportion, "compare": compare},
+        )
+
+    async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:
+        """See `Client.get_handle`."""
+        if missing_ok:
+            checked_tag("an endpoint's name", endpoint)
+        else:
+            await self._connection.ask("GET", _endpoint(endpoint))
+        return RemoteHandle(endpoint, self._connection, self._sync_handle)
+
+    async def status(self) -> Status:
+        """See `Client.status`."""
+        return cast("Status", made(Status, await self._connection.ask("GET", "status")))
+
+    async def shutdown(self) -> None:
+        """See `Client.shutdown`: it is the server's controller that ends, for all its clients."""
+        if self._connection.is_closed:
+            return
+        await self._connection.ask("POST", "shutdown")
+        self._connection.close_to(_SHUT_DOWN)
+        if self._sync is not None:
+            self._sync.close_to(_SHUT_DOWN)
+
+    def close_to(self, reason: str) -> None:
+        """Refuses whatever is asked from here on, for this reason."""
+        self._connection.close_to(reason)
+
+    def handle(self, endpoint: str, chosen: Mapping[str, Any]) -> RemoteHandle:
+        """Returns a handle with options, without asking whether the endpoint is there."""
+        return RemoteHandle(endpoint, self._connection, self._sync_handle, chosen)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a client can't be pickled, it holds connections; connect where it is used:\n"
+            f"    shoal.connect({self.url!r})"
+        )
+
+    def _sync_handle(self, handle: RemoteHandle) -> SyncHandleFace:
+        return self.sync.handle(handle.endpoint, handle.chosen)
+
+
+class RemoteSyncFace(SyncFace):
+    """A remote client for threads and notebooks; its event loop runs in a thread of its own.
+
+    ``with shoal.connect(url).sync as client: client.status()``; or `close` it. The thread is begun
+    at the first verb, and does not keep the program from ending.
+    """
+
+    def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
+        self._thread = PortalThread("shoal-client")
+        super().__init__(client, self._thread)
+        self._remote = client
+        self._shut_down = shut_down
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def connected(self) -> Self:
+        """Checks that the server is there, and returns itself.
+
+        Raises:
+            As every verb of `RemoteClient`.
+        """
+        try:
+            self._thread.run(self._remote.status, "async with shoal.connect(...) as client:")
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def shutdown(self) -> None:
+        """See `Client.shutdown`."""
+        self._thread.run(self._remote.shutdown, "await client.shutdown()")
+        self._shut_down(_SHUT_DOWN)
+
+    def close(self) -> None:
+        """Closes the connections and ends the thread; the server goes on. Idempotent."""
+        self._remote.close_to(_CLOSED)
+        self._thread.close(self._remote.aclose)
+
+    async def aclose(self) -> None:
+        """Does what `close` does, without blocking the event loop."""
+        self._remote.close_to(_CLOSED)
+        await self._thread.aclose(self._remote.aclose)
+
+    def close_to(self, reason: str) -> None:
+        """Refuses whatever is asked from here on, for this reason."""
+        self._remote.close_to(reason)
+
+    def handle(self, endpoint: str, chosen: Mapping[str, Any]) -> SyncHandleFace:
+        """Returns a handle with options, without asking whether the endpoint is there."""
+        return SyncHandleFace(self._remote.handle(endpoint, chosen), self._thread)
+
+
+_SHUT_DOWN = "this client was shut down"
+_CLOSED = "this client is closed"
+
+
+def _backend(tag: str) -> str:
+    _check_name("backend", tag)
+    return f"backends/{tag}"
+
+
+def _endpoint(name: str) -> str:
+    _check_name("endpoint", name)
+    return f"endpoints/{name}"
+
+
+def _check_name(what: str, name: Any) -> None:
+    # A name that can't be one would be no single step of a path, and nothing can have it.
+    if not isinstance(name, str) or not is_tag(name):
+        raise NoSuchName(f"there is no {what} {name!r}")

@@ -1,0 +1,190 @@
+"""Calls of an endpoint through the admin API."""
+
+from __future__ import annotations
+
+import json
+import math
+import weakref
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import anyio.lowlevel
+
+from shoal.errors import DeadlineExceeded
+from shoal.serving.clients.call_targets import Asked
+from shoal.serving.clients.handle_options import Optioned
+from shoal.serving.clients.wire_forms import check_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from shoal.serving.clients.remote_connection import Answer, Connection
+    from shoal.serving.clients.sync import SyncHandleFace
+
+_LEAST_S = 0.001
+
+
+@dataclass(frozen=True, repr=False)
+class RemoteHandle(Optioned):
+    """Calls an endpoint of a server; see `Handle`. Arguments and results are what JSON has.
+
+    Attributes:
+        endpoint: The endpoint's name.
+        connection: What leads to the server.
+        to_sync: Makes the handle for threads.
+        chosen: The options that are not None.
+    """
+
+    endpoint: str  # pyright: ignore[reportIncompatibleMethodOverride] (a field is read alike)
+    connection: Connection
+    to_sync: Callable[[RemoteHandle], SyncHandleFace]
+    chosen: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def sync(self) -> SyncHandleFace:
+        """The same for threads."""
+        return self.to_sync(self)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call; await its result. See `Handle.call`.
+
+        The deadline of the innermost cancel scope is sent along.
+
+        Raises:
+            ConnectionError: The server can't be reached, or the connection broke.
+
+        Cancellation: closes the connection, and the server cancels the call.
+        """
+        timeout_s, deadline = await self._time()
+        body = self._body(args, kwargs, timeout_s)
+        try:
+            return await self.connection.call(self._path, body, timeout_s)
+        except DeadlineExceeded:
+            # The deadline of a scope is the scope's to tell; the server's clock may be ahead.
+            await anyio.sleep_until(deadline)
+            raise
+
+    def stream(self, *args: Any, **kwargs: Any) -> RemoteStream:
+        """Makes a call that is answered by a stream, when the stream is entered."""
+
+        async def open_() -> Answer:
+            timeout_s, deadline = await self._time()
+            body = self._body(args, kwargs, timeout_s)
+            try:
+                return await self.connection.open_stream(self._path, body)
+            except DeadlineExceeded:
+                await anyio.sleep_until(deadline)  # as in `call`
+                raise
+
+        return RemoteStream(self.connection, open_)
+
+    def _optioned(self, given: dict[str, Any]) -> Self:
+        Asked().with_changes(given)
+        if "http_headers" in given:
+            given["http_headers"] = dict(given["http_headers"])
+        return replace(self, chosen={**self.chosen, **given})
+
+    def __repr__(self) -> str:
+        return f"<Handle of the endpoint {self.endpoint!r} at {self.connection.url}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a handle can't be pickled, it holds connections; make one where it is used:\n"
+            f"    await shoal.connect(url).get_handle({self.endpoint!r})"
+        )
+
+    @property
+    def _path(self) -> str:
+        return f"endpoints/{self.endpoint}/call"
+
+    async def _time(self) -> tuple[float | None, float]:
+        """Returns how long the call may take, and the scope's deadline if that is what says so."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        given_s: float | None = self.chosen.get("timeout_s")
+        if given_s == math.inf:
+            given_s = None
+        deadline = anyio.current_effective_deadline()
+        left_s = max(deadline - anyio.current_time(), _LEAST_S)
+        if left_s < (math.inf if given_s is None else given_s):
+            return left_s, deadline
+        return given_s, -math.inf
+
+    def _body(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout_s: float | None
+    ) -> dict[str, Any]:
+        check_keys("an argument", args)
+        check_keys("an argument", kwargs)
+        options = {name: value for name, value in self.chosen.items() if name != "timeout_s"}
+        if timeout_s is not None:
+            options["timeout_s"] = timeout_s
+        return {"args": args, "kwargs": kwargs, "options": options}
+
+
+class RemoteStream:
+    """The results of a stream: ``async with handle.stream(x) as stream: async for r in stream``.
+
+    Raises (on entering, or from the iteration, after the results that came before):
+        ConnectionError: The connection broke before the stream had ended.
+        Exception: As the stream of a handle here.
+
+    Cancellation: a wait that is cancelled ends the stream.
+    """
+
+    def __init__(self, connection: Connection, open_: Callable[[], Awaitable[Answer]]) -> None:
+        self._connection = connection
+        self._open = open_
+        self._answer: Answer | None = None
+        self._over = False
+
+    async def __aenter__(self) -> Self:
+        if self._answer is None and not self._over:
+            self._answer = answer = await self._open()
+            self._watch = weakref.finalize(self, self._connection.drop, answer)
+            self._watch.atexit = False
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._over:
+            raise StopAsyncIteration
+        if self._answer is None:
+            raise RuntimeError(
+                "enter the stream first: async with handle.stream(...) as stream: ..."
+            )
+        try:
+            return await self._next(self._answer)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def aclose(self) -> None:
+        """Leaves the stream: closes its connection, by which the server knows. Idempotent."""
+        self._over = True
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._watch.detach()
+            await answer.aclose()
+
+    async def _next(self, answer: Answer) -> Any:
+        import httpx
+
+        try:
+            line = await anext(answer.lines, None)
+        except httpx.TransportError as error:
+            raise self._connection.broken(error) from error
+        if line is None:
+            raise ConnectionError(
+                f"the stream from {self._connection.url} broke off before its end"
+            )
+        said = json.loads(line)
+        if "item" in said:
+            return said["item"]
+        if "error" in said:
+            raise self._connection.error_of(500, said["error"])
+        raise StopAsyncIteration

@@ -1,0 +1,269 @@
+"""A client for threads and notebooks: the verbs of any `Client`, as plain functions that block.
+
+The coroutines run in the client's own event loop; a thread hands them over and waits. So a thread
+of that loop itself must not wait here: nobody would be left to do the work. Any other event loop's
+thread must not either, since all else in that loop would stand still. IPython is let through: its
+cells run inside an event loop, and to block is what a cell does.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import threading
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
+
+import anyio
+
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.errors import ShutDown
+from shoal.replicas.inner_calls import inner_calls
+from shoal.replicas.process.child.endpoints import WorkCancelled
+from shoal.serving.clients.handle_options import SYNC_CALL, no_such_attribute
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from anyio.from_thread import BlockingPortal
+
+    from shoal.serving.clients.handle_protocol import Handle, ResultIterator
+    from shoal.serving.clients.protocol import Client
+
+T = TypeVar("T")
+
+VERBS: Final = (
+    "create_backend",
+    "update_backend_config",
+    "get_backend_config",
+    "list_backends",
+    "scale_backend",
+    "restart_backend",
+    "delete_backend",
+    "create_endpoint",
+    "list_endpoints",
+    "delete_endpoint",
+    "set_traffic",
+    "shadow_traffic",
+    "get_handle",
+    "status",
+    "shutdown",
+)
+"""The verbs of a `Client`."""
+
+_OVER: Final[Any] = object()
+
+
+class Bridge(Protocol):
+    """How threads have coroutines run in a client's event loop."""
+
+    def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
+        """Has an async function run, and waits for what it returns or raises.
+
+        Args:
+            function: The function.
+            instead: What code in an event loop should write instead.
+
+        Raises:
+            RuntimeError: This thread runs an event loop.
+            ShutDown: The event loop has ended.
+            Exception: What `function` raised.
+        """
+        ...
+
+
+class PortalBridge:
+    """Leads into the event loop of a blocking portal.
+
+    Args:
+        portal: The portal.
+        thread_id: The `threading.get_ident` of its event loop's thread; this thread by default.
+    """
+
+    def __init__(self, portal: BlockingPortal, thread_id: int | None = None) -> None:
+        self._portal = portal
+        self._process = os.getpid()
+        self._thread_id = threading.get_ident() if thread_id is None else thread_id
+
+    def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
+        """Does what `Bridge.run` says. A thread that is interrupted cancels the coroutine."""
+        if os.getpid() != self._process:
+            raise ShutDown(
+                f"this client was made in process {self._process}, and this is {os.getpid()}, a "
+                "fork of it, which has no copy of its event loop; make a client here"
+            )
+        check_may_block(instead, self._thread_id)
+        try:
+            future = self._portal.start_task_soon(_held, function)
+        except RuntimeError:
+            raise ShutDown("the event loop of this client has ended") from None
+        calls = inner_calls.get(None)
+        try:
+            if calls is None:
+                return future.result()
+            with calls.waiting(future.cancel):
+                return future.result()
+        except CancelledError:
+            if calls is not None and calls.is_cancelled:
+                raise WorkCancelled("nobody waits any more for what this call is for") from None
+            raise ShutDown("the event loop of this client has ended") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+
+@holds_ctrl_c
+async def _held(function: Callable[[], Awaitable[T]]) -> T:
+    """Calls a function that may call code of the user's; what it raises must not end the loop."""
+    with holding():
+        return await function()
+
+
+def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
+    """Checks that the thread may wait for a client.
+
+    Args:
+        instead: What code in an event loop should write instead.
+        loop_thread_id: The thread of the client's event loop, which must not, by any means.
+
+    Raises:
+        RuntimeError: It runs an event loop.
+    """
+    is_its_own = threading.get_ident() == loop_thread_id
+    if is_its_own or (_in_event_loop() and not hasattr(builtins, "get_ipython")):
+        raise RuntimeError(
+            f".sync is for threads, and this one runs an event loop; write:\n    {instead}"
+        )
+
+
+def _in_event_loop() -> bool:
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return False
+    return True
+
+
+class SyncFace:
+    """The verbs of a client as plain functions; see `shoal.serving.clients.protocol.SyncClient`.
+
+    Args:
+        client: The client.
+        bridge: What leads into its event loop.
+    """
+
+    def __init__(self, client: Client, bridge: Bridge) -> None:
+        self._client = client
+        self._bridge = bridge
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        if verb not in VERBS:
+            raise AttributeError(f"a client has no verb {verb!r}; it has {', '.join(VERBS)}")
+        method = getattr(self._client, verb)
+
+        @functools.wraps(method)
+        def block(*args: Any, **kwargs: Any) -> Any:
+            result = self._bridge.run(lambda: method(*args, **kwargs), f"await client.{verb}(...)")
+            if verb == "get_handle":
+                return SyncHandleFace(result, self._bridge)
+            return result
+
+        return block
+
+    def shutdown(self) -> None:
+        """See `Client.shutdown`. Once the client's event loop has ended, there is nothing to do."""
+        with suppress(ShutDown):
+            self._bridge.run(self._client.shutdown, "await client.shutdown()")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *VERBS})
+
+
+class SyncHandleFace:
+    """A handle whose calls block; see `shoal.serving.clients.protocol.SyncHandle`.
+
+    Args:
+        handle: The handle.
+        bridge: What leads into its event loop.
+    """
+
+    def __init__(self, handle: Handle, bridge: Bridge) -> None:
+        self._handle = handle
+        self._bridge = bridge
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's name."""
+        return self._handle.endpoint
+
+    @property
+    def sync(self) -> Self:
+        """This handle."""
+        return self
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call, and blocks until it is answered; see `Handle.call`."""
+        return self._bridge.run(
+            lambda: self._handle.call(*args, **kwargs), "await handle.call(...)"
+        )
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Does what `call` does; Ray Serve's spelling."""
+        return self.call(*args, **kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> SyncStream:
+        """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""
+        return SyncStream(lambda: self._handle.stream(*args, **kwargs), self._bridge)
+
+    def options(self, **options: Any) -> SyncHandleFace:
+        """Returns the same handle with options of its own; see `Handle.options`."""
+        return SyncHandleFace(self._handle.options(**options), self._bridge)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise no_such_attribute(name, SYNC_CALL)
+
+
+class SyncStream:
+    """A stream for plain code: ``with ... as stream: for result in stream: ...``.
+
+    It raises what the stream of the handle raises. Leaving the block leaves the stream.
+    """
+
+    def __init__(self, open_: Callable[[], ResultIterator], bridge: Bridge) -> None:
+        self._open = open_
+        self._bridge = bridge
+        self._stream: ResultIterator | None = None
+
+    def __enter__(self) -> Self:
+        self._stream = self._bridge.run(self._enter, "async with handle.stream(...) as stream:")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._stream is not None:
+            with suppress(ShutDown):  # then there is nothing to leave
+                self._bridge.run(self._stream.aclose, "await stream.aclose()")
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if self._stream is None:
+            raise RuntimeError(
+                "enter the stream first: with handle.sync.stream(...) as stream: ..."
+            )
+        result = self._bridge.run(self._next, "async for result in stream:")
+        if result is _OVER:
+            raise StopIteration
+        return result
+
+    async def _enter(self) -> ResultIterator:
+        return await self._open().__aenter__()
+
+    async def _next(self) -> Any:
+        assert self._stream is not None
+        return await anext(self._stream, _OVER)

@@ -1,0 +1,191 @@
+"""What crosses the admin API as JSON, and how it is made again on the other side."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+from shoal.core.options.queue_policy import Same
+from shoal.errors import NotDurable
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.config.durable import durable_options
+
+
+def written(value: Any) -> bytes:
+    """Writes a value as JSON; arrays become lists, and records objects.
+
+    Raises:
+        TypeError: It holds something that JSON has not.
+        ValueError: It holds a float or text that JSON has not, or holds itself.
+    """
+    try:
+        text = json.dumps(
+            value, default=_plain, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
+    except ValueError as error:
+        raise ValueError(f"this can't be sent as JSON: {error}") from None
+    return text.encode()
+
+
+def check_keys(what: str, value: Any) -> None:
+    """Checks that the keys of dicts are text: JSON would silently make text of others.
+
+    Args:
+        what: What the value is, for messages.
+        value: What is to be sent.
+
+    Raises:
+        TypeError: One is not.
+    """
+    if isinstance(value, Mapping):
+        for key, one in cast("Mapping[object, Any]", value).items():
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"{what} can't be sent as JSON: the key {key!r} of a dict would arrive as "
+                    "text; write text for keys"
+                )
+            check_keys(what, one)
+    elif isinstance(value, (list, tuple)):
+        for one in cast("Sequence[Any]", value):
+            if isinstance(one, (Mapping, list, tuple)):
+                check_keys(what, one)
+
+
+HIDDEN: Final = "***"
+"""What is shown in place of a secret."""
+
+
+def config_given(config: BackendConfig | Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Returns what a user gave as a config, to be sent.
+
+    Raises:
+        TypeError: It is no config.
+        NotDurable: An option is an object that can't be sent.
+    """
+    if isinstance(config, Mapping):
+        for name, value in cast("Mapping[object, Any]", config).items():
+            if not isinstance(name, str):
+                BackendConfig.of(config)  # which says what is wrong with that
+            if name == "user_config":
+                check_keys("user_config", value)
+        return config
+    return BackendConfig.of(config).durable()
+
+
+def changes_given(changes: Any) -> Mapping[str, Any]:
+    """Returns what a user gave as changes of a config, to be sent.
+
+    Raises:
+        As `config_given`; and None, which stands for the defaults there, is no change.
+    """
+    if not isinstance(changes, (BackendConfig, Mapping)):
+        BackendConfig().changed(changes)  # which says what is wrong with that
+    return config_given(cast("Any", changes))
+
+
+def config_shown(config: BackendConfig) -> dict[str, Any]:
+    """Returns the options that a config was given, to be looked at.
+
+    A function that was given as an object is shown as an import path of its name, which may lead
+    nowhere; other objects are shown as text. Of environment variables, which may be secrets, the
+    names are shown.
+    """
+    shown: dict[str, Any] = {}
+    for name, value in config.given().items():
+        try:
+            shown.update(durable_options({name: value}))
+        except NotDurable:
+            shown[name] = _path_of(value) if callable(value) else _text_of(value)
+    if "env" in shown:
+        shown["env"] = dict.fromkeys(shown["env"], HIDDEN)
+    return shown
+
+
+def without_hidden(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options as they were sent, without such as come from `config_shown` and are hidden.
+
+    Who sends back what was shown means to leave that as it is.
+    """
+    env = config.get("env")
+    is_hidden = isinstance(env, Mapping) and HIDDEN in cast("Mapping[str, Any]", env).values()
+    return {name: value for name, value in config.items() if name != "env" or not is_hidden}
+
+
+def made(wanted: Any, value: Any) -> Any:
+    """Makes dataclasses from what JSON holds, by their annotations.
+
+    What the class has no field for is left out: the other side may be newer.
+
+    Args:
+        wanted: The annotation of what to make.
+        value: The JSON value.
+
+    Raises:
+        TypeError: The value is none that could be it.
+    """
+    if is_dataclass(wanted):
+        return _made_dataclass(wanted, value)
+    origin, arguments = get_origin(wanted), get_args(wanted)
+    if origin in (Union, types.UnionType):
+        if value is None:
+            return None
+        inner = next(argument for argument in arguments if argument is not type(None))
+        return made(inner, value)
+    if origin is Mapping:
+        _check(value, dict, wanted)
+        return {key: made(arguments[1], one) for key, one in value.items()}
+    if origin is Sequence:
+        _check(value, list, wanted)
+        return tuple(made(arguments[0], one) for one in value)
+    if origin is not Literal and isinstance(wanted, type):
+        _check(value, (int, float) if wanted is float else wanted, wanted)
+    return value
+
+
+def _made_dataclass(wanted: Any, value: Any) -> Any:
+    _check(value, dict, wanted)
+    hints = _hints(wanted)
+    known = {one.name for one in fields(wanted)}
+    return wanted(**{k: made(hints[k], one) for k, one in value.items() if k in known})
+
+
+@functools.cache
+def _hints(wanted: Any) -> Mapping[str, Any]:
+    return get_type_hints(wanted)
+
+
+def _check(value: Any, kind: Any, wanted: Any) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"the server sent {value!r}, which is no {wanted}")
+
+
+def _plain(value: Any) -> Any:
+    if (as_list := getattr(value, "tolist", None)) is not None:
+        return as_list()
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {name: one for name, one in values.items() if not isinstance(one, Same)}
+    hint = (
+        f"; give its import path, such as {_path_of(value)!r}"
+        if callable(value)
+        else ", which has None, truth values, numbers, text, lists, and dicts with text for keys"
+    )
+    raise TypeError(f"{value!r} can't be sent as JSON{hint}")
+
+
+def _path_of(function: Callable[..., Any]) -> str:
+    named = cast("Any", function if hasattr(function, "__qualname__") else type(function))
+    parts = (re.sub(r"\W", "_", part) for part in str(named.__qualname__).split("."))
+    return f"{named.__module__}:{'.'.join(parts)}"
+
+
+def _text_of(value: Any) -> Any:
+    try:
+        return json.loads(json.dumps(value, default=repr))
+    except (TypeError, ValueError, RecursionError):
+        return repr(value)

@@ -1,0 +1,306 @@
+"""The config of a backend: one frozen record of flat options, checked when it is made.
+
+Flat, as Ray Serve's is, so that a change names just what it changes and any option can stand in a
+TOML file or on a command line under its own name. It remembers which options were given: a change
+lays others over them, and all are checked together again.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from shoal.batching.failures.held import held
+from shoal.replicas.contract import ReplicaOptions
+from shoal.serving.config.batching import (
+    BATCH_NAMES,
+    DEFAULTS,
+    OF_LISTS,
+    SERVED_DEFAULTS,
+    batch_size,
+    concurrency,
+    fitted,
+    loaded,
+    one_at_a_time,
+)
+from shoal.serving.config.checks import OWN_DEFAULTS, checked
+from shoal.serving.config.durable import durable_options
+from shoal.serving.config.keywords import NAMES, BackendKeywords, renamed
+from shoal.serving.config.replicas import checked_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Unpack
+
+    from shoal.batching.handlers.handler import Fill
+    from shoal.core.replicas.autoscaling import AutoscalingOptions
+    from shoal.replicas.contract import Placement
+
+ONGOING_WHERE_CODE_GATHERS: Final = 100
+"""How many requests a replica has at once whose code forms batches by itself."""
+
+_REPLICA_NAMES: Final = tuple(field.name for field in fields(ReplicaOptions))
+
+
+@dataclass(frozen=True, init=False, repr=False, eq=False)
+class BackendConfig:
+    """How a backend runs.
+
+    Besides those below it takes every option of `BatchOptions` and of `ReplicaOptions`, by name. A
+    function among them may be given as an import path ``"package.module:name"``, a record as a
+    mapping of its fields. ``max_queued_requests`` is 1,024 unless given.
+
+    Attributes:
+        num_replicas: How many replicas it has; with autoscaling, how many it starts with, the least
+            by default.
+        placement: Where they run: ``"task"``, ``"thread"``, ``"process"``, ``"ray"``, or a function
+            that makes a `Replica` of a `Blueprint`, or its import path.
+        max_ongoing_requests: The most requests that a replica may have at once; None leaves that to
+            ``max_batch_size`` and ``max_concurrent_batches``. Ray's older name for it,
+            ``max_concurrent_queries``, will do as well.
+        retries: How often a batch is run again whose replica died; requests that have had a part of
+            their answer are not.
+        user_config: What the code's ``reconfigure`` is told; None for nothing.
+        health_check_period_s: How long after a health check the next one comes, in seconds.
+        health_check_timeout_s: How long a health check may take, in seconds.
+        autoscaling: By what the number of replicas is chosen; None to leave it as it is.
+        max_batches_per_replica: After how many batches a replica is replaced; None for never.
+        fill: When a batch is complete, as in `shoal.Batcher`; other than ``"closed"`` only with the
+            placement ``"task"``, or one that takes open batches.
+        streams: Whether calls to an open batch are answered by streams.
+        replica: How its replicas run.
+        batching: The batch options that were given; import paths as they are.
+
+    Raises:
+        TypeError: An option is unknown, is given under two names, or has the wrong type.
+        ValueError: A value is out of its range, or two options do not go together.
+    """
+
+    num_replicas: int
+    placement: str | Placement
+    max_ongoing_requests: int | None
+    retries: int
+    user_config: Any
+    health_check_period_s: float
+    health_check_timeout_s: float
+    autoscaling: AutoscalingOptions | None
+    max_batches_per_replica: int | None
+    fill: Fill
+    streams: bool
+    replica: ReplicaOptions
+    batching: Mapping[str, Any]
+    _given: Mapping[str, Any]
+
+    def __init__(self, **given: Unpack[BackendKeywords]) -> None:
+        values = checked(renamed(given))
+        replicas = {name: values[name] for name in _REPLICA_NAMES if name in values}
+        batching = {name: values[name] for name in BATCH_NAMES if name in values}
+        put = object.__setattr__  # the record is frozen; this is its own constructor
+        put(self, "_given", values)
+        put(self, "replica", ReplicaOptions(**replicas))
+        put(self, "batching", batching)
+        for name, default in OWN_DEFAULTS.items():
+            put(self, name, values.get(name, default))
+        if self.autoscaling is not None and "num_replicas" not in values:
+            put(self, "num_replicas", max(1, self.autoscaling.min_replicas))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        scaling = self.autoscaling
+        if scaling and not scaling.min_replicas <= self.num_replicas <= scaling.max_replicas:
+            raise ValueError(
+                f"num_replicas={self.num_replicas} must be from min_replicas="
+                f"{scaling.min_replicas} to max_replicas={scaling.max_replicas}, or left out"
+            )
+        if self.streams and self.fill == "closed":
+            raise TypeError(
+                "streams=True is for fill='open' and fill='continuous'; "
+                "code that streams to closed batches is a generator function"
+            )
+        if self.fill != "closed" and not (
+            self.placement == "task" or getattr(self.placement, "takes_open_batches", False)
+        ):
+            raise ValueError(
+                f"fill={self.fill!r} needs placement='task', not {self.placement!r}: "
+                "an open batch can't leave this event loop"
+            )
+        if self.max_ongoing_requests is not None:
+            fitted(self.batching, self.max_ongoing_requests)
+
+    @classmethod
+    def of(cls, given: BackendConfig | Mapping[str, Any] | None) -> BackendConfig:
+        """Makes the config from what a user gave.
+
+        Args:
+            given: A config, which is given back; option names to values; None for the defaults.
+
+        Raises:
+            TypeError: It is none of these, an option is unknown, is given under two names, or has
+                the wrong type.
+            ValueError: A value is out of its range, or two options do not go together.
+        """
+        if isinstance(given, BackendConfig):
+            return given
+        return cls(**_keywords({} if given is None else given))
+
+    def changed(self, changes: BackendConfig | Mapping[str, Any]) -> BackendConfig:
+        """Makes the config that differs from this one by what `changes` gives.
+
+        Args:
+            changes: Option names to their new values; of a config, those that it was given.
+
+        Returns:
+            The new config, checked as a whole; this one stays as it is.
+
+        Raises:
+            TypeError: See `of`.
+            ValueError: See `of`.
+        """
+        new = changes.given() if isinstance(changes, BackendConfig) else _keywords(changes)
+        return type(self)(**cast("BackendKeywords", {**self._given, **renamed(new)}))
+
+    def batch_options(self, batched: bool) -> dict[str, Any]:
+        """Returns keywords for `shoal.Batcher`, functions loaded.
+
+        ``max_concurrent_batches`` is not among them; see `slots`. Batches are no larger than
+        ``max_ongoing_requests``, and of one where the code takes one item at a time.
+
+        Args:
+            batched: Whether the code takes lists.
+
+        Raises:
+            TypeError: An import path names nothing that can be called.
+            ValueError: An import path names nothing that is there, or an option is for code that
+                takes lists.
+            Exception: What a module raised when it was imported.
+        """
+        options = loaded(self._fitted(batched))
+        options.pop("max_concurrent_batches", None)
+        # A size is always among them, so that a batcher with another one is given this.
+        return {**SERVED_DEFAULTS, "max_batch_size": batch_size(options), **options}
+
+    def slots(self, batched: bool, *, gathers: bool = False) -> float:
+        """Returns how many batches a replica may have at once; infinity for any number.
+
+        It is ``max_concurrent_batches``, as far as that many full batches are no more than
+        ``max_ongoing_requests``. Code that takes one item at a time has batches of one, and there
+        ``max_ongoing_requests`` alone is enough: 1 unless one of the two is given, and the lesser
+        one of both. For code that forms batches by itself it is 100 unless one is given.
+
+        Args:
+            batched: Whether the code takes lists.
+            gathers: Whether it is async code of one item that forms batches by itself.
+
+        Raises:
+            ValueError: An option is for code that takes lists.
+        """
+        options = self._fitted(batched)
+        most = self.max_ongoing_requests
+        is_given = "max_concurrent_batches" in options
+        if most is None:
+            return ONGOING_WHERE_CODE_GATHERS if gathers and not is_given else concurrency(options)
+        fit = most // batch_size(options)
+        return min(concurrency(options), fit) if is_given or self._takes_lists(batched) else fit
+
+    def oddity(self, batched: bool) -> str | None:
+        """Says what is allowed about these options, and hardly meant; None for nothing.
+
+        Args:
+            batched: Whether the code takes lists.
+
+        Raises:
+            ValueError: An option is for code that takes lists.
+        """
+        most = self.max_ongoing_requests
+        options = self.batching if self._takes_lists(batched) else one_at_a_time(self.batching)
+        wanted = batch_size(options) * concurrency(options)
+        if most is None or most >= wanted or wanted == math.inf:
+            return None
+        return (
+            f"max_ongoing_requests={most} is below max_batch_size * max_concurrent_batches = "
+            f"{wanted}, so a replica's batches are of at most "
+            f"{batch_size(self._fitted(batched))}, and {self.slots(batched)} at once"
+        )
+
+    def of_one(self) -> BackendConfig:
+        """Returns the config for a method that takes one item at a time, beside one of lists."""
+        kept = {name: value for name, value in self._given.items() if name not in OF_LISTS}
+        return type(self)(**cast("BackendKeywords", kept))
+
+    def needs_new_replicas(self, before: BackendConfig) -> bool:
+        """Says whether replicas of `before` can't take this config in.
+
+        They can where it differs in what is asked of the batcher, of the supervisor, or of
+        ``reconfigure``; how a replica may start concerns only those that are started.
+        """
+        return _what_replicas_are_made_with(self) != _what_replicas_are_made_with(before)
+
+    def given(self) -> dict[str, Any]:
+        """Returns the options that were given, with their checked values."""
+        return dict(self._given)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns all options with their values."""
+        return {name: self._value(name) for name in NAMES}
+
+    def durable(self) -> dict[str, Any]:
+        """Returns the options that were given as JSON, of which `of` makes an equal config.
+
+        Raises:
+            NotDurable: An option has a value that JSON has no form for.
+        """
+        return durable_options(self._given)
+
+    def _value(self, name: str) -> Any:
+        if name in _REPLICA_NAMES:
+            return getattr(self.replica, name)
+        if name in BATCH_NAMES:
+            return self.batching.get(name, getattr(DEFAULTS, name))
+        return getattr(self, name)
+
+    def _takes_lists(self, batched: bool) -> bool:
+        return batched or self.fill != "closed"
+
+    def _fitted(self, batched: bool) -> dict[str, Any]:
+        if not self._takes_lists(batched):
+            return one_at_a_time(self.batching)
+        most = self.max_ongoing_requests
+        return dict(self.batching) if most is None else fitted(self.batching, most)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BackendConfig):
+            return NotImplemented
+        return self.as_dict() == other.as_dict()
+
+    __hash__ = None  # type: ignore[assignment]  # it holds dicts
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
+        return f"BackendConfig({given})"
+
+
+def _what_replicas_are_made_with(config: BackendConfig) -> object:
+    # How long a start may take says nothing to a replica that has started.
+    options = replace(config.replica, start_timeout_s=None)
+    return config.placement, config.fill, config.streams, options
+
+
+def _keywords(given: Any) -> Any:
+    keywords = checked_mapping("config", given, 'config={"num_replicas": 2}, or a BackendConfig')
+    for name in keywords:
+        if not isinstance(name, str):
+            raise TypeError(f"{name!r} is not an option of a backend: an option has a name")
+    return keywords
+
+
+@functools.partial(held, name="the user_config")
+def same_user_config(one: BackendConfig, other: BackendConfig) -> bool:
+    """Says whether two configs tell the code the same.
+
+    Raises:
+        Exception: What the user config's own comparison raised.
+    """
+    first, second = one.user_config, other.user_config
+    return first is second or bool(first == second)

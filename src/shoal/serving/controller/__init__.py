@@ -1,0 +1,1 @@
+"""The controller: it owns backends and endpoints."""

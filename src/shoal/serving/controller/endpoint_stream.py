@@ -1,0 +1,115 @@
+"""The results of a call that a handle makes and that is answered by a stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio.lowlevel
+
+from shoal.core.forming.call_options import Wishes
+from shoal.serving.clients.call_targets import routed
+from shoal.serving.endpoints.compared_stream import ComparedStream
+
+if TYPE_CHECKING:
+    from shoal.batching.calls.stream import ResultStream
+    from shoal.serving.clients.call_targets import Asked
+    from shoal.serving.endpoints.endpoint import Endpoint
+
+
+class EndpointStream:
+    """The results of one call that is answered by a stream.
+
+    The call is routed and made when it is entered, or with the first item. Its raises, and what
+    cancelling it does, are those of `ResultStream`.
+
+    Args:
+        endpoint: The endpoint.
+        asked: What the call asks for.
+        args: Its positional arguments.
+        kwargs: Those by name.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._endpoint = endpoint
+        self._asked = asked
+        self._args = args
+        self._kwargs = kwargs
+        self._stream: ResultStream[Any] | ComparedStream | None = None
+        self._is_entered = self._is_over = False
+
+    async def __aenter__(self) -> Self:
+        if not self._is_over:
+            stream = self._stream or await self._routed()
+            self._is_entered = True
+            try:
+                await stream.__aenter__()
+            except Exception:
+                self._fail()
+                raise
+            except BaseException:
+                self._leave()  # nobody will leave it
+                raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._is_over:
+            raise StopAsyncIteration
+        stream = self._stream or await self._routed()
+        try:
+            return await stream.__anext__()
+        except StopAsyncIteration:
+            self._is_over = True
+            raise
+        except Exception:
+            self._fail()
+            raise
+        except BaseException:
+            if not self._is_entered:
+                self._leave()
+            raise
+
+    async def aclose(self) -> None:
+        """Leaves the stream. Idempotent; a checkpoint."""
+        self._leave()
+        await anyio.lowlevel.checkpoint()
+
+    def _leave(self) -> None:
+        self._is_over = True
+        if self._stream is not None:
+            self._stream.leave()
+
+    def _fail(self) -> None:
+        self._endpoint.errors += 1
+        self._is_over = True
+
+    async def _routed(self) -> ResultStream[Any] | ComparedStream:
+        endpoint, asked = self._endpoint, self._asked
+        endpoint.requests += 1
+        try:
+            line, spent_s = await routed(endpoint, asked)
+            if not line.streams:
+                raise TypeError(
+                    f"{line.batcher.name} gives one result; write result = await handle.call(item)"
+                )
+            entry = line.entry()
+            if self._args or self._kwargs:
+                item = entry.item(self._args, self._kwargs)
+            else:
+                item = asked.item_without_data(line, entry)
+            metadata = asked.metadata(endpoint.name)
+            wishes = asked.wishes(metadata, spent_s) or Wishes(metadata=metadata)
+            stream = entry.begin_stream_of(item, wishes)
+            answer = endpoint.copied(line, item, metadata) if endpoint.shadows else None
+            self._stream = stream if answer is None else ComparedStream(stream, answer)
+            return self._stream
+        except Exception:
+            self._fail()
+            raise

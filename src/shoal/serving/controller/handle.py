@@ -1,0 +1,131 @@
+"""The handle of an endpoint in this process: `Handle` of the client's protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from shoal.batching.current import running_batch
+from shoal.core.request import shared_options
+from shoal.serving.clients.call_targets import Asked, routed
+from shoal.serving.clients.child_handle import handle_again
+from shoal.serving.clients.handle_options import Optioned
+from shoal.serving.clients.sync import SyncHandleFace
+from shoal.serving.controller.endpoint_stream import EndpointStream
+
+if TYPE_CHECKING:
+    from shoal.serving.clients.sync import Bridge
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoints.shadow import Answer
+
+
+class Owning(Protocol):
+    """Who the endpoints belong to, as far as handles need to know."""
+
+    @property
+    def threads(self) -> Bridge:
+        """What leads into its event loop."""
+        ...
+
+    def endpoint(self, name: str) -> Endpoint:
+        """Returns an endpoint, or raises `NoSuchName`."""
+        ...
+
+    def check_open(self) -> None:
+        """Raises `ShutDown` if calls are taken no more."""
+        ...
+
+
+class EndpointHandle(Optioned):
+    """Calls one endpoint of a controller in this process.
+
+    Args:
+        owner: Who the endpoint belongs to.
+        endpoint: Its name.
+        asked: What calls ask for.
+        is_inside: Whether it calls for code in a replica of the controller's.
+    """
+
+    def __init__(
+        self,
+        owner: Owning,
+        endpoint: str,
+        asked: Asked | None = None,
+        *,
+        is_inside: bool = False,
+    ) -> None:
+        self._owner = owner
+        self._endpoint = endpoint
+        self._asked = asked or Asked()
+        self._metadata = self._asked.metadata(endpoint)
+        self._shared = shared_options(self._metadata)
+        self._is_inside = is_inside
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's name."""
+        return self._endpoint
+
+    @property
+    def sync(self) -> SyncHandleFace:
+        """The same for threads."""
+        return SyncHandleFace(self, self._owner.threads)
+
+    def _optioned(self, given: dict[str, Any]) -> Self:
+        asked = self._asked.with_changes(given)
+        return type(self)(self._owner, self._endpoint, asked, is_inside=self._is_inside)
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Handle.call`."""
+        endpoint = self._found()
+        endpoint.requests += 1
+        answer: Answer | None = None
+        try:
+            line, spent_s = await routed(endpoint, self._asked)
+            if line.streams:
+                raise TypeError(
+                    f"{line.batcher.name} answers by a stream; write\n"
+                    "    async with handle.stream(item) as stream: ..."
+                )
+            entry = line.entry()
+            if args or kwargs:
+                item = entry.item(args, kwargs)
+            else:
+                item = self._asked.item_without_data(line, entry)
+            wishes = self._asked.wishes(self._metadata, spent_s)
+            if wishes is None:
+                call = entry.begin_shared(item, self._shared)
+            else:
+                call = entry.begin_item(item, wishes)
+            if endpoint.shadows:
+                answer = endpoint.copied(line, item, self._metadata)
+            result = await call
+            if answer is not None:
+                answer.set(result)
+            return result
+        except Exception:
+            endpoint.errors += 1
+            raise
+        finally:
+            if answer is not None:
+                answer.end()
+
+    def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
+        """See `Handle.stream`."""
+        endpoint = self._found()
+        return EndpointStream(endpoint, self._asked, args, kwargs)
+
+    def _found(self) -> Endpoint:
+        """Returns the endpoint.
+
+        What is under way when the controller is shut down may still make calls, and nobody else.
+        """
+        if not self._is_inside and running_batch.get(None) is None:
+            self._owner.check_open()
+        return self._owner.endpoint(self._endpoint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In a replica's process it calls back into this one.
+        return handle_again, (self._endpoint, vars(self._asked))
+
+    def __repr__(self) -> str:
+        return f"<Handle of the endpoint {self._endpoint!r}>"

@@ -1,0 +1,284 @@
+"""What is declared, on its way into the state file and back; nothing of it where none is kept."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import anyio.lowlevel
+import anyio.to_thread
+
+from shoal.errors import NotAllowed, NotDurable, ShutDown
+from shoal.replicas.code.definition import Definition
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.config.durable import durable_options
+from shoal.serving.state.records import (
+    DeclaredBackend,
+    DeclaredEndpoint,
+    DeclaredShadow,
+    DeletedBackend,
+    DeletedEndpoint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from shoal.core.traffic import Traffic
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoints.shadow import ShadowFlow
+    from shoal.serving.state.file import StateFile
+    from shoal.serving.state.records import Change, DeclaredState
+
+
+logger: Final = logging.getLogger("shoal.serving")
+
+
+class Imports(Protocol):
+    """What may be imported of what a state file names; see `shoal.http.admin_imports`."""
+
+    def checked(self, path: str) -> str:
+        """Checks an import path, and returns what is to be loaded in its place.
+
+        Raises:
+            NotAllowed: It leads to a module that was not allowed.
+        """
+        ...
+
+    def checked_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Checks a backend's options, and returns them with their paths as `checked` does.
+
+        Raises:
+            NotAllowed: One chooses code that was not allowed.
+        """
+        ...
+
+
+class Program(NamedTuple):
+    """What a program declares by itself, which it may restore as it is.
+
+    Attributes:
+        backends: Code and configs, by tag.
+        comparisons: What compares answers: import paths.
+    """
+
+    backends: Mapping[str, tuple[Definition, BackendConfig]]
+    comparisons: Collection[str]
+
+
+class Restored(NamedTuple):
+    """What a state file held.
+
+    Attributes:
+        backends: Tags, code and configs, in the order in which they were created.
+        endpoints: The endpoints.
+    """
+
+    backends: list[tuple[str, Definition, BackendConfig]]
+    endpoints: list[DeclaredEndpoint]
+
+
+class Declarations:
+    """Writes each change down before it takes effect.
+
+    Args:
+        state: The file; None to keep nothing.
+        imports: What may be imported of what it names; None for all, since only this program has
+            written to it.
+        program: What the program declares.
+
+    Attributes:
+        of_program: What the program declares by itself, as `declared_backend` and
+            `declared_endpoint` call it.
+        gone: What of that was deleted, and must stay so.
+    """
+
+    def __init__(
+        self,
+        state: StateFile | None,
+        imports: Imports | None = None,
+        program: Program | None = None,
+    ) -> None:
+        self.of_program: set[str] = set()
+        self.gone: frozenset[str] = frozenset()
+        self._state = state
+        self._imports = imports
+        self._program = program or Program({}, ())
+        self._writing = Lock()
+        self._is_closed = False
+
+    def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
+        """Checks that a backend can be kept.
+
+        Raises:
+            NotDurable: State is kept, and its code, an argument or an option can't be.
+        """
+        if self._state is not None:
+            _declared(tag, code, config)
+
+    async def put_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
+        """Writes a backend down."""
+        if self._state is not None:
+            await self._write(self._state, _declared(tag, code, config))
+
+    async def delete_backend(self, tag: str) -> None:
+        """Writes down that there is no such backend any more."""
+        if self._state is not None:
+            await self._write(
+                self._state, DeletedBackend(tag, declared_backend(tag) in self.of_program)
+            )
+
+    async def put_endpoint(
+        self,
+        endpoint: Endpoint,
+        *,
+        traffic: Traffic | None = None,
+        shadows: Mapping[str, ShadowFlow] | None = None,
+    ) -> None:
+        """Writes an endpoint down.
+
+        Args:
+            endpoint: The endpoint.
+            traffic: Its traffic from now on; None for what it has.
+            shadows: Its shadows from now on; None for those it has.
+
+        Raises:
+            NotDurable: A function that compares answers was not given as an import path.
+        """
+        if self._state is None:
+            return
+        traffic = endpoint.traffic if traffic is None else traffic
+        flows = endpoint.shadows if shadows is None else shadows
+        declared = DeclaredEndpoint(
+            name=endpoint.name,
+            route=endpoint.route,
+            methods=endpoint.methods,
+            traffic={} if traffic is None else dict(traffic.weights),
+            shadows={
+                tag: DeclaredShadow(proportion=flow.proportion, compare=_path_of(flow))
+                for tag, flow in flows.items()
+            },
+        )
+        await self._write(self._state, declared)
+
+    async def delete_endpoint(self, name: str) -> None:
+        """Writes down that there is no such endpoint any more."""
+        if self._state is not None:
+            await self._write(
+                self._state, DeletedEndpoint(name, declared_endpoint(name) in self.of_program)
+            )
+
+    async def restored(self) -> Restored:
+        """Returns what was written down.
+
+        Raises:
+            StateRefused: The file is damaged.
+        """
+        if self._state is None:
+            await anyio.lowlevel.checkpoint()
+            return Restored([], [])
+        state: DeclaredState = await anyio.to_thread.run_sync(self._state.load)
+        backends = [(one.tag, *self._allowed(one)) for one in state.backends.values()]
+        self.gone = frozenset(
+            [
+                *map(declared_backend, state.gone_backends),
+                *map(declared_endpoint, state.gone_endpoints),
+            ]
+        )
+        return Restored(backends, [self._compared(one) for one in state.endpoints.values()])
+
+    def _allowed(self, one: DeclaredBackend) -> tuple[Definition, BackendConfig]:
+        """Returns a backend's code, which refuses to be loaded where that is not allowed."""
+        path, config, refusal = one.import_path, dict(one.config), None
+        code, declared = self._program.backends.get(one.tag, (None, BackendConfig()))
+        if self._imports is not None:
+            own = _durable(declared)
+            try:
+                if code is None or path != code.import_path:
+                    path = self._imports.checked(path)
+                changed = {name: value for name, value in config.items() if own.get(name) != value}
+                config |= self._imports.checked_config(changed)
+            except NotAllowed as error:
+                refusal = f"the state file has it, and --allow-module does not: {error}"
+        definition = Definition(
+            path, tuple(one.init_args), tuple(one.init_kwargs.items()), refusal=refusal
+        )
+        return definition, BackendConfig.of(config)
+
+    def _compared(self, endpoint: DeclaredEndpoint) -> DeclaredEndpoint:
+        """Returns an endpoint whose answers are compared by what may be imported alone."""
+        shadows = dict(endpoint.shadows)
+        for tag, shadow in endpoint.shadows.items():
+            path = shadow.compare
+            if path is None or self._imports is None or path in self._program.comparisons:
+                continue
+            try:
+                path = self._imports.checked(path)
+            except NotAllowed:
+                logger.exception("%s: shadow answers are not compared", tag)
+                path = None
+            shadows[tag] = replace(shadow, compare=path)
+        return replace(endpoint, shadows=shadows)
+
+    def close(self) -> None:
+        """Lets go of the file."""
+        if self._state is not None:
+            with self._writing:  # a thread may be at it yet
+                self._is_closed = True
+                self._state.close()
+
+    async def _write(self, state: StateFile, change: Change) -> None:
+        # Not to be left half-way: what was written must take effect, and the other way round.
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._apply, state, change)
+
+    def _apply(self, state: StateFile, change: Change) -> None:
+        with self._writing:
+            if self._is_closed:
+                raise ShutDown("the controller was shut down before this could be written down")
+            state.apply(change)
+
+
+def _durable(config: BackendConfig) -> dict[str, Any]:
+    """Returns those of a config's options that a state file can have."""
+    found: dict[str, Any] = {}
+    for name, value in config.given().items():
+        with suppress(NotDurable):
+            found |= durable_options({name: value})
+    return found
+
+
+def declared_backend(tag: str) -> str:
+    """Returns what a backend is called among what a program declares."""
+    return f"backend {tag}"
+
+
+def declared_endpoint(name: str) -> str:
+    """Returns what an endpoint is called among what a program declares."""
+    return f"endpoint {name}"
+
+
+def _declared(tag: str, code: Definition, config: BackendConfig) -> DeclaredBackend:
+    if code.import_path is None:
+        raise NotDurable(
+            f"{code.name} was given as an object, and only an import path can be kept in a state "
+            f"file; write it as 'package.module:{code.name}'"
+        )
+    return DeclaredBackend(
+        tag=tag,
+        import_path=code.import_path,
+        init_args=code.init_args,
+        init_kwargs=dict(code.init_kwargs),
+        config=config.durable(),
+    )
+
+
+def _path_of(flow: ShadowFlow) -> str | None:
+    if flow.compare is None or isinstance(flow.compare, str):
+        return flow.compare
+    raise NotDurable(
+        f"compare={flow.compare!r} was given as an object, and only an import path can be kept in "
+        "a state file; write it as 'package.module:name'"
+    )

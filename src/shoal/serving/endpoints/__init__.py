@@ -1,0 +1,1 @@
+"""Endpoints: where requests go, and which are copied to a shadow."""

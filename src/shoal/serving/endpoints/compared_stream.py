@@ -1,0 +1,55 @@
+"""A stream whose items are kept, for a shadow's to be compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from shoal.batching.calls.stream import ResultStream
+    from shoal.serving.endpoints.shadow import Answer
+
+
+class ComparedStream:
+    """A `ResultStream` that says at its end what it held.
+
+    Args:
+        stream: The stream.
+        answer: What is told: the list of all items, or nothing where it did not come to its end.
+    """
+
+    def __init__(self, stream: ResultStream[Any], answer: Answer) -> None:
+        self._stream = stream
+        self._answer = answer
+        self._items: list[Any] = []
+
+    async def __aenter__(self) -> Self:
+        await self._stream.__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            item = await self._stream.__anext__()
+        except StopAsyncIteration:
+            self._answer.set(self._items)
+            raise
+        except Exception:
+            self._answer.end()
+            raise
+        self._items.append(item)
+        return item
+
+    async def aclose(self) -> None:
+        """Leaves the stream. Idempotent; a checkpoint."""
+        self.leave()
+        await self._stream.aclose()
+
+    def leave(self) -> None:
+        """Does so at once; for code that can't wait."""
+        self._stream.leave()
+        self._answer.end()

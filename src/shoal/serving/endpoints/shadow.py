@@ -1,0 +1,192 @@
+"""Shadow traffic: copies of an endpoint's requests, for a backend whose answers nobody waits for.
+
+A copy is a task of the controller's, so it outlives the request and can't delay or fail it. It is
+made when the request is, and its answer is compared with the request's where that came to one. So
+many may be under way at once and no more; what goes beyond is counted, and dropped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.batching.failures.held import held
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.core.forming.call_options import Wishes
+from shoal.core.traffic import Shadow
+from shoal.replicas.code.definition import imported, qualified_name
+from shoal.serving.status import ShadowStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal.serving.backends.backend import Backend
+
+logger: Final = logging.getLogger("shoal.serving")
+
+MOST_COPIES: Final = 256
+"""How many copies of one shadow may be under way at once."""
+
+_TIMEOUT_S: Final = 60.0
+
+
+class Answer:
+    """The answer of the request that was copied, for whoever compares it."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.is_there = False
+        self._ended = anyio.Event()
+
+    def set(self, value: Any) -> None:
+        """Says what the request was answered with."""
+        self.value = value
+        self.is_there = True
+        self._ended.set()
+
+    def end(self) -> None:
+        """Says that there will be no answer, if there is none yet."""
+        self._ended.set()
+
+    async def wait(self) -> bool:
+        """Waits for the request's end; returns whether it was answered."""
+        await self._ended.wait()
+        return self.is_there
+
+
+class ShadowFlow:
+    """One endpoint's shadow traffic to one backend, and its counts.
+
+    Args:
+        backend: Who gets the copies.
+        proportion: The share of the requests that is copied.
+        compare: What compares the answers: a function, an import path, or None.
+
+    Attributes:
+        backend: Who gets the copies.
+        compare: As it was given.
+    """
+
+    def __init__(
+        self, backend: Backend, proportion: float, compare: Callable[[Any, Any], bool] | str | None
+    ) -> None:
+        self.backend = backend
+        self.compare = compare
+        self._shadow = Shadow(backend.tag, proportion)
+        self._are_alike = imported(compare) if isinstance(compare, str) else compare
+        if self._are_alike is not None and (
+            not callable(self._are_alike) or inspect.iscoroutinefunction(self._are_alike)
+        ):
+            raise TypeError(
+                f"compare must be a plain function of two answers, or the import path of one, not "
+                f"{compare!r}"
+            )
+        if self._are_alike is not None:
+            self._are_alike = held(partial(_compared, self._are_alike), "compare")
+        self._under_way = 0
+        self._sent = self._dropped = self._failed = self._agreed = self._disagreed = 0
+        self._latency_s = 0.0
+
+    @property
+    def proportion(self) -> float:
+        """The share of the requests that is copied."""
+        return self._shadow.proportion
+
+    @property
+    def compares(self) -> bool:
+        """Whether answers are compared."""
+        return self._are_alike is not None
+
+    def change(self, other: ShadowFlow) -> None:
+        """Takes in another's settings, and goes on counting."""
+        self.compare, self._are_alike, self._shadow = other.compare, other._are_alike, other._shadow
+
+    def takes(self, point: float) -> bool:
+        """Says whether a request is to be copied; counts it as dropped where there is no room.
+
+        Args:
+            point: A random number from 0 to 1.
+        """
+        if not self._shadow.takes(point):
+            return False
+        if self._under_way >= MOST_COPIES:
+            self._dropped += 1
+            return False
+        self._under_way += 1
+        self._sent += 1
+        return True
+
+    @holds_ctrl_c
+    async def copy(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        metadata: Mapping[str, Any],
+        answer: Answer,
+    ) -> None:
+        """Sends one copy that was taken, and counts how it ends."""
+        started = anyio.current_time()
+        try:
+            with anyio.fail_after(_TIMEOUT_S), holding():
+                result = await self._result(method, args, kwargs, Wishes(metadata=metadata))
+        except Exception as error:
+            self._failed += 1
+            logger.debug("%s: a shadow request failed", self.backend.tag, exc_info=error)
+            return
+        finally:
+            self._under_way -= 1
+            self._latency_s += anyio.current_time() - started
+        if self._are_alike is None:
+            return
+        with anyio.move_on_after(_TIMEOUT_S):  # a stream may have been forgotten
+            if await answer.wait():
+                self._count_alike(answer.value, result)
+
+    async def _result(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes
+    ) -> Any:
+        line = await self.backend.line(method)
+        if not line.streams:
+            return await line.entry().begin(args, kwargs, wishes)
+        async with line.entry().begin_stream(args, kwargs, wishes) as stream:
+            return [item async for item in stream]
+
+    def _count_alike(self, first: Any, second: Any) -> None:
+        assert self._are_alike is not None
+        try:
+            agreed = self._are_alike(first, second)
+        except Exception as error:
+            self._failed += 1
+            logger.warning("%s: compare raised", self.backend.tag, exc_info=error)
+            return
+        if agreed:
+            self._agreed += 1
+        else:
+            self._disagreed += 1
+
+    def status(self) -> ShadowStatus:
+        """Returns its settings and counts."""
+        compare = self.compare
+        if compare is not None and not isinstance(compare, str):
+            compare = qualified_name(compare)
+        return ShadowStatus(
+            backend=self.backend.tag,
+            proportion=self.proportion,
+            compare=compare,
+            sent=self._sent,
+            dropped=self._dropped,
+            failed=self._failed,
+            agreed=self._agreed,
+            disagreed=self._disagreed,
+            latency_s=self._latency_s,
+        )
+
+
+def _compared(compare: Callable[[Any, Any], object], first: Any, second: Any) -> bool:
+    return bool(compare(first, second))

@@ -1,0 +1,1 @@
+"""The replicas of a backend: started, watched, replaced, and given work."""

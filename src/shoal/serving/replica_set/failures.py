@@ -1,0 +1,86 @@
+"""What has become of a backend's replicas: how many started and died, and when to try again."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import anyio
+
+from shoal.core.replicas.restarts import Restarts
+from shoal.errors import ReplicaNotStarted
+
+if TYPE_CHECKING:
+    from shoal.serving.replica_set.managed import Kept
+
+
+class Failures:
+    """The starts and failures of one backend's replicas.
+
+    Args:
+        name: The backend's tag, for messages.
+
+    Attributes:
+        starts: How many were started.
+        deaths: How many died or were killed.
+        restarts: How many were started in place of one that died.
+        start_failures: How many could not be started.
+        last: Why the last one failed; None when one has become ready since.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.starts = self.deaths = self.restarts = self.start_failures = 0
+        self.last: Exception | None = None
+        self._name = name
+        self._restarts = Restarts()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether starting has failed so often that nobody should wait for it."""
+        return self._restarts.is_open
+
+    def starting(self) -> float:
+        """Counts a start; returns how long it is to wait, in seconds."""
+        self.starts += 1
+        return max(0.0, self._restarts.next_at - anyio.current_time())
+
+    def forget(self, last: Exception | None) -> None:
+        """Has the next start come without a wait, since it is that of another config.
+
+        Args:
+            last: The last failure that is still of interest.
+        """
+        self._restarts.forget()
+        self.last = last
+
+    def ready(self) -> None:
+        """Notes that a replica has become ready."""
+        self._restarts.started(anyio.current_time())
+        self.last = None
+
+    def failed(self, kept: Kept, failure: Exception, *, is_replaced: bool) -> None:
+        """Notes that a replica has died, or could not be started.
+
+        Args:
+            kept: The replica.
+            failure: Why.
+            is_replaced: Whether another one is started in its place, or was already.
+        """
+        self.last = failure
+        now = anyio.current_time()
+        point = random.random()  # noqa: S311 - it spreads restarts in time
+        if kept.ready_at is not None:
+            self.deaths += 1
+            self.restarts += is_replaced
+            self._restarts.died(now, point, ready_at=kept.ready_at)
+        else:
+            self.start_failures += 1
+            self._restarts.failed(now, point, began_at=kept.began_at)
+
+    def not_started(self, cause: Exception | None) -> ReplicaNotStarted:
+        """Returns a replica's failure as that of whoever waits for it to start."""
+        if isinstance(cause, ReplicaNotStarted):
+            return cause
+        failure = ReplicaNotStarted(f"no replica of {self._name} could be started: {cause}")
+        failure.__cause__ = cause
+        return failure

@@ -1,0 +1,244 @@
+"""One kept replica: its task, its life, its health checks, and how it is brought to its end."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from shoal.batching.failures.exceptions import goes_on
+from shoal.batching.failures.held import held, shown
+from shoal.batching.loops.parking import Parking
+from shoal.core.replicas.life import LifeState, ReplicaLife
+from shoal.errors import ReplicaDied, ReplicaNotStarted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from shoal.replicas.code.description import Description
+    from shoal.replicas.contract import Replica
+    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.replica_set.pool import Member
+    from shoal.serving.status import ReplicaState
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_UNHEALTHY_AFTER: Final = 3
+"""How many health checks in a row must fail before a replica is replaced, as in Ray Serve."""
+
+_TOLD: Final[dict[LifeState, ReplicaState]] = {
+    LifeState.NEW: "starting",
+    LifeState.STARTING: "starting",
+    LifeState.READY: "ready",
+    LifeState.DRAINING: "draining",
+    LifeState.STOPPING: "stopping",
+    LifeState.ENDED: "stopping",
+    LifeState.FAILED: "stopping",
+    LifeState.DIED: "stopping",
+}
+
+_MARGIN_S: Final = 5.0
+"""What a replica may take to end, beyond its ``cancel_grace_s``, before it is given up."""
+
+
+class Kept:
+    """A replica, from its start to its end.
+
+    Attributes:
+        replica: The replica.
+        made_with: What it was started with.
+        config: What it goes by since.
+        version: Of what version of the backend it is; another one when it is to be replaced.
+        is_worn_out: Whether it is to be replaced though nothing is wrong with it.
+        life: Where it is in its life.
+        member: Its place in the pool, once it is ready.
+        failure: Why it could not be started, or died; None for an end that was asked for.
+        began_at: When its start began; None if it has not, in seconds on the loop's clock.
+        ready_at: Since when it was ready; None if it has not been.
+    """
+
+    def __init__(self, replica: Replica, config: BackendConfig, version: int) -> None:
+        self.replica = replica
+        self.made_with = config
+        self.config = config
+        self.version = version
+        self.is_worn_out = False
+        self.life = ReplicaLife()
+        self.member: Member | None = None
+        self.failure: Exception | None = None
+        self.began_at: float | None = None
+        self.ready_at: float | None = None
+        self._scope = anyio.CancelScope()
+        self._ended = anyio.Event()
+
+    @property
+    def ongoing(self) -> int:
+        """How many requests it runs."""
+        return 0 if self.member is None else self.member.ongoing
+
+    async def run(self, delay_s: float, on_ready: Callable[[Kept, Description], None]) -> None:
+        """Lives.
+
+        Args:
+            delay_s: How long to wait before it is started, in seconds.
+            on_ready: Told when it is ready, and what its code can do.
+
+        Cancellation: ends the replica at once.
+        """
+        try:
+            with self._scope:
+                await anyio.sleep(delay_s)
+                self.began_at = anyio.current_time()
+                self.life.on("start")
+                await self.replica.serve(task_status=_Ready(self, on_ready))
+        except (ReplicaDied, ReplicaNotStarted) as error:
+            # Without its traceback, whose frames hold this, and all that is of the replica.
+            self.failure = error.with_traceback(None)
+        except BaseException as error:  # a placement's mistake must not end its neighbours
+            if goes_on(error, Parking.of_this_loop()):
+                raise
+            self.failure = self._explained(f"it ended with {shown(error)}")
+            self.failure.__cause__ = error
+        finally:
+            self._end()
+
+    @property
+    def state(self) -> ReplicaState:
+        """Where it is in its life, as it is told to users."""
+        return _TOLD[self.life.state]
+
+    def _end(self) -> None:
+        self._ended.set()
+        life = self.life
+        if not life.is_over:
+            life.on("ended" if self.ready_at is not None else "start_failed")
+        if life.state in (LifeState.FAILED, LifeState.DIED):
+            self.failure = self.failure or self._explained("it ended, unasked")
+        else:
+            self.failure = None
+
+    def _explained(self, what: str) -> Exception:
+        if self.ready_at is not None:
+            return ReplicaDied(f"{self.replica.tag}: {what}", replica=self.replica.tag)
+        return ReplicaNotStarted(f"{self.replica.tag}: {what}")
+
+    async def passes_first_check(self) -> bool:
+        """Checks a replica that has just started; kills it if it is not healthy."""
+        trouble = await self.trouble()
+        if trouble is None:
+            return True
+        if not self._ended.is_set():
+            self.kill(f"its first health check failed: {trouble}")
+            await self.give_up()
+        return False
+
+    async def watch_health(self, on_unhealthy: Callable[[Kept], None]) -> None:
+        """Checks the replica's health for as long as it is ready, and kills it when it is bad.
+
+        Args:
+            on_unhealthy: Told before it is killed, which may take its time.
+        """
+        failures = 0
+        while True:
+            await anyio.sleep(self.config.health_check_period_s)
+            if not self.life.takes_work:
+                return
+            trouble = await self.trouble()
+            failures = 0 if trouble is None else failures + 1
+            if trouble is not None:
+                logger.warning("%s: a health check failed: %s", self.replica.tag, trouble)
+            if failures == _UNHEALTHY_AFTER and not self.life.is_over:
+                self.life.on("unhealthy")
+                on_unhealthy(self)
+                self.kill(f"{failures} health checks failed, the last with {trouble}")
+                await self.give_up()
+                return
+
+    async def trouble(self) -> str | None:
+        """Checks the replica's health; returns what is wrong with it, None for nothing."""
+        timeout_s = self.config.health_check_timeout_s
+        try:
+            with anyio.fail_after(timeout_s):
+                await self.replica.check_health()
+        except TimeoutError as error:
+            return str(error) or f"no answer within {timeout_s:g} s"
+        except Exception as error:
+            return shown(error)
+        return None
+
+    def kill(self, reason: str) -> None:
+        """Ends the replica, and what it runs."""
+        with noted("%s: kill() raised", self.replica.tag):
+            held(self.replica.kill)(reason)
+
+    def _stop(self) -> None:
+        with noted("%s: stop() raised", self.replica.tag):
+            held(self.replica.stop)()
+
+    def tell_draining(self) -> None:
+        """Tells its code that the backend begins to end."""
+        with noted("%s: drain() raised", self.replica.tag):
+            held(self.replica.drain)()
+
+    def abandon(self) -> None:
+        """Gives up a replica that has not become ready."""
+        self._scope.cancel()
+
+    def end_at_once(self) -> None:
+        """Ends it, and what it runs."""
+        if self.member is None:
+            self.abandon()
+        elif not self.life.is_over:
+            self.life.on("stop")
+            self.kill("its backend was deleted by force")
+
+    async def drain(self, grace_s: float) -> None:
+        """Lets a replica that gets no more work finish what it has, and ends it.
+
+        Args:
+            grace_s: How long its work may take, in seconds; what is left then dies with it.
+        """
+        assert self.member is not None
+        with anyio.move_on_after(grace_s) as waiting:
+            await self.member.wait_idle()
+        if self.life.is_over:
+            return
+        self.life.on("stop")
+        if waiting.cancelled_caught:
+            self.kill(f"its work did not end within {grace_s:g} s")
+        else:
+            self._stop()
+        await self.give_up()
+
+    async def give_up(self) -> None:
+        """Waits for the end of a replica that was told to, and gives it up if it does not come."""
+        with anyio.move_on_after(self.config.replica.cancel_grace_s + _MARGIN_S):
+            await self._ended.wait()
+            return
+        logger.error("%s: does not end, and is given up", self.replica.tag)
+        self.kill("it did not end when it was asked to")
+        self._scope.cancel()
+        with anyio.move_on_after(_MARGIN_S):
+            await self._ended.wait()
+
+
+@contextmanager
+def noted(message: str, *args: object) -> Generator[None]:
+    """Notes a mistake of a placement's, which must not end its neighbours."""
+    try:
+        yield
+    except Exception:
+        logger.exception(message, *args)
+
+
+class _Ready:
+    """Hears from `Replica.serve` that the replica is ready."""
+
+    def __init__(self, kept: Kept, on_ready: Callable[[Kept, Description], None]) -> None:
+        self._kept = kept
+        self._on_ready = on_ready
+
+    def started(self, value: Any = None) -> None:
+        self._on_ready(self._kept, value)

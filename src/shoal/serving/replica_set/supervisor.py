@@ -1,0 +1,280 @@
+"""The supervisor: so many replicas of a backend as there should be, whatever happens to them.
+
+It looks at all replicas at once and asks `core.replicas.rollout` what to do; everything that happens (one is
+ready, one died, there should be more, all should be replaced) is a reason to look again. When to
+try again after a failure is decided in `core.replicas.restarts`. Here it is only carried out.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from shoal.batching.failures.held import held
+from shoal.core.replicas.life import LifeState
+from shoal.core.replicas.rollout import Seen, decide
+from shoal.replicas.code.current import Identity
+from shoal.serving.config.batching import DEFAULTS
+from shoal.serving.config.config import same_user_config
+from shoal.serving.replica_set.aging import may_wear_out, worn_out
+from shoal.serving.replica_set.managed import Kept
+from shoal.serving.replica_set.not_made import NotMade
+from shoal.serving.replica_set.watched import Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from anyio.abc import TaskGroup
+
+    from shoal.replicas.code.description import Description
+    from shoal.replicas.contract import Replica
+    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.replica_set.pool import Member, Pool
+
+logger: Final = logging.getLogger("shoal.serving")
+
+_STALE: Final = -1
+"""The version of a replica that is to be replaced by one of the same kind."""
+
+
+class Supervisor(Watched):
+    """Keeps the replicas of one backend.
+
+    Args:
+        name: The backend's tag.
+        make: Makes a replica of some tag, for some place among the others, by a config.
+        pool: Where those go that are ready.
+        config: How they run.
+        tasks: Where their tasks run.
+        enter: What each of their tasks calls first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[str, int, BackendConfig], Replica],
+        pool: Pool,
+        config: BackendConfig,
+        tasks: TaskGroup,
+        enter: Callable[[], object] = lambda: None,
+    ) -> None:
+        super().__init__(name, pool, config)
+        self._make = make
+        self._tasks = tasks
+        self._enter = enter
+        self._is_draining = False
+        self._number = 0
+        self._versions = count(self._version + 1)
+
+    def begin(self) -> None:
+        """Starts the first replicas."""
+        self._reconcile()
+
+    def scale(self, wanted: int) -> None:
+        """Changes how many replicas there should be."""
+        if wanted != self.wanted and not self._is_ending:
+            logger.info("%s: from %d replicas to %d", self._name, self.wanted, wanted)
+            self.wanted = wanted
+            self._reconcile()
+
+    @contextmanager
+    def changing(self) -> Generator[None]:
+        """Ends no replica that takes work while the block runs, and leaves just these if it fails.
+
+        What failed before says nothing of what is to come, so nothing waits for that any more.
+        """
+        config, version, wanted = self.config, self._version, self.wanted
+        failure = self.failures.last
+        self._before_change = there = list(self.kept)
+        were = [(kept, kept.version, kept.config) for kept in there]
+        self._lost = None
+        self.failures.forget(failure)
+        for kept in there:
+            if kept.life.state is LifeState.NEW:
+                kept.version = _STALE  # it waits; another one need not
+        try:
+            self._reconcile()
+            yield
+        except BaseException:
+            self.config, self._version = config, version
+            self.failures.forget(failure)
+            if not self._is_ending:
+                self.wanted = wanted
+            for kept, its_version, its_config in were:
+                if kept.life.takes_work:  # the change may have compared it with its own config
+                    kept.version, kept.config = its_version, its_config
+            for kept in self.kept:
+                if kept not in there and kept.made_with is not config:
+                    kept.version = _STALE
+            raise
+        finally:
+            self._before_change = None
+            self._reconcile()
+
+    def replace(self, config: BackendConfig) -> None:
+        """Replaces all replicas by such of another config, or of the same; during a change."""
+        self.config = config
+        self._version = next(self._versions)
+        self._reconcile()
+
+    def adopt(self, config: BackendConfig) -> None:
+        """Takes in a config that replicas need not be replaced for."""
+        self.config = config
+        for kept in self.ready():
+            self._compare(kept, config)
+            kept.config = config
+        self._reconcile()
+
+    def drain(self) -> None:
+        """Tells all code, now and of replicas to come, that the backend begins to end."""
+        self._is_draining = True
+        for kept in self.kept:
+            if kept.member is not None:
+                kept.tell_draining()
+
+    def is_missing_some(self) -> bool:
+        """Says whether fewer replicas take work than should."""
+        return len(self.ready()) < self.wanted
+
+    def batch_ended(self, member: Member) -> None:
+        """Looks whether a replica has done its share, or takes too much memory."""
+        if not may_wear_out(self.config):
+            return
+        kept = next((k for k in self.kept if k.member is member), None)
+        if kept is None or kept.is_worn_out or not kept.life.takes_work:
+            return
+        if (reason := worn_out(member, self.config)) is not None:
+            logger.info("%s: is replaced, since it %s", kept.replica.tag, reason)
+            kept.is_worn_out = True
+            self._reconcile()
+
+    async def end(self, *, at_once: bool) -> None:
+        """Ends all replicas.
+
+        Args:
+            at_once: Whether to leave them no time for what they run.
+        """
+        self.wanted = 0
+        self._is_ending = True
+        self._tell()
+        if at_once:
+            for kept in self.kept:
+                kept.end_at_once()
+                self._tasks.start_soon(kept.give_up)
+        self._reconcile()
+        while self.kept:
+            await self._change.wait()
+
+    def _reconcile(self) -> None:
+        if self._is_over:
+            return  # what were started now would be cancelled, and looked after again
+        seen = [
+            Seen(i, _STALE if k.is_worn_out else k.version, k.life.state, k.ongoing)
+            for i, k in enumerate(self.kept)
+        ]
+        keeps_ready = self._before_change is not None and not self._is_ending
+        decision = decide(seen, self.wanted, self._version, keeps_ready=keeps_ready)
+        to_drain = [self.kept[i] for i in decision.drain]
+        for _ in range(decision.start):
+            self._start()
+        for kept in to_drain:
+            self._drain(kept)
+
+    def _start(self) -> None:
+        # The one that it replaces, and has the place of, may be there as yet.
+        same = [kept for kept in self.kept if kept.version == self._version]
+        taken = {kept.replica.blueprint.number for kept in same}
+        place = next(place for place in count() if place not in taken)
+        kept = Kept(self._made(place), self.config, self._version)
+        self._number += 1
+        self.kept.append(kept)
+        delay_s = self.failures.starting()
+        self._tasks.start_soon(self._keep, kept, delay_s, name=f"shoal replica {kept.replica.tag}")
+
+    def _made(self, place: int) -> Replica:
+        tag = f"{self._name}#{self._number}"
+        try:
+            return held(self._make, "the placement")(tag, place, self.config)
+        except Exception as error:  # a placement that can't even make one
+            return NotMade(Identity(self._name, tag), place, error)
+
+    def _compare(self, kept: Kept, config: BackendConfig) -> None:
+        """Has a replica replaced that was being started while the others were told something."""
+        if not same_user_config(kept.config, config):
+            kept.version = _STALE
+
+    def _drain(self, kept: Kept) -> None:
+        kept.life.on("drain")
+        if kept.member is None:
+            kept.abandon()
+            return
+        self._pool.withdraw(kept.member)
+        grace_s = kept.config.batching.get(
+            "graceful_shutdown_timeout_s", DEFAULTS.graceful_shutdown_timeout_s
+        )
+        self._tasks.start_soon(kept.drain, grace_s, name=f"shoal drain {kept.replica.tag}")
+
+    async def _keep(self, kept: Kept, delay_s: float) -> None:
+        self._enter()
+        try:
+            async with anyio.create_task_group() as tasks:
+                await kept.run(delay_s, partial(self._has_started, tasks))
+                tasks.cancel_scope.cancel()
+        except BaseException:  # this task is being cancelled, and so are all of them
+            self._is_over = True
+            raise
+        finally:
+            self._has_ended(kept)
+
+    def _has_started(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
+        if description.checks_health:
+            tasks.start_soon(self._admit_healthy, tasks, kept, description)
+        else:
+            self._is_ready(tasks, kept, description)
+
+    async def _admit_healthy(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
+        if await kept.passes_first_check():
+            self._is_ready(tasks, kept, description)
+
+    def _is_ready(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
+        kept.ready_at = anyio.current_time()
+        self.failures.ready()
+        if not kept.life.is_leaving:
+            kept.life.on("ready")
+            self.description = self.description or description
+            self._compare(kept, self.config)
+            code = description.methods["__call__"]
+            slots = self.config.slots(code.batched, gathers=code.gathers)
+            kept.config = self.config
+            kept.member = self._pool.add(kept.replica, slots, self.config.max_ongoing_requests)
+            if self._is_draining:
+                kept.tell_draining()
+            tasks.start_soon(kept.watch_health, self._is_unhealthy)
+        self._reconcile()
+        self._tell()
+
+    def _is_unhealthy(self, kept: Kept) -> None:
+        assert kept.member is not None
+        self._pool.withdraw(kept.member)
+        self._reconcile()
+        self._tell()
+
+    def _has_ended(self, kept: Kept) -> None:
+        self.kept.remove(kept)
+        if kept.member is not None:
+            self._pool.withdraw(kept.member)
+        if kept.failure is not None and not self._is_over:  # all of them are being cancelled
+            logger.error("%s: %s", kept.replica.tag, kept.failure)
+            is_replaced = self.wanted > 0
+            self.failures.failed(kept, kept.failure, is_replaced=is_replaced)
+            if self._before_change is not None and kept not in self._before_change:
+                self._lost = self._lost or kept.failure
+            if self.failures.is_open and not self.ready():
+                self._pool.fail(kept.failure)
+        self._reconcile()
+        self._tell()

@@ -1,0 +1,207 @@
+"""The state file: what a controller was told, kept so that a restart finds all of it.
+
+It is an SQLite database with a write-ahead log. A change is committed, and is on disk, before
+`apply` returns; so a process that is killed at any moment leaves the state that was acknowledged,
+or that and the one change that was under way.
+
+After each change the log is folded into the database and emptied. SQLite takes a log up to its
+first damaged entry and says nothing of the rest, so changes in a damaged log would be lost in
+silence; this way the log never holds one that was acknowledged.
+
+There is one writer, the process that holds a lock on an empty database beside the file. The system
+drops the lock when the process ends, however it ends. The lock is not on the file itself, since to
+look at that before it is known to be ours could alter another program's.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from shoal.errors import StateRefused
+from shoal.serving.state.tables import APPLICATION_ID, check_file, create_tables, read, write
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from shoal.serving.state.records import Change, DeclaredState
+
+_APPLICATION_ID_AT: Final = slice(68, 72)  # in the header of any SQLite database
+_MAGIC: Final = b"SQLite format 3\0"
+_OWNER_ALONE: Final = stat.S_IRUSR | stat.S_IWUSR
+
+
+class StateFile:
+    """A state file that is open for writing.
+
+    Its methods block, and may be called from any thread, one at a time.
+
+    Attributes:
+        path: Where it is.
+    """
+
+    def __init__(self, path: Path, database: sqlite3.Connection, resources: ExitStack) -> None:
+        self.path = path
+        self._database = database
+        self._resources = resources
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> StateFile:
+        """Opens a state file, or makes one where there is none.
+
+        An empty file is not taken for a new one: it may have held a state, which would be lost in
+        silence. A file that is refused stays as it is, byte for byte.
+
+        Raises:
+            StateRefused: It is damaged, of another program, in use, or of a newer version of Shoal,
+                or it can't be read and written.
+        """
+        found = Path(os.path.realpath(path))
+        with ExitStack() as resources, _refusing(found):
+            resources.enter_context(_lock(found))
+            if _is_new(found):
+                _create(found)
+            else:
+                _check(found)
+            database = resources.enter_context(closing(_connect(found, "rw")))
+            _prepare(database)
+            return cls(found, database, resources.pop_all())
+
+    def load(self) -> DeclaredState:
+        """Returns all that is declared.
+
+        Raises:
+            StateRefused: It can't be read any more.
+        """
+        with _refusing(self.path):
+            return read(self._database)
+
+    def apply(self, *changes: Change) -> None:
+        """Makes changes, all or none of them. They are on disk when it returns.
+
+        Raises:
+            StateRefused: They can't be written; then none was made.
+        """
+        with _refusing(self.path), self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            write(self._database, changes)
+        with suppress(sqlite3.Error):  # they are on disk; the log is folded after the next ones
+            _fold_log(self._database)
+
+    def close(self) -> None:
+        """Closes the file, so that another process may open it. Idempotent."""
+        self._resources.close()
+
+
+@contextmanager
+def _refusing(path: Path) -> Generator[None]:
+    """Says which file it was, whatever is wrong with it."""
+    try:
+        yield
+    except StateRefused as error:
+        raise StateRefused(f"the state file {path} is refused: {error}") from error.__cause__
+    except (sqlite3.Error, OSError) as error:
+        raise StateRefused(f"the state file {path} is refused: {error}") from error
+    except UnicodeError as error:  # SQLite's message had text of a damaged page in it
+        raise StateRefused(f"the state file {path} is refused: it is damaged") from error
+
+
+@contextmanager
+def _lock(path: Path) -> Generator[None]:
+    if path.exists() and not path.is_file():
+        raise StateRefused("it is no plain file")
+    if not path.parent.is_dir():
+        raise StateRefused(f"there is no directory {path.parent}")
+    with closing(_connect(path.with_name(f"{path.name}.lock"), "rwc")) as lock:
+        try:
+            lock.execute("PRAGMA journal_mode = MEMORY")  # or there would be a second file
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                raise
+            raise StateRefused("it is in use by another process, or open already") from error
+        yield
+
+
+def _is_new(path: Path) -> bool:
+    is_there = path.exists()
+    is_empty = is_there and path.stat().st_size == 0
+    logs = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
+    if (is_empty or not is_there) and any(log.exists() for log in logs):
+        raise StateRefused("it is gone, or empty, and its log is still there")
+    if is_empty:
+        raise StateRefused(
+            "it is empty, so what it may have held is lost; put a copy of it in its place, or "
+            "remove it to begin with nothing"
+        )
+    return not is_there
+
+
+def _create(path: Path) -> None:
+    """Makes the file beside its place, whole, and moves it there."""
+    new = path.with_name(f"{path.name}.new")
+    for end in ("", "-wal", "-journal"):  # what one that was killed in here has left
+        new.with_name(new.name + end).unlink(missing_ok=True)
+    os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ALONE))
+    with closing(_connect(new, "rw")) as database:
+        _prepare(database)
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            create_tables(database)
+        _fold_log(database)
+    new.replace(path)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _check(path: Path) -> None:
+    """Looks at all of the file without writing to it."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header.startswith(_MAGIC):
+        raise StateRefused("it is no SQLite database, or its header is damaged")
+    if int.from_bytes(header[_APPLICATION_ID_AT], "big") != APPLICATION_ID:
+        raise StateRefused("it is a database of another program, or its header is damaged")
+    if path.with_name(f"{path.name}-journal").exists():
+        raise StateRefused(f"beside it is a log that is none of ours, {path.name}-journal")
+    with closing(_connect(path, "ro")) as database:
+        check_file(database)
+        read(database)
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    database = sqlite3.connect(
+        f"{path.as_uri()}?mode={mode}",
+        uri=True,
+        timeout=0,
+        isolation_level=None,  # transactions begin where it is written
+        check_same_thread=False,
+    )
+    # A checksum finds what is damaged, and its error, unlike that of a codec, shows no contents.
+    database.text_factory = partial(str, encoding="utf-8", errors="replace")
+    return database
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA locking_mode = EXCLUSIVE")
+    (mode,) = database.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        raise StateRefused(f"it can't have a write-ahead log here, only {mode!r}")
+    database.execute("PRAGMA synchronous = FULL")
+    database.execute("PRAGMA wal_autocheckpoint = 0")
+    # To see that it can be written, and to finish what a killed process left in the log.
+    database.execute("BEGIN IMMEDIATE")
+    database.execute("COMMIT")
+    _fold_log(database)
+
+
+def _fold_log(database: sqlite3.Connection) -> None:
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

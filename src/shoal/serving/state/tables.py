@@ -1,0 +1,188 @@
+"""The tables of a state file, and how damage to them is seen.
+
+SQLite finds a page that makes no sense, but not a letter that has become another one, nor a row
+that is gone with its place in a page. So each row carries a checksum, and the header one of all
+rows together. What a file says is believed only if all of them are right.
+
+The version stands in the header's first two columns in every version of Shoal, so that an older
+one can tell that a file is of a newer one.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.errors import StateRefused
+from shoal.serving.config.json import encoded
+from shoal.serving.state.records import (
+    DeclaredBackend,
+    DeclaredEndpoint,
+    DeclaredState,
+    DeletedBackend,
+    DeletedEndpoint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+    from sqlite3 import Connection
+
+    from shoal.serving.state.records import Change
+
+APPLICATION_ID: Final = 0x53484F4C  # "SHOL"
+VERSION: Final = 1
+
+_TABLES: Final = {
+    "header": (
+        "CREATE TABLE header (version INTEGER NOT NULL, version_checksum TEXT NOT NULL, "
+        "contents_checksum TEXT NOT NULL)"
+    ),
+    "declared": (
+        "CREATE TABLE declared (kind TEXT NOT NULL, name TEXT NOT NULL, body TEXT NOT NULL, "
+        "checksum TEXT NOT NULL, PRIMARY KEY (kind, name))"
+    ),
+}
+_BACKEND: Final = "backend"
+_ENDPOINT: Final = "endpoint"
+_GONE: Final = {_BACKEND: "gone backend", _ENDPOINT: "gone endpoint"}
+
+
+def create_tables(database: Connection) -> None:
+    """Makes an empty state of an empty database."""
+    database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    for statement in _TABLES.values():
+        database.execute(statement)
+    database.execute(
+        "INSERT INTO header VALUES (?, ?, ?)", (VERSION, _version_checksum(VERSION), _all_of({}))
+    )
+
+
+def check_file(database: Connection) -> None:
+    """Checks that a database of ours is a state of this version, whose pages are whole.
+
+    Raises:
+        StateRefused: It is not; the message says why.
+        sqlite3.Error: It can't be read.
+    """
+    faults = [fault for (fault,) in database.execute("PRAGMA integrity_check(1)")]
+    if faults != ["ok"]:
+        raise StateRefused(f"it is damaged: {faults}")
+    versions = database.execute("SELECT version, version_checksum FROM header").fetchall()
+    if len(versions) != 1 or versions[0][1] != _version_checksum(versions[0][0]):
+        raise _damaged("its header")
+    [(version, _)] = versions
+    if version != VERSION:
+        raise StateRefused(
+            f"it has version {version!r}, of a newer Shoal, and this one reads up to {VERSION}"
+        )
+    tables = database.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    if dict(tables.fetchall()) != _TABLES:
+        raise _damaged("its schema")
+
+
+def read(database: Connection) -> DeclaredState:
+    """Reads the state from tables that `check_file` found to be right.
+
+    Raises:
+        StateRefused: What they hold is damaged.
+        sqlite3.Error: They can't be read.
+    """
+    rows = database.execute(
+        "SELECT kind, name, body, checksum FROM declared ORDER BY rowid"
+    ).fetchall()
+    backends: dict[str, DeclaredBackend] = {}
+    endpoints: dict[str, DeclaredEndpoint] = {}
+    checksums: dict[tuple[str, str], str] = {}
+    for kind, name, body, checksum in rows:
+        if checksum != _row_checksum(kind, name, body):
+            raise _damaged(f"the {kind} {name!r}")
+        checksums[kind, name] = checksum
+        with _reading(kind, name):
+            if kind == _BACKEND:
+                backends[name] = DeclaredBackend.of(name, json.loads(body))
+            elif kind == _ENDPOINT:
+                endpoints[name] = DeclaredEndpoint.of(name, json.loads(body))
+            elif kind not in _GONE.values():
+                raise ValueError("it is neither a backend nor an endpoint")
+    headers = database.execute("SELECT contents_checksum FROM header").fetchall()
+    if headers != [(_all_of(checksums),)]:
+        raise _damaged("what it holds")
+    return DeclaredState(
+        backends=backends,
+        endpoints=endpoints,
+        gone_backends=frozenset(name for kind, name in checksums if kind == _GONE[_BACKEND]),
+        gone_endpoints=frozenset(name for kind, name in checksums if kind == _GONE[_ENDPOINT]),
+    )
+
+
+def write(database: Connection, changes: Iterable[Change]) -> None:
+    """Writes changes, in order, within the transaction that is open."""
+    for change in changes:
+        match change:
+            case DeclaredBackend():
+                _put(database, _BACKEND, change.tag, change.body())
+            case DeclaredEndpoint():
+                _put(database, _ENDPOINT, change.name, change.body())
+            case DeletedBackend():
+                _delete(database, _BACKEND, change.tag, is_declared=change.is_declared)
+            case DeletedEndpoint():
+                _delete(database, _ENDPOINT, change.name, is_declared=change.is_declared)
+    rows = database.execute("SELECT kind, name, checksum FROM declared").fetchall()
+    checksums = {(kind, name): checksum for kind, name, checksum in rows}
+    database.execute("UPDATE header SET contents_checksum = ?", (_all_of(checksums),))
+
+
+def _put(database: Connection, kind: str, name: str, body: Mapping[str, Any]) -> None:
+    _forget(database, _GONE[kind], name)
+    _write_row(database, kind, name, encoded(body))
+
+
+def _delete(database: Connection, kind: str, name: str, *, is_declared: bool) -> None:
+    _forget(database, kind, name)
+    if is_declared:
+        _write_row(database, _GONE[kind], name, encoded({}))
+
+
+def _write_row(database: Connection, kind: str, name: str, text: str) -> None:
+    row = (kind, name, text, _row_checksum(kind, name, text))
+    # One that is changed keeps its row, and so its place in the order of creation.
+    database.execute(
+        "INSERT INTO declared VALUES (?, ?, ?, ?) ON CONFLICT (kind, name)"
+        " DO UPDATE SET body = excluded.body, checksum = excluded.checksum",
+        row,
+    )
+
+
+def _forget(database: Connection, kind: str, name: str) -> None:
+    database.execute("DELETE FROM declared WHERE kind = ? AND name = ?", (kind, name))
+
+
+@contextmanager
+def _reading(kind: str, name: str) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise StateRefused(f"the {kind} {name!r} in it can't be read: {error!r}") from error
+
+
+def _damaged(what: str) -> StateRefused:
+    return StateRefused(f"it is damaged: {what} and the checksum do not agree")
+
+
+def _row_checksum(kind: Any, name: Any, body: Any) -> str:
+    return _checksum(["row", kind, name, body])
+
+
+def _version_checksum(version: Any) -> str:
+    return _checksum(["version", version])
+
+
+def _all_of(checksums: Mapping[tuple[str, str], str]) -> str:
+    return _checksum(["contents", *sorted([*row, one] for row, one in checksums.items())])
+
+
+def _checksum(parts: list[Any]) -> str:
+    # repr keeps types apart, so that 1, "1" and b"1" differ.
+    return sha256(repr(parts).encode("utf-8", "surrogatepass")).hexdigest()
