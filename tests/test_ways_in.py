@@ -18,7 +18,7 @@ import shoal
 import ways_in_code as code
 from commands.driven_server import served as server
 from shoal.cli import main
-from shoal.http.app_of_file import FileApp
+from shoal.http.app.file_app import FileApp
 from shoal.serving.app_file.file import read_app_file
 from shoal.testing.asgi import ask
 

@@ -14,7 +14,7 @@ import trio
 from sklearn.datasets import load_digits
 
 from examples.demo.app import app, show
-from shoal.http.server import ServerConfig, serve
+from shoal.http.server.server import ServerConfig, serve
 
 _LOAD = Path(__file__).parents[1] / "digits" / "load.py"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

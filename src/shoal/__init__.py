@@ -59,8 +59,8 @@ if TYPE_CHECKING:
         WrongBatchSize,
         WrongResultType,
     )
-    from shoal.http.app import App
-    from shoal.http.embedded import HttpOptions
+    from shoal.http.app.app import App
+    from shoal.http.app.embedded import HttpOptions
     from shoal.replicas.code.accepting import accept_batch
     from shoal.replicas.code.current import Identity, current_backend_tag, current_replica_tag
     from shoal.replicas.code.definition import Definition
@@ -168,7 +168,7 @@ __version__ = "0.1.0"
 # Each is loaded when it is first asked for: a program that only batches does without what serves,
 # and a replica's process, which should start at once, without event loops that it has no use for.
 _WHERE: Final = {
-    "App": "shoal.http.app",
+    "App": "shoal.http.app.app",
     "AutoscalingOptions": "shoal.core.replicas.autoscaling",
     "BackendConfig": "shoal.serving.config.config",
     "BackendStatus": "shoal.serving.status",
@@ -197,7 +197,7 @@ _WHERE: Final = {
     "HandlerFailed": "shoal.errors",
     "HandlerTimeout": "shoal.errors",
     "HistogramSnapshot": "shoal.core.counters",
-    "HttpOptions": "shoal.http.embedded",
+    "HttpOptions": "shoal.http.app.embedded",
     "Hurry": "shoal.core.policy",
     "Identity": "shoal.replicas.code.current",
     "InUse": "shoal.errors",

@@ -21,7 +21,7 @@ from shoal.serving.state.file import StateFile
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.http.embedded import EmbeddedServer, HttpOptions
+    from shoal.http.app.embedded import EmbeddedServer, HttpOptions
     from shoal.serving.clients.child_handle import ChildClient
     from shoal.serving.clients.in_replica import InsideClient
     from shoal.serving.clients.sync import SyncFace
@@ -114,7 +114,7 @@ class Starting:
 
 def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:
     try:
-        from shoal.http.embedded import EmbeddedServer, HttpOptions
+        from shoal.http.app.embedded import EmbeddedServer, HttpOptions
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "shoal":
             raise

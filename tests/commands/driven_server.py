@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 import trio
 
 from shoal import App
-from shoal.http.app_door import AppDoor
-from shoal.http.server import ServerConfig, serve
+from shoal.http.app.admin_mount import AppDoor
+from shoal.http.server.server import ServerConfig, serve
 
 HANG_S = 15
 

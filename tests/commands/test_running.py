@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.commands.running import Run
-from shoal.http.server_config import ServerConfig
+from shoal.http.server.config import ServerConfig
 
 
 def test_the_token_is_not_shown():

@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Mount
 
 import shoal
-from shoal.http.server import ServerConfig, serve
-from shoal.http.server_lifespan import Lifespan
+from shoal.http.server.lifespan import Lifespan
+from shoal.http.server.server import ServerConfig, serve
 
 pytestmark = pytest.mark.trio
 

@@ -13,7 +13,7 @@ import h2.connection
 import h2.events
 from anyio.abc import SocketAttribute
 
-from shoal.http.server import ServerConfig, serve
+from shoal.http.server.server import ServerConfig, serve
 
 HANG_S = 20
 

@@ -11,7 +11,7 @@ import pytest
 from live_server import Http2Client, live, read_until, request, upgrade
 
 import shoal
-from shoal.http.access_log import LOGGER, AccessLog
+from shoal.http.server.access_log import LOGGER, AccessLog
 from shoal.testing.asgi import Call, calling
 
 pytestmark = pytest.mark.anyio

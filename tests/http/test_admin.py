@@ -10,10 +10,10 @@ import pytest
 
 from serving.fake_client import FakeClient
 from shoal.errors import NotAllowed, NotDurable, ReplicaDied, ReplicaNotStarted, WrongBatchSize
-from shoal.http.admin import AdminApi
-from shoal.http.admin_imports import ImportRule
-from shoal.http.asgi import JSON
-from shoal.http.door import Door
+from shoal.http.admin.api import AdminApi
+from shoal.http.admin.imports import ImportRule
+from shoal.http.admin.mount import Door
+from shoal.http.requests.exchange import JSON
 from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio

@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from shoal.errors import NotAllowed
-from shoal.http.admin import AdminApi
-from shoal.http.admin_imports import ImportRule
-from shoal.http.app import App
-from shoal.http.door import Door
+from shoal.http.admin.api import AdminApi
+from shoal.http.admin.imports import ImportRule
+from shoal.http.admin.mount import Door
+from shoal.http.app.app import App
 from shoal.serving.config.keywords import BackendKeywords
 from shoal.serving.controller.controller import Controller
 from shoal.serving.state.file import StateFile

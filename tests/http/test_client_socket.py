@@ -9,7 +9,7 @@ import pytest
 from echo_app import EchoApp
 from live_server import live, read_all, request, until_quiet
 
-from shoal.http.client_socket import ClientSocket
+from shoal.http.server.client_socket import ClientSocket
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from serving.fake_client import FakeClient, full_status
-from shoal.http.admin import AdminApi
-from shoal.http.door import Door
-from shoal.http.server import serve
-from shoal.http.server_config import ServerConfig
+from shoal.http.admin.api import AdminApi
+from shoal.http.admin.mount import Door
+from shoal.http.server.config import ServerConfig
+from shoal.http.server.server import serve
 from shoal.serving.clients.remote_client import connect
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 import shoal
 from serving.plain_code import double
 from shoal import errors
-from shoal.http.embedded import HttpOptions
+from shoal.http.app.embedded import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -18,8 +18,8 @@ from packaging import version
 from pydantic import AllowInfNan, BaseModel
 
 import shoal
-from shoal.http.payload import JsonReader, encoded
-from shoal.http.problem import Refused
+from shoal.http.requests.payload import JsonReader, encoded
+from shoal.http.requests.problem import Refused
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio
@@ -336,9 +336,9 @@ MEASURED = """
 import resource, sys
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
-from shoal.http.payload import JsonReader
-from shoal.http.problem import Refused
-from shoal.http.settings import HttpSettings
+from shoal.http.requests.payload import JsonReader
+from shoal.http.requests.problem import Refused
+from shoal.http.requests.settings import HttpSettings
 
 unit, annotation = eval(sys.argv[1]), eval(sys.argv[2])
 settings = HttpSettings()
@@ -365,10 +365,10 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 from pydantic import BaseModel
-from shoal.http.json_scan import check_json
-from shoal.http.payload import JsonReader
-from shoal.http.problem import Refused
-from shoal.http.settings import HttpSettings
+from shoal.http.requests.json_scan import check_json
+from shoal.http.requests.payload import JsonReader
+from shoal.http.requests.problem import Refused
+from shoal.http.requests.settings import HttpSettings
 
 class Model(BaseModel):
     a: Any

@@ -30,8 +30,8 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from shoal.http.json_type import JsonType, adapter_of
-from shoal.http.problem import Refused
+from shoal.http.requests.json_type import JsonType, adapter_of
+from shoal.http.requests.problem import Refused
 
 T = TypeVar("T")
 

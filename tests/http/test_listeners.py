@@ -15,9 +15,9 @@ import pytest
 from echo_app import EchoApp
 from live_server import HANG_S, Client, read_all, read_until, request
 
-from shoal.http.connection_limit import LimitedListener
-from shoal.http.listeners import Inherited, Listening, Tcp, Unix, bind
-from shoal.http.server import ServerConfig, serve
+from shoal.http.server.connection_limit import LimitedListener
+from shoal.http.server.listeners import Inherited, Listening, Tcp, Unix, bind
+from shoal.http.server.server import ServerConfig, serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -192,7 +192,7 @@ async def test_a_unix_socket_is_free_again_while_the_server_drains(path):
 async def test_a_socket_file_of_a_dead_server_is_replaced(path):
     died = f"""
 import os, socket
-from shoal.http.listeners import Unix, bind
+from shoal.http.server.listeners import Unix, bind
 bind(Unix({path!r})).socket.listen()
 os.kill(os.getpid(), 9)
 """

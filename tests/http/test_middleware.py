@@ -7,7 +7,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 import shoal
-from shoal.http.middleware import within
+from shoal.http.app.middleware import within
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio

@@ -13,10 +13,10 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import Request
 
 import shoal
-from shoal.http.asgi import Exchange
-from shoal.http.payload import encoded, reader_for
-from shoal.http.problem import Refused
-from shoal.http.settings import HttpSettings
+from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.payload import encoded, reader_for
+from shoal.http.requests.problem import Refused
+from shoal.http.requests.settings import HttpSettings
 from shoal.testing.asgi import Call
 
 

@@ -7,8 +7,8 @@ import pytest
 from starlette.exceptions import HTTPException
 
 import shoal
-from shoal.http.problem import problem_of
-from shoal.http.settings import HttpSettings
+from shoal.http.requests.problem import problem_of
+from shoal.http.requests.settings import HttpSettings
 from shoal.testing.asgi import Call, ask, calling
 
 anyio_test = pytest.mark.anyio

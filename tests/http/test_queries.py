@@ -10,7 +10,7 @@ from starlette.requests import Request
 
 import shoal
 from serving import plain_code
-from shoal.http.app import App
+from shoal.http.app.app import App
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 

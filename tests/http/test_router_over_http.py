@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
 from serving.scenes import Gated, Stage, echo, failing
-from shoal.http.app import App
+from shoal.http.app.app import App
 from shoal.serving.controller.controller import Controller
 from shoal.serving.endpoints.endpoint import MOST_HELD
 from shoal.testing import settle

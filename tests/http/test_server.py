@@ -24,9 +24,9 @@ from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, TextMessage
 
-from shoal.http.connection import Connection
-from shoal.http.server import ServerConfig, serve
-from shoal.http.server_lifespan import LifespanFailed
+from shoal.http.server.connection import Connection
+from shoal.http.server.lifespan import LifespanFailed
+from shoal.http.server.server import ServerConfig, serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -144,7 +144,7 @@ async def test_shutdown_serves_a_request_that_came_in_time_while_the_event_loop_
         time.sleep(0.1)  # noqa: ASYNC251 - that is the point
 
     monkeypatch.setattr(Connection, "drain", drain_and_stand_still)
-    monkeypatch.setattr("shoal.http.connection._LATE_REQUEST_S", 0.05)
+    monkeypatch.setattr("shoal.http.server.connection._LATE_REQUEST_S", 0.05)
     async with live(EchoApp()) as server:
         client = server.connect_now()
         await until_quiet()
@@ -333,7 +333,7 @@ async def test_a_lifespan_that_crashes_leaves_the_server_up(caplog):
 
 
 async def test_a_lifespan_that_does_not_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("shoal.http.server_outcome.LIFESPAN_MARGIN_S", 0.05)
+    monkeypatch.setattr("shoal.http.server.outcome.LIFESPAN_MARGIN_S", 0.05)
 
     async def app(scope, receive, send):
         await receive()

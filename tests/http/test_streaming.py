@@ -9,9 +9,9 @@ import trio
 import trio.testing
 
 import shoal
-from shoal.http.asgi import Exchange
-from shoal.http.settings import HttpSettings
-from shoal.http.streaming import JSON_LINES, SERVER_SENT_EVENTS, _relay, form_for
+from shoal.http.requests.exchange import Exchange
+from shoal.http.requests.settings import HttpSettings
+from shoal.http.requests.streaming import JSON_LINES, SERVER_SENT_EVENTS, _relay, form_for
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 

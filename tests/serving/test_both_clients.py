@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from shoal import errors
-from shoal.http.admin import AdminApi
-from shoal.http.door import Door
-from shoal.http.settings import HttpSettings
+from shoal.http.admin.api import AdminApi
+from shoal.http.admin.mount import Door
+from shoal.http.requests.settings import HttpSettings
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.controller import Controller

@@ -19,10 +19,10 @@ from anyio.from_thread import BlockingPortal
 
 from serving.fake_client import FakeClient, full_status
 from shoal import errors
-from shoal.http.admin import AdminApi
-from shoal.http.door import Door
-from shoal.http.server import ServerConfig, serve
-from shoal.http.settings import HttpSettings
+from shoal.http.admin.api import AdminApi
+from shoal.http.admin.mount import Door
+from shoal.http.requests.settings import HttpSettings
+from shoal.http.server.server import ServerConfig, serve
 from shoal.serving.clients.remote_client import RemoteClient, connect
 from shoal.serving.clients.wire_errors import KINDS, WireError, received, sent
 from shoal.serving.config.config import BackendConfig

@@ -14,7 +14,7 @@ import pytest
 import shoal
 from serving.scenes import Stage
 from shoal import errors
-from shoal.http.app import App
+from shoal.http.app.app import App
 from shoal.testing.asgi import ask
 
 # Files are written by threads, and replicas load their code there.

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.saying import say
-from shoal.http.loading import NotAnApplication, load_application
+from shoal.http.app.loading import NotAnApplication, load_application
 from shoal.planning.mistake import Mistake
 from shoal.planning.naming import show_failed_import
 from shoal.serving.app_file.file import read_app_file
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from shoal.http.app import App
+    from shoal.http.app.app import App
 
 APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.toml"
 """How it is written, for help."""
@@ -47,7 +47,7 @@ def application_of(spec: str) -> ASGIApp:
 
 def empty_application() -> App:
     """Makes an application that declares nothing."""
-    from shoal.http.app import App
+    from shoal.http.app.app import App
 
     _look_here()
     return App()
@@ -55,15 +55,15 @@ def empty_application() -> App:
 
 def shoals_in(app: Any) -> App | None:
     """Returns the `shoal.App` that an application is, or is middleware around; None if neither."""
-    from shoal.http.app import App
-    from shoal.http.middleware import within
+    from shoal.http.app.app import App
+    from shoal.http.app.middleware import within
 
     return within(app, App)
 
 
 def server_settings(app: Any) -> Mapping[str, Any]:
     """Returns what an application's file says of the server; nothing for others."""
-    from shoal.http.app_of_file import FileApp
+    from shoal.http.app.file_app import FileApp
 
     return app.file.server if isinstance(app, FileApp) else {}
 
@@ -91,7 +91,7 @@ def say_flaws(refused: AppFileRefused) -> Mistake:
 
 
 def _of_file(spec: str) -> ASGIApp:
-    from shoal.http.app_of_file import FileApp
+    from shoal.http.app.file_app import FileApp
 
     try:
         file = read_app_file(spec)

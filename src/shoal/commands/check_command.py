@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping, Sequence
 
-    from shoal.http.declarations import DeclaredEndpoint
-    from shoal.http.inspecting import BackendPlan, Plan
+    from shoal.http.app.declarations import DeclaredEndpoint
+    from shoal.http.app.inspection import BackendPlan, Plan
 
 _EXAMPLE: Final = """\
   shoal check app.toml
@@ -52,8 +52,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    need("shoal.http.app")
-    from shoal.http.inspecting import plan_of
+    need("shoal.http.app.app")
+    from shoal.http.app.inspection import plan_of
 
     app = shoals_in(application_of(arguments.application))
     if app is None:
@@ -73,7 +73,7 @@ def _run(arguments: Namespace) -> int:
 
 def _refusal(app: Any, plan: Plan) -> Mistake:
     """Says all that is wrong but the last, which is returned."""
-    from shoal.http.app_of_file import FileApp
+    from shoal.http.app.file_app import FileApp
 
     if isinstance(app, FileApp):
         for one in plan.complaints:

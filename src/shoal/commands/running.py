@@ -15,7 +15,7 @@ from shoal.commands.applications import shoals_in
 from shoal.commands.saying import say
 from shoal.commands.signals import Signals
 from shoal.errors import StateRefused
-from shoal.http.containment import contained
+from shoal.http.server.log_errors import contained
 from shoal.planning.mistake import Mistake
 from shoal.serving.state.file import StateFile
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp
 
-    from shoal.http.app import App
-    from shoal.http.listeners import Listening
-    from shoal.http.server_config import Drained, ServerConfig
+    from shoal.http.app.app import App
+    from shoal.http.server.config import Drained, ServerConfig
+    from shoal.http.server.listeners import Listening
     from shoal.serving.app_file.server import EventLoop
 
 # What the process may take over its own ending, beyond what it was asked to wait for.
@@ -85,7 +85,7 @@ class Run:
             level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
         if self.config.access_log:
-            from shoal.http.access_log import LOGGER
+            from shoal.http.server.access_log import LOGGER
 
             _write_plainly(LOGGER)
         app = self.shoals
@@ -120,9 +120,9 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _serve(run: Run) -> int:
-    from shoal.http.server import serve
-    from shoal.http.server_lifespan import LifespanFailed
-    from shoal.http.wrong_loop import hint_for
+    from shoal.http.requests.wrong_loop import hint_for
+    from shoal.http.server.lifespan import LifespanFailed
+    from shoal.http.server.server import serve
 
     signals = Signals(allowed_s=_MARGIN_S)
     signals.listen()
@@ -167,8 +167,8 @@ async def _serve(run: Run) -> int:
 
 def _with_doors(run: Run) -> tuple[ASGIApp, Sequence[Listening]]:
     """Returns what answers at the port, and what else is listened at."""
-    from shoal.http.app_door import AppDoor
-    from shoal.http.listeners import Listening, Unix
+    from shoal.http.app.admin_mount import AppDoor
+    from shoal.http.server.listeners import Listening, Unix
 
     app, inner = run.app, run.shoals
     doors: list[Listening] = []

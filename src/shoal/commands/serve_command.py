@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    need("shoal.http.server")
+    need("shoal.http.server.server")
     app = application_of(arguments.application)
     return Run(
         app=app,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping
 
-    from shoal.http.server_config import ServerConfig
+    from shoal.http.server.config import ServerConfig
 
 
 def add_server_options(parser: ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def add_server_options(parser: ArgumentParser) -> None:
 
 def server_config(arguments: Namespace, from_file: Mapping[str, Any]) -> ServerConfig:
     """Makes the server's config: what the command line gives, else what the file does."""
-    from shoal.http.server_config import ServerConfig
+    from shoal.http.server.config import ServerConfig
 
     names = [field.name for field in fields(ServerConfig)]
     given = {name: getattr(arguments, name, None) for name in names}

@@ -71,7 +71,7 @@ def _run(arguments: Namespace) -> int:
         else:
             print_out(facts([(name, str(value)) for name, value in ready.items()]))
         return 0
-    need("shoal.http.server")
+    need("shoal.http.server.server")
     with Held(place):
         return _serve(arguments, place)
 

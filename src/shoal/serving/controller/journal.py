@@ -37,7 +37,7 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class Imports(Protocol):
-    """What may be imported of what a state file names; see `shoal.http.admin_imports`."""
+    """What may be imported of what a state file names; see `shoal.http.admin.imports`."""
 
     def checked(self, path: str) -> str:
         """Checks an import path, and returns what is to be loaded in its place.

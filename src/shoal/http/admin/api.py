@@ -1,0 +1,230 @@
+"""The admin API: the verbs of a `Client` as HTTP, under ``/-/api/``.
+
+============================================  ======================================================
+``GET status``                                what there is, and how it is
+``GET POST backends``                         lists them, creates one
+``GET PATCH DELETE backends/{tag}``           its config; changes that; deletes it (``?force=1``)
+``POST backends/{tag}/scale``                 ``{"num_replicas": 2}``
+``POST backends/{tag}/restart``               replaces the replicas
+``GET POST endpoints``                        lists them, creates one
+``GET DELETE endpoints/{name}``               shows it, deletes it
+``PUT endpoints/{name}/traffic``              ``{"a": 0.9, "b": 0.1}``
+``PUT endpoints/{name}/shadows/{backend}``    ``{"proportion": 0.1, "compare": "module:function"}``
+``POST endpoints/{name}/call``                ``{"args": [1], "kwargs": {}, "options": {}}``; a
+                                              stream where ``Accept`` asks for one
+``POST shutdown``                             ends the controller
+============================================  ======================================================
+
+A request passes in this order: who it is (`admin_guard`), what it asks for, its body, what it may
+have imported (`admin_imports`), and then the client's own checks. A verb whose client leaves is
+cancelled, as it is where a task that waits for it is cancelled; but what drains goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.http.admin.bodies import MAX_BODY_BYTES, read_object
+from shoal.http.admin.guard import Guard
+from shoal.http.admin.imports import ImportRule
+from shoal.http.admin.problems import admin_problem
+from shoal.http.admin.verbs import Asked, Verbs
+from shoal.http.requests.disconnect import run_unless_client_leaves
+from shoal.http.requests.exchange import JSON, ClientLeft, split_path
+from shoal.http.requests.payload import encoded
+from shoal.http.requests.problem import Refused, method_not_allowed, not_found
+from shoal.http.requests.settings import HttpSettings
+from shoal.serving.clients.wire_errors import RAISED
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from shoal.http.requests.exchange import Exchange
+    from shoal.serving.clients.protocol import Client
+
+API: Final = "/-/api/"
+"""What all its paths begin with."""
+
+_SAFE: Final = frozenset({"GET"})
+_FRESH: Final = ((b"cache-control", b"no-store"),)
+_log: Final = logging.getLogger("shoal.http")
+
+
+@dataclass(frozen=True)
+class AdminRoute:
+    """One method at one path.
+
+    Attributes:
+        method: The HTTP method.
+        path: The path below `API`; a step in braces stands for any.
+        run: Does it.
+        stream: Does it where the client accepts streams; sends the answer itself.
+        max_body_bytes: How large the body may be; 0 where there is none.
+        goes_on: Whether it goes on when its client leaves.
+    """
+
+    method: str
+    path: str
+    run: Callable[[Asked], Awaitable[Any]]
+    stream: Callable[[Asked], Awaitable[None]] | None = None
+    max_body_bytes: int = 0
+    goes_on: bool = False
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes something, or makes something run."""
+        return self.method not in _SAFE
+
+
+class AdminApi:
+    """Answers the requests to the admin API.
+
+    Who makes it decides where it may be mounted: without a token, only where whoever can reach it
+    is the operator, which is on a UNIX socket of the operator's.
+
+    Args:
+        client: What it drives.
+        token: What requests must present as ``Authorization: Bearer``; None for an open door.
+        allowed_modules: The modules that import paths may lead to, with all below them; ``["*"]``
+            for all, None for none.
+        hosts: Names, besides those of the loopback, by which an open door may be asked for.
+        settings: How requests are read and answered; None for the defaults. A call may be as large
+            here as it may at a route.
+
+    Raises:
+        TypeError: An argument has the wrong type.
+        ValueError: The token can't stand in a header, or a module's name is none.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        token: str | None,
+        allowed_modules: Sequence[str] | None,
+        hosts: Iterable[str] = (),
+        settings: HttpSettings | None = None,
+    ) -> None:
+        self._guard = Guard(token, hosts)
+        settings = settings or HttpSettings()
+        verbs = Verbs(client, ImportRule(allowed_modules), settings.heartbeat_s)
+        # What stands around the item comes on top.
+        self._routes = tuple(_routes_of(verbs, settings.max_body_bytes + MAX_BODY_BYTES))
+
+    def routes(self) -> Sequence[AdminRoute]:
+        """Returns all that it answers."""
+        return self._routes
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Answers one request to a path below `API`.
+
+        Raises:
+            Refused: It is answered with a problem.
+            ClientLeft: The client is gone; what it asked for was cancelled.
+        """
+        method: str = exchange.scope["method"]
+        self._guard.check(exchange.scope, changes=method not in _SAFE)
+        route, names = self._find(exchange, method)
+        try:
+            limit = route.max_body_bytes
+            body = await read_object(exchange, limit) if limit else {}
+            await _run(route, Asked(exchange, names, body))
+        except (Refused, ClientLeft):
+            raise
+        except Exception as error:
+            if exchange.status:
+                raise
+            problem = admin_problem(error)
+            if problem.kind == RAISED:
+                _log.error("request %s failed", exchange.request_id, exc_info=error)
+            raise Refused(problem) from error
+
+    def _find(self, exchange: Exchange, method: str) -> tuple[AdminRoute, dict[str, str]]:
+        _, path = split_path(exchange.scope)
+        steps = path.removeprefix(API).split("/")
+        allowed: list[str] = []
+        for route in self._routes:
+            names = _matched(route.path, steps)
+            if names is None:
+                continue
+            if route.method == method:
+                return route, names
+            allowed.append(route.method)
+        raise Refused(method_not_allowed(allowed) if allowed else not_found())
+
+
+def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
+    yield AdminRoute("GET", "status", verbs.status)
+    yield AdminRoute("GET", "backends", verbs.list_backends)
+    yield AdminRoute("POST", "backends", verbs.create_backend, max_body_bytes=MAX_BODY_BYTES)
+    yield AdminRoute("GET", "backends/{tag}", verbs.show_backend)
+    yield AdminRoute("PATCH", "backends/{tag}", verbs.update_backend, max_body_bytes=MAX_BODY_BYTES)
+    yield AdminRoute("DELETE", "backends/{tag}", verbs.delete_backend)
+    yield AdminRoute(
+        "POST", "backends/{tag}/scale", verbs.scale_backend, max_body_bytes=MAX_BODY_BYTES
+    )
+    yield AdminRoute("POST", "backends/{tag}/restart", verbs.restart_backend)
+    yield AdminRoute("GET", "endpoints", verbs.list_endpoints)
+    yield AdminRoute("POST", "endpoints", verbs.create_endpoint, max_body_bytes=MAX_BODY_BYTES)
+    yield AdminRoute("GET", "endpoints/{name}", verbs.show_endpoint)
+    yield AdminRoute("DELETE", "endpoints/{name}", verbs.delete_endpoint)
+    yield AdminRoute(
+        "PUT", "endpoints/{name}/traffic", verbs.set_traffic, max_body_bytes=MAX_BODY_BYTES
+    )
+    yield AdminRoute(
+        "PUT",
+        "endpoints/{name}/shadows/{backend}",
+        verbs.shadow_traffic,
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+    yield AdminRoute(
+        "POST",
+        "endpoints/{name}/call",
+        verbs.call,
+        stream=verbs.stream,
+        max_body_bytes=max_call_bytes,
+    )
+    yield AdminRoute("POST", "shutdown", verbs.shutdown, goes_on=True)
+
+
+def _matched(pattern: str, steps: list[str]) -> dict[str, str] | None:
+    """Returns what a path's steps are called by a pattern; None if it is not of the pattern."""
+    wanted = pattern.split("/")
+    if len(wanted) != len(steps):
+        return None
+    names: dict[str, str] = {}
+    for want, step in zip(wanted, steps, strict=True):
+        if want.startswith("{"):
+            names[want.strip("{}")] = step
+        elif want != step:
+            return None
+    return names
+
+
+async def _run(route: AdminRoute, asked: Asked) -> None:
+    exchange = asked.exchange
+    if route.stream is not None and _accepts_streams(exchange):
+        await route.stream(asked)
+        return
+    result: Any = None
+
+    async def run() -> None:
+        nonlocal result
+        result = await route.run(asked)
+
+    if route.goes_on:
+        await run()
+    else:
+        await run_unless_client_leaves(exchange.receive, run)
+    try:
+        body = encoded(result)
+    except TypeError as error:
+        raise TypeError(f"the result can't be sent as JSON: {error}") from error
+    await exchange.answer(200, JSON, body, _FRESH)
+
+
+def _accepts_streams(exchange: Exchange) -> bool:
+    accept = exchange.headers.get(b"accept", b"")
+    return b"ndjson" in accept or b"text/event-stream" in accept

@@ -1,0 +1,53 @@
+"""A door of its own for the operator: the admin API, with the application's other paths behind it.
+
+It is served at a listener that is not the public one, such as a UNIX socket that only the
+operator's user can open.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.http.admin.api import API
+from shoal.http.requests.dispatch import Dispatcher
+from shoal.http.requests.exchange import split_path
+from shoal.http.requests.routing import Page
+from shoal.http.requests.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from shoal.http.admin.api import AdminApi
+
+
+class Door:
+    """An ASGI application: the admin API, and another application behind it.
+
+    Args:
+        api: What answers below ``/-/api/``.
+        behind: What answers all else; None for nothing. Its lifespan is not run here.
+        settings: How requests are read and answered.
+    """
+
+    def __init__(
+        self, api: AdminApi, behind: ASGIApp | None = None, settings: HttpSettings | None = None
+    ) -> None:
+        self._behind = behind
+        self._dispatcher = Dispatcher(HttpSettings() if settings is None else settings)
+        self._page = Page(api.answer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers as an ASGI application."""
+        is_http = scope["type"] == "http"
+        if is_http and split_path(scope)[1].startswith(API):
+            # The API has methods of its own for each path.
+            await self._dispatcher.answer(scope, receive, send, {scope["method"]: self._page})
+        elif self._behind is not None and scope["type"] != "lifespan":
+            await self._behind(scope, receive, send)
+        elif is_http:
+            await self._dispatcher.answer(scope, receive, send, None)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1000})
+        else:
+            raise ValueError(f"a door has no answer to a scope of type {scope['type']!r}")

@@ -1,0 +1,63 @@
+"""The operator's door to an application that is opened by the server which serves the door."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.http.admin.api import AdminApi
+from shoal.http.admin.mount import Door
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from shoal.http.app.app import App
+
+
+class AppDoor:
+    """An ASGI application: the admin API of an `App`, with the `App` behind it.
+
+    Before the application is open, and for its lifespan, the application itself answers.
+
+    Args:
+        app: The application.
+        behind: What answers for it, where middleware is around it.
+        token: What the operator must present; None for whoever can reach the door.
+        allowed_modules: The modules that import paths may lead to.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        token: str | None,
+        allowed_modules: Sequence[str],
+        behind: ASGIApp | None = None,
+    ) -> None:
+        self._app = app
+        self._behind = app if behind is None else behind
+        self._token = token
+        self._allowed_modules = allowed_modules
+        self._door: Door | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers as an ASGI application."""
+        door = self._door or self._open()
+        if scope["type"] == "lifespan" or door is None:
+            await self._behind(scope, receive, send)
+        else:
+            await door(scope, receive, send)
+
+    def _open(self) -> Door | None:
+        controller = self._app.controller
+        if controller is not None:
+            settings = self._app.settings
+            api = AdminApi(
+                controller,
+                token=self._token,
+                allowed_modules=self._allowed_modules,
+                settings=settings,
+            )
+            self._door = Door(api, behind=self._app, settings=settings)
+        return self._door

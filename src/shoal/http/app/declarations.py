@@ -1,0 +1,247 @@
+"""What an application has declared, until there is a controller to be given it.
+
+A controller that was restored from a state file knows more than the program: who operates it has
+changed things since. So what it knows already is left as it is, and only what it lacks is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from shoal.errors import NameTaken
+from shoal.http.requests.payload import Reader, reader_for
+from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import ExitStack
+
+    from shoal.http.app.code import Declared
+    from shoal.replicas.code.definition import Definition
+    from shoal.serving.config.config import BackendConfig
+    from shoal.serving.controller.controller import Controller
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredShadow:
+    """Shadow traffic, as it is declared."""
+
+    backend: str
+    proportion: float
+    compare: Callable[[Any, Any], bool] | str | None
+
+
+@dataclass(kw_only=True)
+class DeclaredEndpoint:
+    """An endpoint, as it is declared.
+
+    Attributes:
+        name: Its name.
+        path: Its path; None for handles alone.
+        methods: What it answers there.
+        traffic: The share of each backend.
+        shadows: Its shadow traffic.
+        code: What serves it, where it was declared together with that.
+        reader: What makes its items, where that is known before it is open.
+    """
+
+    name: str
+    path: str | None
+    methods: tuple[str, ...]
+    traffic: Mapping[str, float]
+    shadows: list[DeclaredShadow] = field(default_factory=list[DeclaredShadow])
+    code: Declared | None = None
+    reader: Reader | None = None
+
+
+class Declarations:
+    """What is declared.
+
+    Attributes:
+        backends: Code and configs, by tag.
+        endpoints: The endpoints, by name.
+    """
+
+    def __init__(self) -> None:
+        self.backends: dict[str, tuple[Definition, BackendConfig]] = {}
+        self.endpoints: dict[str, DeclaredEndpoint] = {}
+
+    def add_backend(self, tag: str, definition: Definition, config: BackendConfig) -> None:
+        """Declares a backend.
+
+        Raises:
+            NameTaken: There is one of that tag.
+        """
+        if tag in self.backends:
+            raise NameTaken(f"a backend {tag!r} is declared already; choose another tag")
+        self.backends[tag] = definition, config
+
+    def add_endpoint(self, endpoint: DeclaredEndpoint) -> None:
+        """Declares an endpoint.
+
+        Raises:
+            NameTaken: There is one of that name, or one that answers at that path.
+        """
+        there = self.endpoints.get(endpoint.name)
+        if there is not None:
+            raise NameTaken(
+                f"the endpoint {there.path} is named {there.name!r} already; give {endpoint.path} "
+                'another with name="..."'
+            )
+        self.check_free(endpoint.path, endpoint.methods)
+        self.endpoints[endpoint.name] = endpoint
+
+    def check_free(self, path: str | None, methods: tuple[str, ...]) -> None:
+        """Checks that nothing answers at a path yet.
+
+        Raises:
+            NameTaken: Something does.
+        """
+        for method in methods if path is not None else ():
+            for there in self.endpoints.values():
+                if there.path == path and method in there.methods:
+                    raise NameTaken(f"{method} {path} is declared already, as {there.name!r}")
+
+    def add_code(
+        self, path: str, methods: tuple[str, ...], name: str, code: Declared, target: object
+    ) -> None:
+        """Declares code and the endpoint that it serves, both of one name.
+
+        Raises:
+            NameTaken: There is one of them already.
+            ValueError: The batched function is served already.
+            TypeError: An annotation is none that JSON can be checked against.
+        """
+        for there in self.endpoints.values():
+            if code.face is not None and there.code is not None and there.code.face is code.face:
+                raise ValueError(
+                    f"{target!r} has one batcher, and {there.path} serves it already; decorate "
+                    "the handler a second time for another"
+                )
+        endpoint = DeclaredEndpoint(
+            name=name,
+            path=path,
+            methods=methods,
+            traffic={name: 1.0},
+            code=code,
+            reader=reader_for(code.signature),
+        )
+        self.add_endpoint(endpoint)
+        try:
+            self.add_backend(name, code.definition, code.config)
+        except BaseException:
+            del self.endpoints[name]
+            raise
+
+    def as_program(self) -> Program:
+        """Returns what a state file may name because it is declared here."""
+        comparisons = {
+            shadow.compare
+            for endpoint in self.endpoints.values()
+            for shadow in endpoint.shadows
+            if isinstance(shadow.compare, str)
+        }
+        return Program(self.backends, comparisons)
+
+    async def apply(self, controller: Controller, lending: ExitStack) -> None:
+        """Makes what the controller lacks.
+
+        Args:
+            controller: An open controller.
+            lending: Where it is kept for how long batched functions are lent its batchers.
+
+        Raises:
+            Exception: What made a backend or an endpoint fail, with a note that says which.
+        """
+        lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
+        for tags in self._groups():
+            await self._open_side_by_side(controller, lending, tags, lacking)
+        for endpoint in self.endpoints.values():
+            if declared_endpoint(endpoint.name) in lacking:
+                await _create(controller, endpoint)
+
+    def _groups(self) -> Iterator[list[str]]:
+        """Yields the tags of backends that may start side by side, in the order of declaration.
+
+        What a batched function serves is a group of its own: code that is declared after it may
+        call that function as it starts.
+        """
+        group: list[str] = []
+        for tag in self.backends:
+            code = self._code(tag)
+            if code is None or code.face is None:
+                group.append(tag)
+                continue
+            yield group
+            yield [tag]
+            group = []
+        yield group
+
+    def _code(self, tag: str) -> Declared | None:
+        endpoint = self.endpoints.get(tag)
+        return None if endpoint is None else endpoint.code
+
+    async def _open_side_by_side(
+        self, controller: Controller, lending: ExitStack, tags: list[str], lacking: set[str]
+    ) -> None:
+        """Opens some backends, as if one were opened after the other.
+
+        They come in their order. One that fails ends those after it, and those before it are
+        waited for: should one of them fail too, that is the first, and told. So what is told does
+        not depend on how long each takes.
+        """
+        turns = [anyio.Event() for _ in range(len(tags) + 1)]
+        turns[0].set()
+        scopes = [anyio.CancelScope() for _ in tags]
+        failures: dict[int, Exception] = {}
+
+        async def open_one(nth: int) -> None:
+            with scopes[nth]:
+                try:
+                    await self._open(controller, lending, tags[nth], lacking, turns[nth])
+                    turns[nth + 1].set()
+                except Exception as error:
+                    failures[nth] = error
+                    for scope in scopes[nth + 1 :]:
+                        scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            for nth in range(len(tags)):
+                tasks.start_soon(open_one, nth)
+        if failures:
+            raise failures[min(failures)]
+
+    async def _open(
+        self,
+        controller: Controller,
+        lending: ExitStack,
+        tag: str,
+        lacking: set[str],
+        after: anyio.Event,
+    ) -> None:
+        definition, config = self.backends[tag]
+        code = self._code(tag)
+        where = f"the endpoint {self.endpoints[tag].path}" if code else f"the backend {tag}"
+        try:
+            if declared_backend(tag) in lacking:
+                await controller.declare_backend(tag, definition, config, after)
+            if code is not None and tag in controller.backends:
+                line = await controller.backends[tag].line("__call__")
+                lending.enter_context(code.lent(line.batcher))
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+            cause.add_note(f"{where} could not be opened: {cause!r}")
+            raise cause from None
+
+
+async def _create(controller: Controller, endpoint: DeclaredEndpoint) -> None:
+    await controller.declare_endpoint(
+        endpoint.name,
+        route=endpoint.path,
+        methods=endpoint.methods,
+        weights=endpoint.traffic or None,
+        shadows=[(one.backend, one.proportion, one.compare) for one in endpoint.shadows],
+    )

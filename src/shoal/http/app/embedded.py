@@ -1,0 +1,207 @@
+"""A controller over HTTP in the program that it is in, beside whatever else that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import anyio
+
+from shoal.core.options.checks import seconds, whole
+from shoal.core.options.names import suggested
+from shoal.http.admin.api import AdminApi
+from shoal.http.admin.mount import Door
+from shoal.http.app.app import App
+from shoal.http.app.middleware import check_middleware, with_middleware
+from shoal.http.server.config import ServerConfig
+from shoal.http.server.listeners import Listening, Unix
+from shoal.http.server.server import serve
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+    from starlette.types import ASGIApp
+
+    from shoal.serving.controller.controller import Controller
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """How a controller is served over HTTP.
+
+    Attributes:
+        host: The address to listen at.
+        port: The port, or 0 for a free one.
+        uds: The path of a UNIX socket to listen at in place of host and port.
+        middlewares: What stands before the endpoints: functions that take an ASGI application and
+            give back another, or Starlette's `Middleware`; the first is the outermost.
+        token: Who knows it may use the admin API at `host` and `port`. Without one it is not there,
+            be it a loopback address: what comes there may have come through a relay, from anywhere.
+            A UNIX socket, which only this user can open, has it without one.
+        admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
+        allowed_modules: The modules that import paths sent to the admin API may lead to, with all
+            below them; ``["*"]`` for all.
+        graceful_timeout_s: How long requests that are under way at the end may take, in seconds.
+        max_connections: How many connections may be open at once.
+        max_body_bytes: The largest body that a request may have, in bytes.
+        access_log: Whether each request is logged, by the logger ``shoal.access``.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = ()
+    token: str | None = field(default=None, repr=False)
+    admin_socket: str | None = None
+    allowed_modules: Sequence[str] = ()
+    graceful_timeout_s: float = 20.0
+    max_connections: int = 1000
+    max_body_bytes: int = 16 * 2**20
+    access_log: bool = False
+
+    def __post_init__(self) -> None:
+        _check_text("host", self.host)
+        _check_text("uds", "" if self.uds is None else self.uds)
+        _check_text("admin_socket", "" if self.admin_socket is None else self.admin_socket)
+        token: Any = self.token
+        if token is not None and not isinstance(token, str):
+            raise TypeError(f"token must be text, not {type(token).__name__}")
+        port: Any = self.port
+        if isinstance(port, bool) or not isinstance(port, int):
+            raise TypeError(f"port must be a number, not {port!r}")
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port must be from 0 to 65535, not {port!r}")
+        check_middleware("middlewares", self.middlewares)
+        _check_list("allowed_modules", self.allowed_modules)
+        seconds("graceful_timeout_s", self.graceful_timeout_s)
+        whole("max_connections", self.max_connections, least=1)
+        whole("max_body_bytes", self.max_body_bytes, least=1)
+
+    @classmethod
+    def of(cls, given: Any) -> HttpOptions:
+        """Makes the options from what a user gave.
+
+        Args:
+            given: Options, a mapping of them, or True for the defaults.
+
+        Raises:
+            TypeError: It is none of these, or an option is unknown.
+        """
+        if isinstance(given, HttpOptions):
+            return given
+        if given is True:
+            return cls()
+        if not isinstance(given, Mapping):
+            raise TypeError(f'http must be options such as {{"port": 8000}}, not {given!r}')
+        keywords = cast("Mapping[str, Any]", given)
+        names = [option.name for option in fields(cls)]
+        for name in keywords:
+            if name not in names:
+                hint = suggested(name, names) or f"it has {', '.join(names)}"
+                raise TypeError(f"http has no option {name!r}; {hint}")
+        return cls(**keywords)
+
+
+class EmbeddedServer:
+    """Serves a controller while it is entered.
+
+    Args:
+        controller: An open controller.
+        options: Where and how.
+
+    Attributes:
+        url: Where clients can connect, once it is entered.
+    """
+
+    def __init__(self, controller: Controller, options: HttpOptions) -> None:
+        self.url = ""
+        self._controller = controller
+        self._options = options
+        self._stopping = anyio.Event()
+        self._exit = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        app = App(max_body_bytes=self._options.max_body_bytes)
+        wrapped = self._wrapped(app)  # what is wrong with a middleware is said before all else
+        try:
+            await self._exit.enter_async_context(app.answering(self._controller))
+            tasks = await self._exit.enter_async_context(anyio.create_task_group())
+            await tasks.start(self._serve, app, wrapped)
+        except BaseException:  # closed without it, so that no group is made of it
+            self._stopping.set()
+            await self._exit.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        async with self._exit:
+            self._stopping.set()
+
+    async def _serve(self, served: App, wrapped: ASGIApp, *, task_status: TaskStatus[None]) -> None:
+        options = self._options
+        config = ServerConfig(
+            host=options.host,
+            port=options.port,
+            uds=options.uds,
+            graceful_timeout_s=options.graceful_timeout_s,
+            max_connections=options.max_connections,
+            access_log=options.access_log,
+        )
+
+        def started(url: str) -> None:
+            self.url = url
+            task_status.started()
+
+        doors: list[Listening] = []
+        if options.admin_socket is not None:
+            # Who can open the socket is the user that it belongs to, so no token is asked for.
+            address = Unix(options.admin_socket)
+            doors.append(Listening(address=address, app=self._door(served, token=None)))
+        await serve(
+            wrapped,
+            config,
+            shutdown=self._shutdown,
+            started=started,
+            lifespan=False,
+            doors=doors,
+        )
+
+    async def _shutdown(self) -> None:
+        """Waits until this is left, or the controller was shut down by whomever."""
+        async with anyio.create_task_group() as tasks:
+
+            async def end_with_controller() -> None:
+                await self._controller.wait_ended()
+                self._stopping.set()
+
+            tasks.start_soon(end_with_controller)
+            await self._stopping.wait()
+            tasks.cancel_scope.cancel()
+        self._controller.drain()
+
+    def _door(self, served: App, token: str | None) -> Door:
+        api = AdminApi(
+            self._controller,
+            token=token,
+            allowed_modules=self._options.allowed_modules,
+            settings=served.settings,
+        )
+        return Door(api, behind=served, settings=served.settings)
+
+    def _wrapped(self, served: App) -> ASGIApp:
+        options = self._options
+        app: ASGIApp = served
+        if options.token is not None or options.uds is not None:
+            app = self._door(served, options.token)
+        return with_middleware(options.middlewares, app)
+
+
+def _check_text(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, not {value!r}")
+
+
+def _check_list(name: str, value: Any) -> None:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, not {value!r}")

@@ -1,0 +1,187 @@
+"""What an application would run: its code imported and looked at, without an instance of it.
+
+What `shoal check` says. All is found out that a start would find out, but for what only the user's
+own code knows: nothing is instantiated, and no handler is called.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+from shoal.batching.handlers.binding import unreadable_annotations
+from shoal.batching.handlers.items_or_lists import described
+from shoal.http.requests.payload import reader_for
+from shoal.replicas.code.definition import imported
+from shoal.replicas.code.instance import adapted, call_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    from shoal.http.app.app import App
+    from shoal.http.app.declarations import Declarations, DeclaredEndpoint
+    from shoal.replicas.code.definition import Definition
+    from shoal.serving.config.config import BackendConfig
+
+
+class Complaint(ValueError):
+    """What is wrong with a backend or an endpoint.
+
+    Attributes:
+        path: Where it was declared: ``("backends", tag, "code")``.
+    """
+
+    def __init__(self, path: tuple[str, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendPlan:
+    """A backend as it would run.
+
+    Attributes:
+        tag: Its tag.
+        code: Its import path, or the name of an object.
+        config: How it runs.
+        takes: What its code is given: ``"lists of up to 64 str"``, ``"one dict at a time"``; None
+            where the code was not looked at.
+        oddity: What is allowed about its options, and hardly meant; None for nothing.
+    """
+
+    tag: str
+    code: str
+    config: BackendConfig
+    takes: str | None = None
+    oddity: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What an application would run.
+
+    Attributes:
+        backends: Its backends.
+        endpoints: Its endpoints, as they are declared.
+        complaints: What is wrong with them.
+    """
+
+    backends: tuple[BackendPlan, ...]
+    endpoints: tuple[DeclaredEndpoint, ...]
+    complaints: tuple[Complaint, ...]
+
+
+def plan_of(app: App) -> Plan:
+    """Looks at all that an application declares, and imports its code."""
+    declared = app._declared  # pyright: ignore[reportPrivateUsage] (a friend of it)
+    complaints: list[Complaint] = []
+    backends: list[BackendPlan] = []
+    for tag, (definition, config) in declared.backends.items():
+        plan = BackendPlan(tag=tag, code=definition.import_path or definition.name, config=config)
+        try:
+            plan = _looked_at(plan, definition, _has_route(tag, declared))
+        except Complaint as complaint:
+            complaints.append(complaint)
+        backends.append(plan)
+    for name, endpoint in declared.endpoints.items():
+        complaints += _of_shadows(name, endpoint)
+    return Plan(
+        backends=tuple(backends),
+        endpoints=tuple(declared.endpoints.values()),
+        complaints=tuple(complaints),
+    )
+
+
+def _has_route(tag: str, declared: Declarations) -> bool:
+    return any(
+        one.path is not None and one.traffic.get(tag, 0) > 0 for one in declared.endpoints.values()
+    )
+
+
+def _looked_at(plan: BackendPlan, definition: Definition, has_route: bool) -> BackendPlan:
+    """Raises `Complaint` for the first thing that is wrong."""
+    path, config = ("backends", plan.tag), plan.config
+    if config.replica.python is not None:
+        return plan  # its code need not be there for this interpreter
+    function = _function_of(path, definition)
+    with _complaining((*path, "code")):
+        handler, batched = adapted(function, definition, fill=config.fill, streams=config.streams)
+        if has_route:
+            _check_annotations(function)
+            reader_for(handler.binding.signature)
+    try:
+        size = config.batch_options(batched)["max_batch_size"]
+        config.slots(batched)
+        oddity = config.oddity(batched)
+    except Exception as error:
+        with _complaining((*path, *_option_of(config, str(error)))):
+            raise
+    takes = described(handler.binding.signature, size, batched=batched, fill=config.fill)
+    return replace(plan, takes=takes, oddity=oddity)
+
+
+def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[..., Any]:
+    """Returns the function; of a class the ``__call__``, as if it were an instance's."""
+    with _complaining((*path, "code")):
+        loaded = definition.load()
+    if not inspect.isclass(loaded):
+        return cast("Callable[..., Any]", loaded)
+    with _complaining((*path, "init_args" if definition.init_args else "code")):
+        try:
+            signature = inspect.signature(loaded)
+        except ValueError:  # it is not told, as of some classes that are written in C
+            signature = None
+        if signature is not None:
+            try:
+                signature.bind(*definition.init_args, **dict(definition.init_kwargs))
+            except TypeError as error:
+                raise TypeError(
+                    f"{loaded.__qualname__} can't be instantiated with "
+                    f"init_args={list(definition.init_args)} and "
+                    f"init_kwargs={dict(definition.init_kwargs)}: {error}"
+                ) from None
+    return cast("Callable[..., Any]", call_of(loaded))
+
+
+def _option_of(config: BackendConfig, error: str) -> tuple[str, ...]:
+    """Returns the option that an error is of: that it names first, or whose value it quotes."""
+    given = config.given()
+    first = error.partition("=")[0]
+    if first in given:
+        return (first,)
+    quoted = (one for one, value in given.items() if type(value) is str and repr(value) in error)
+    return tuple(islice(quoted, 1))
+
+
+def _check_annotations(function: Callable[..., Any]) -> None:
+    for name, error in unreadable_annotations(function).items():
+        raise TypeError(
+            f"the annotation of {name!r} can't be read, so bodies of requests could not be "
+            f"checked: {error}"
+        )
+
+
+def _of_shadows(name: str, endpoint: DeclaredEndpoint) -> Iterator[Complaint]:
+    for shadow in endpoint.shadows:
+        if isinstance(shadow.compare, str):
+            try:
+                with _complaining(("endpoints", name, "shadows")):
+                    found = imported(shadow.compare)
+                    if not callable(found):
+                        raise TypeError(f"{shadow.compare!r} is no function, but {found!r}")
+            except Complaint as complaint:
+                yield complaint
+
+
+@contextmanager
+def _complaining(path: tuple[str, ...]) -> Generator[None]:
+    """Makes a complaint of whatever is raised, the user's own errors included."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise Complaint(path, " ".join(str(error).split())) from error
+    except Exception as error:
+        raise Complaint(path, f"importing it failed: {type(error).__name__}: {error}") from error

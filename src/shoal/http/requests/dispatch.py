@@ -1,0 +1,149 @@
+"""Answering one HTTP request by its route, whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from starlette.exceptions import HTTPException
+
+from shoal.batching.failures.holding import holding
+from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.http.requests.exchange import ClientLeft, Exchange
+from shoal.http.requests.payload import encoded
+from shoal.http.requests.problem import (
+    PROBLEM_JSON,
+    Refused,
+    explained,
+    method_not_allowed,
+    method_unknown,
+    not_found,
+)
+from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts
+from shoal.serving.names import METHODS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from shoal.http.requests.routing import Route
+    from shoal.http.requests.settings import HttpSettings
+
+_log: Final = logging.getLogger("shoal.http")
+
+
+class Dispatcher:
+    """Has routes answer, turns what they raise into answers, and counts these.
+
+    Attributes:
+        answers: The answers by endpoint and status.
+    """
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self.answers = AnswerCounts()
+        self._settings = settings
+        # Unique among the processes that one log may gather, and cheap for each request.
+        self._id_prefix = secrets.token_hex(4)
+        self._id_count = itertools.count(1)
+
+    @holds_ctrl_c
+    async def answer(
+        self, scope: Scope, receive: Receive, send: Send, routes: Mapping[str, Route] | None
+    ) -> None:
+        """Answers one request.
+
+        Args:
+            scope: The ASGI scope.
+            receive: The ASGI callable.
+            send: The ASGI callable.
+            routes: What answers at the request's path, by method; None if nothing does.
+        """
+        exchange = Exchange(
+            scope,
+            receive,
+            send,
+            self._settings,
+            fallback_id=f"{self._id_prefix}-{next(self._id_count):x}",
+        )
+        name = NO_ENDPOINT
+        try:
+            try:
+                route = _route_for(scope, routes)
+                if route is None:
+                    allow = (b"allow", ", ".join(_allowed(routes)).encode("ascii"))
+                    await exchange.answer_without_body(204, [allow] if routes else [])
+                else:
+                    name = route.name
+                    with holding():  # items and results are of classes that may do anything
+                        await route.answer(exchange)
+            except ClientLeft:
+                raise
+            except Exception as error:
+                with holding():
+                    problem = explained(error, self._settings, name, exchange.request_id)
+                if exchange.status:
+                    raise  # too late to say it; the server breaks the connection off
+                body = encoded(problem.members(exchange.request_id))
+                await exchange.answer(problem.status, PROBLEM_JSON, body, problem.headers)
+        except ClientLeft as left:
+            _log.debug("%s: request %s: %s", name, exchange.request_id, left)
+        finally:
+            if exchange.status:
+                self.answers.count(name, exchange.status)
+
+    async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Has an application answer; what it refuses with is told as a route's refusal is."""
+        has_begun = False
+
+        async def begin(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, begin)
+        except HTTPException as refusal:
+            if has_begun or scope["type"] != "http":
+                raise
+            await self.answer(scope, receive, send, {scope["method"]: _Refusal(refusal)})
+
+
+class _Refusal:
+    """A route that raises what an application has refused a request with."""
+
+    def __init__(self, refusal: HTTPException) -> None:
+        self.name = NO_ENDPOINT
+        self._refusal = refusal
+
+    async def answer(self, exchange: Exchange) -> None:
+        """Raises it."""
+        raise self._refusal
+
+
+def _route_for(scope: Scope, routes: Mapping[str, Route] | None) -> Route | None:
+    """Returns what answers; None for a question after the methods that there are.
+
+    Raises:
+        Refused: Nothing does.
+    """
+    method = scope["method"]
+    if routes is None:
+        if method == "OPTIONS" and scope["path"] == "*":  # of the server as a whole
+            return None
+        raise Refused(not_found())
+    route = routes.get(method) or (routes.get("GET") if method == "HEAD" else None)
+    if route is None and method != "OPTIONS":
+        is_known = method in METHODS or method in ("CONNECT", "TRACE")
+        raise Refused(method_not_allowed(_allowed(routes)) if is_known else method_unknown())
+    return route
+
+
+def _allowed(routes: Mapping[str, Route] | None) -> list[str]:
+    """Returns the methods that can be asked for where these routes are."""
+    methods = {"OPTIONS", *(routes or ())}
+    if "GET" in methods:
+        methods.add("HEAD")
+    return sorted(methods)

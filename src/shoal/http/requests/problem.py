@@ -1,0 +1,231 @@
+"""Everything that can go wrong, as an answer: the one place where errors meet HTTP statuses.
+
+Answers follow RFC 9457 (``application/problem+json``). ``type`` is a URN that programs can compare;
+``instance`` is the request's id, by which the log has the rest. What a handler raised is internal:
+its text may hold anything, so only `debug` shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.exceptions import HTTPException
+
+from shoal.errors import (
+    BackendUnavailable,
+    BatcherClosed,
+    DeadlineExceeded,
+    HandlerTimeout,
+    ItemTooLarge,
+    Overloaded,
+    ReplicaDied,
+    ShutDown,
+    SlowReader,
+)
+from shoal.http.requests.header_check import check_headers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.http.requests.settings import HttpSettings
+
+PROBLEM_JSON: Final = b"application/problem+json"
+
+_LOGGED: Final = "_shoal_was_logged"
+_log: Final = logging.getLogger("shoal.http")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What went wrong with one request, as its client may know it.
+
+    Attributes:
+        status: The HTTP status.
+        kind: The last part of the problem's type; empty for one that the status says all about.
+        title: What kind of problem it is, the same for each of the kind.
+        detail: What was wrong this time; empty for nothing.
+        headers: Headers that the answer must have.
+        more: Further members.
+    """
+
+    status: int
+    kind: str
+    title: str
+    detail: str = ""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def members(self, request_id: str) -> dict[str, Any]:
+        """Returns the members of the problem's JSON object."""
+        members = {
+            "type": f"urn:shoal:problem:{self.kind}" if self.kind else "about:blank",
+            "title": self.title,
+            "status": self.status,
+            # The text of an error may hold what UTF-8 has no form for, such as a file's name.
+            "detail": self.detail.encode("utf-8", "backslashreplace").decode(),
+            "instance": request_id,
+            **self.more,
+        }
+        if not self.detail:
+            del members["detail"]
+        return members
+
+
+class Refused(Exception):
+    """A request that is answered with a problem of ours, before or instead of a call."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.title)
+        self.problem = problem
+
+
+def explained(error: Exception, settings: HttpSettings, endpoint: str, request_id: str) -> Problem:
+    """Says how a client is told of an error, as `problem_of`, and logs it if it is internal.
+
+    A handler that fails fails a whole batch, each request with a copy of one error. The traceback
+    is logged with the first of them; the others get a line.
+    """
+    problem = problem_of(error, settings)
+    if problem.kind == "internal":
+        original = error.__cause__ or error
+        # Past the error's own __setattr__: it is the user's, and may refuse.
+        marks: dict[str, Any] = BaseException.__getattribute__(original, "__dict__")
+        is_new = _LOGGED not in marks
+        marks[_LOGGED] = True
+        _log.error(
+            "%s: request %s failed: %s",
+            endpoint,
+            request_id,
+            type(original).__name__,
+            exc_info=original if is_new else None,
+        )
+    return problem
+
+
+def problem_of(error: Exception, settings: HttpSettings) -> Problem:
+    """Says how a client is told of an error.
+
+    Args:
+        error: What was raised while its request was answered.
+        settings: The application's.
+
+    Returns:
+        The problem; its status is 500 for whatever is not the client's business.
+    """
+    retry = ((b"retry-after", str(settings.retry_after_s).encode("ascii")),)
+    match error:
+        case Refused():
+            return error.problem
+        case HTTPException() if 300 <= error.status_code <= 599:
+            return _of_http_exception(error, debug=settings.debug)
+        case Overloaded():
+            title = "The endpoint is overloaded"
+            detail = "Too many requests wait for it already; try again later."
+            return Problem(settings.overload_status, "overloaded", title, detail, retry)
+        case BatcherClosed() | ShutDown():
+            title = "The endpoint has stopped"
+            detail = "It takes no more calls in this process."
+            return Problem(503, "closed", title, detail, retry)
+        case BackendUnavailable():
+            title = "The endpoint has no replica"
+            detail = "None runs, and none could be started; it is tried again."
+            return Problem(503, "unavailable", title, detail, retry)
+        case ReplicaDied():
+            title = "The replica that had the call died"
+            return Problem(503, "replica-died", title, "The call may be made again.", retry)
+        case ItemTooLarge():
+            title = "The item is too large"
+            return Problem(413, "item-too-large", title, "No batch has room for it.")
+        case DeadlineExceeded():
+            return Problem(504, "deadline-exceeded", "The call was not answered in time")
+        case HandlerTimeout():
+            return Problem(504, "handler-timeout", "The handler did not end in time")
+        case SlowReader():
+            title = "The stream was read too slowly"
+            return Problem(408, "slow-reader", title, "It held others back and was ended.")
+        case _:
+            return _internal(error, debug=settings.debug)
+
+
+def _internal(error: Exception, *, debug: bool) -> Problem:
+    title = "The call failed"
+    detail = "The cause is in the server's log, under this request's id."
+    more = {"traceback": traceback.format_exception(error)} if debug else {}
+    return Problem(500, "internal", title, detail, more=more)
+
+
+def _of_http_exception(error: HTTPException, *, debug: bool) -> Problem:
+    try:
+        title = HTTPStatus(error.status_code).phrase
+    except ValueError:
+        title = f"Status {error.status_code}"
+    headers = tuple(
+        (name.lower().encode("latin-1", "replace"), value.encode("latin-1", "replace"))
+        for name, value in (error.headers or {}).items()
+    )
+    try:
+        check_headers(headers)
+    except ValueError as wrong:
+        _log.error("%s", wrong)
+        return _internal(error, debug=debug)
+    detail = "" if error.detail == title else error.detail
+    return Problem(error.status_code, "", title, detail, headers)
+
+
+def not_found() -> Problem:
+    """Returns the problem of a path that nothing answers."""
+    return Problem(404, "not-found", "Nothing is here", "No endpoint has this path.")
+
+
+def method_not_allowed(allowed: list[str]) -> Problem:
+    """Returns the problem of a method that the path's endpoints don't take."""
+    names = ", ".join(allowed)
+    return Problem(
+        405,
+        "method-not-allowed",
+        "The method is not allowed here",
+        f"This path takes {names}.",
+        ((b"allow", names.encode("ascii")),),
+    )
+
+
+def method_unknown() -> Problem:
+    """Returns the problem of a method that HTTP does not have."""
+    return Problem(501, "method-unknown", "The method is not known here")
+
+
+def not_open(settings: HttpSettings) -> Problem:
+    """Returns the problem of a call to an application whose lifespan has not been entered."""
+    return Problem(
+        503,
+        "not-open",
+        "The endpoints are not open",
+        "The application's lifespan is not running. An application that is mounted in another is "
+        "opened by the outer one: Starlette(lifespan=app.lifespan, "
+        'routes=[Mount("/ml", app=app)]).',
+        ((b"retry-after", str(settings.retry_after_s).encode("ascii")),),
+    )
+
+
+def no_such_method() -> Problem:
+    """Returns the problem of a request for a method that the backend's code has not.
+
+    It does not say which there are: who may call one was told.
+    """
+    return Problem(
+        404, "no-such-method", "There is no such method", "No method has the name in the header."
+    )
+
+
+def no_such_priority(levels: int) -> Problem:
+    """Returns the problem of a request whose priority is none of the endpoint's levels."""
+    return Problem(
+        400,
+        "no-such-priority",
+        "There is no such priority",
+        f"X-Priority takes a whole number from 1, the highest, to {levels}.",
+    )

@@ -1,0 +1,121 @@
+"""From the query of a request without a body to the item of one call.
+
+A GET has no body, so what its sender says is in the query: text by name, as a JSON object has it.
+
+==========================================  =====================================================
+the item is annotated as                    the item is
+==========================================  =====================================================
+``bytes``, a Starlette ``Request``          what it is with a body
+nothing, or ``Any``                         the query as a whole, a dict: see `shoal.serving.query`
+a model, a dataclass or a dict              made of the query as a whole
+any other type                              made of the text that has the parameter's name
+several parameters                          each made of the text that has its name
+==========================================  =====================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from functools import cached_property
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Final, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.requests import Request
+from typing_extensions import is_typeddict
+
+from shoal.http.requests.arrays import is_array
+from shoal.http.requests.json_type import finite_validator
+from shoal.http.requests.payload import Reader, fields_adapter, reader_for
+from shoal.http.requests.problem import Problem, Refused
+from shoal.serving.query import Query, takes_query
+
+if TYPE_CHECKING:
+    from inspect import Signature
+
+    from pydantic_core import SchemaValidator
+
+    from shoal.http.requests.exchange import Exchange
+
+_WITH_BODY: Final = frozenset({"POST", "PUT", "PATCH"})
+
+
+class ItemReader:
+    """Makes the items of the calls of one handler, from bodies and from queries.
+
+    Args:
+        signature: That of the call of one item.
+
+    Raises:
+        TypeError: An annotation is none that JSON can be checked against.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        self._of_body: Reader = reader_for(signature)
+        self._parameters = list(signature.parameters.values())
+        self._takes_query = takes_query(signature)
+        kinds = [parameter.annotation for parameter in self._parameters]
+        self._only_body = kinds in ([], [bytes], [Request]) or any(map(is_array, kinds))
+
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        """Makes the item: a tuple where the handler has several parameters, in their order.
+
+        Raises:
+            Refused: The request is not what the handler takes.
+        """
+        if body or exchange.scope["method"] in _WITH_BODY or self._only_body:
+            return self._of_body.item(exchange, body)
+        query = Query.of(exchange.scope.get("query_string", b""))
+        if self._takes_query:
+            return query
+        try:
+            return self._checked(query)
+        except ValidationError as error:
+            raise Refused(self._problem(error)) from None
+
+    def _checked(self, query: Query) -> Any:
+        given: Any = dict(query)
+        if len(self._parameters) > 1:
+            fields: dict[str, Any] = self._fields.validate_strings(given)
+            return tuple(fields.get(p.name, p.default) for p in self._parameters)
+        [parameter] = self._parameters
+        if _is_record(parameter.annotation):
+            return self._record.validate_strings(given)
+        if not query and parameter.default is not Parameter.empty:
+            return parameter.default
+        return self._fields.validate_strings(given)[parameter.name]
+
+    @cached_property
+    def _fields(self) -> SchemaValidator:
+        return finite_validator(fields_adapter(self._parameters))
+
+    @cached_property
+    def _record(self) -> SchemaValidator:
+        return finite_validator(TypeAdapter(self._parameters[0].annotation))
+
+    def _problem(self, error: ValidationError) -> Problem:
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        first = errors[0]
+        where = ".".join(str(step) for step in first["loc"])
+        form = "&".join(f"{parameter.name}=..." for parameter in self._parameters)
+        if len(self._parameters) == 1 and _is_record(self._parameters[0].annotation):
+            form = "name=value"
+        return Problem(
+            422,
+            "invalid-item",
+            "The query does not fit the endpoint",
+            f"{where}: {first['msg']}. Without a body the item is in the query, as ?{form}; "
+            "JSON is sent by POST.",
+            more={"errors": [{key: e[key] for key in ("loc", "msg", "type")} for e in errors]},
+        )
+
+
+def _is_record(annotation: Any) -> bool:
+    """Says whether a type is made of named fields."""
+    kind = get_origin(annotation) or annotation
+    return (
+        is_dataclass(kind)
+        or is_typeddict(kind)
+        or (isinstance(kind, type) and issubclass(kind, (BaseModel, Mapping)))
+    )
