@@ -512,8 +512,8 @@ def test_help_loads_no_command_and_a_command_no_other():
         for words in ("--help", "logs --help")
     }
     assert not {"trio", "anyio", "starlette", "shoal.batching.batcher"} & set(loaded["--help"])
-    assert "shoal.commands.logs_command" in loaded["logs --help"]
-    assert "shoal.commands.serve_command" not in loaded["logs --help"]
+    assert "shoal.commands.logs" in loaded["logs --help"]
+    assert "shoal.commands.serve" not in loaded["logs --help"]
 
 
 def test_the_version_is_told(capsys):

@@ -8,8 +8,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.arguments import CommandParser
-from shoal.commands.saying import say
+from shoal.commands.support.arguments import CommandParser
+from shoal.commands.support.saying import say
 from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "serve": ("serve an application over HTTP", "commands.serve_command:add_arguments"),
-    "check": ("say what an application would run", "commands.check_command:add_arguments"),
-    "start": ("start a server that has a name", "commands.start_command:add_arguments"),
-    "stop": ("end such a server", "commands.stop_command:add_arguments"),
-    "status": ("show what a server has", "commands.status_command:add_arguments"),
-    "logs": ("show what a server has logged", "commands.logs_command:add_arguments"),
+    "serve": ("serve an application over HTTP", "commands.serve:add_arguments"),
+    "check": ("say what an application would run", "commands.check:add_arguments"),
+    "start": ("start a server that has a name", "commands.start:add_arguments"),
+    "stop": ("end such a server", "commands.stop:add_arguments"),
+    "status": ("show what a server has", "commands.status:add_arguments"),
+    "logs": ("show what a server has logged", "commands.logs:add_arguments"),
     "backends": (
         "list, create, change, delete backends",
-        "commands.backends_command:add_arguments",
+        "commands.backends:add_arguments",
     ),
-    "endpoints": ("list, create, delete endpoints", "commands.endpoints_command:add_arguments"),
+    "endpoints": ("list, create, delete endpoints", "commands.endpoints:add_arguments"),
     "traffic": (
         "show and divide requests among backends",
-        "commands.endpoints_command:add_traffic_arguments",
+        "commands.endpoints:add_traffic_arguments",
     ),
     "shadow": (
         "copy requests to a backend",
-        "commands.endpoints_command:add_shadow_arguments",
+        "commands.endpoints:add_shadow_arguments",
     ),
     "scale": (
         "change the number of replicas",
-        "commands.backends_command:add_scale_arguments",
+        "commands.backends:add_scale_arguments",
     ),
-    "call": ("call an endpoint", "commands.call_command:add_arguments"),
+    "call": ("call an endpoint", "commands.call:add_arguments"),
     "simulate": (
         "say what options would do at some traffic",
-        "planning.simulate_command:add_arguments",
+        "commands.simulate:add_arguments",
     ),
     "tune": (
         "measure a handler, and find options for it",
-        "planning.tune_command:add_arguments",
+        "commands.tune:add_arguments",
     ),
 }
 """What each command does, and what gives its parser the arguments: loaded for that command alone,

@@ -12,7 +12,7 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shoal.commands.places import Place
+from shoal.commands.server.locations import Place
 
 HANG_S = 15
 HERE = str(Path(__file__).parent)

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from driven_server import served
 
-from shoal.commands import connecting
+from shoal.commands.server import client as connecting
 
 pytestmark = pytest.mark.real_time
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.commands.listing import config_listed, listed, status_listed, weights
+from shoal.commands.support.listing import config_listed, listed, status_listed, weights
 from shoal.serving.status import BackendStatus, EndpointStatus, ReplicaStatus, Status
 
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from shoal.cli import main
-from shoal.commands.places import Place
+from shoal.commands.server.locations import Place
 
 pytestmark = pytest.mark.real_time
 

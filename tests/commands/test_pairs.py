@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.commands.pairs import config_of, json_of, weights_of
+from shoal.commands.support.option_values import value_of
+from shoal.commands.support.pairs import config_of, json_of, weights_of
 from shoal.planning.mistake import Mistake
-from shoal.planning.option_values import value_of
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import stat
 
 import pytest
 
-from shoal.commands.places import Held, Place
+from shoal.commands.server.locations import Held, Place
 from shoal.planning.mistake import Mistake
 
 

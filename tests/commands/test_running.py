@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.commands.running import Run
+from shoal.commands.server.process import Run
 from shoal.http.server.config import ServerConfig
 
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.cli import main
-from shoal.commands import stop_command
-from shoal.commands.places import Held, Place
+from shoal.commands import stop as stop_command
+from shoal.commands.server.locations import Held, Place
 
 
 def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monkeypatch, capsys):

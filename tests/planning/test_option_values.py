@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.commands.support.option_values import checked, option_pairs, written
 from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.queue_policy import QueuePolicy
 from shoal.planning.mistake import Mistake
-from shoal.planning.option_values import checked, option_pairs, written
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from shoal.commands.tune_report import tuned_as_data, tuned_as_text
 from shoal.core.options.options import BatchOptions
 from shoal.planning.measuring import Measured
 from shoal.planning.mistake import Mistake
-from shoal.planning.tune_report import tuned_as_data, tuned_as_text
 from shoal.planning.tuning import Search
 
 # 10 ms and 1 ms an item.

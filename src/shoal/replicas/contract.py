@@ -163,9 +163,9 @@ class Replica(ABC):
 
         Args:
             method: Its name.
-            items: The items, as `shoal.batching.handlers.binding.Binding` makes them: bare for a method
-                of one parameter, tuples in the order of the parameters otherwise. One item where
-                the method is not batched.
+            items: The items, as `shoal.batching.handlers.binding.Binding` makes them: bare for a
+                method of one parameter, tuples in the order of the parameters otherwise. One item
+                where the method is not batched.
 
         Returns:
             What the code gave back, unchecked; for a method that is not batched, a list of its one

@@ -1,7 +1,7 @@
 """The errors of a client's verbs as problems, from which a remote client makes the errors again.
 
-Who may use the admin API is the operator, so here, other than in `shoal.http.requests.problem`, an error's
-text is told, and that of the user's own code as well.
+Who may use the admin API is the operator. So here an error's text is told, and that of the user's
+own code as well; `shoal.http.requests.problem` tells neither.
 """
 
 from __future__ import annotations

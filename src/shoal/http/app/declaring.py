@@ -47,8 +47,8 @@ class DeclaringApp(ABC):
         The code is whatever `shoal.Batcher` takes; or a class without arguments, whose
         ``__call__`` is the handler; or a function that is decorated with `shoal.batch`, whose
         options hold under those that are given here. It takes lists, and its annotations say what
-        a request's body is; see `shoal.http.requests.payload`. A generator handler is answered by a stream;
-        see `shoal.http.requests.streaming`.
+        a request's body is; see `shoal.http.requests.payload`. A generator handler is answered by a
+        stream; see `shoal.http.requests.streaming`.
 
         Args:
             path: Where it is; plain text, without parameters.

@@ -1,8 +1,8 @@
 """Hypercorn's protocols, with what a rude client could do to them mended.
 
 Each mend is one override, and says what the stock class does. A rude client that none of these
-foresees still ends only its own connection (`shoal.http.server.connection`); they are here so that clients
-which do nothing wrong, or share a connection with one that does, are served.
+foresees still ends only its own connection (`shoal.http.server.connection`); they are here so that
+clients which do nothing wrong, or share a connection with one that does, are served.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The supervisor: so many replicas of a backend as there should be, whatever happens to them.
 
-It looks at all replicas at once and asks `core.replicas.rollout` what to do; everything that happens (one is
-ready, one died, there should be more, all should be replaced) is a reason to look again. When to
-try again after a failure is decided in `core.replicas.restarts`. Here it is only carried out.
+It looks at all replicas at once and asks `core.replicas.rollout` what to do; everything that
+happens (one is ready, one died, there should be more, all should be replaced) is a reason to look
+again. When to try again after a failure is decided in `core.replicas.restarts`. Here it is only
+carried out.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _CALLERS: Final = {
     handlers.__file__,
     jobs.__file__,
-    *(str(Path(__file__).parent / name) for name in ("child.py", "child_async.py")),
+    *(str(Path(__file__).parents[1] / "child" / name) for name in ("main.py", "async_loop.py")),
 }
 """The files that call the user's code."""
 

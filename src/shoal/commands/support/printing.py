@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from shoal.planning.arguments import print_out
+from shoal.commands.support.planning import print_out
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.applications import APPLICATION, application_of, need, server_settings
-from shoal.commands.arguments import describe
-from shoal.commands.running import Run
-from shoal.commands.server_options import add_server_options, event_loop, server_config
-from shoal.commands.tokens import token_of
+from shoal.commands.server.options import add_server_options, event_loop, server_config
+from shoal.commands.server.process import Run
+from shoal.commands.support.applications import APPLICATION, application_of, need, server_settings
+from shoal.commands.support.arguments import describe
+from shoal.commands.support.tokens import token_of
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.arguments import add_command, describe
-from shoal.commands.connecting import add_server_arguments, ask
-from shoal.commands.listing import endpoints_listed, shadows_listed, traffic_listed, weights
-from shoal.commands.pairs import weights_of
-from shoal.commands.printing import confirm, print_data
-from shoal.planning.arguments import print_out
+from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.support.arguments import add_command, describe
+from shoal.commands.support.listing import endpoints_listed, shadows_listed, traffic_listed, weights
+from shoal.commands.support.pairs import weights_of
+from shoal.commands.support.planning import print_out
+from shoal.commands.support.printing import confirm, print_data
 from shoal.planning.mistake import Mistake
 from shoal.serving.clients.wire_forms import written
 from shoal.serving.names import DEFAULT_METHODS

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.arguments import describe
-from shoal.commands.connecting import add_server_arguments, ask
-from shoal.commands.listing import status_listed
-from shoal.commands.printing import print_data
-from shoal.planning.arguments import print_out
+from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.support.arguments import describe
+from shoal.commands.support.listing import status_listed
+from shoal.commands.support.planning import print_out
+from shoal.commands.support.printing import print_data
 from shoal.serving.clients.wire_forms import written
 
 if TYPE_CHECKING:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.decorator.batched import Decorated
-from shoal.planning.arguments import (
+from shoal.commands.support.code_names import named
+from shoal.commands.support.option_values import option_pairs, value_of
+from shoal.commands.support.planning import (
     add_option_argument,
     add_output_arguments,
     more_than_0,
@@ -23,12 +25,10 @@ from shoal.planning.arguments import (
     save_plot,
     whole,
 )
+from shoal.commands.tune_report import tuned_as_data, tuned_as_text
 from shoal.planning.measuring import Measured, instance_of, measure, opened
 from shoal.planning.mistake import Mistake
-from shoal.planning.naming import named
-from shoal.planning.option_values import option_pairs, value_of
 from shoal.planning.tune_plot import plot_tuning
-from shoal.planning.tune_report import tuned_as_data, tuned_as_text
 from shoal.planning.tuning import Search
 
 if TYPE_CHECKING:

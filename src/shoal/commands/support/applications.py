@@ -7,10 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.saying import say
+from shoal.commands.support.code_names import show_failed_import
+from shoal.commands.support.saying import say
 from shoal.http.app.loading import NotAnApplication, load_application
 from shoal.planning.mistake import Mistake
-from shoal.planning.naming import show_failed_import
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused
 

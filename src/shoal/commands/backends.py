@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.arguments import add_command, count, describe
-from shoal.commands.connecting import add_server_arguments, ask
-from shoal.commands.listing import backends_listed, config_listed
-from shoal.commands.pairs import config_of
-from shoal.commands.printing import confirm, print_data
-from shoal.planning.arguments import print_out
-from shoal.planning.option_values import value_of
+from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.support.arguments import add_command, count, describe
+from shoal.commands.support.listing import backends_listed, config_listed
+from shoal.commands.support.option_values import value_of
+from shoal.commands.support.pairs import config_of
+from shoal.commands.support.planning import print_out
+from shoal.commands.support.printing import confirm, print_data
 from shoal.serving.clients.wire_forms import config_shown, written
 
 if TYPE_CHECKING:

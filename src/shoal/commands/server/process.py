@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import trio
 
-from shoal.commands.applications import shoals_in
-from shoal.commands.saying import say
-from shoal.commands.signals import Signals
+from shoal.commands.server.signals import Signals
+from shoal.commands.support.applications import shoals_in
+from shoal.commands.support.saying import say
 from shoal.errors import StateRefused
 from shoal.http.server.log_errors import contained
 from shoal.planning.mistake import Mistake

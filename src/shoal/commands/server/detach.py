@@ -13,8 +13,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from shoal.commands.places import Place, already_running
-from shoal.commands.saying import say
+from shoal.commands.server.locations import Place, already_running
+from shoal.commands.support.saying import say
 from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:

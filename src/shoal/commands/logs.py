@@ -12,10 +12,10 @@ import time
 from collections import deque
 from typing import IO, TYPE_CHECKING, Final
 
-from shoal.commands.arguments import add_name_argument, count, describe
-from shoal.commands.places import Place
-from shoal.commands.saying import say
-from shoal.planning.arguments import print_out
+from shoal.commands.server.locations import Place
+from shoal.commands.support.arguments import add_name_argument, count, describe
+from shoal.commands.support.planning import print_out
+from shoal.commands.support.saying import say
 from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:

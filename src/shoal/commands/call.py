@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.arguments import count, describe, more_than_0_seconds
-from shoal.commands.connecting import add_server_arguments, ask
-from shoal.commands.pairs import config_of, json_of
-from shoal.commands.printing import print_data
-from shoal.commands.saying import in_one_line
+from shoal.commands.server.client import add_server_arguments, ask
+from shoal.commands.support.arguments import count, describe, more_than_0_seconds
+from shoal.commands.support.pairs import config_of, json_of
+from shoal.commands.support.planning import print_out
+from shoal.commands.support.printing import print_data
+from shoal.commands.support.saying import in_one_line
 from shoal.errors import ShoalError
-from shoal.planning.arguments import print_out
 from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:

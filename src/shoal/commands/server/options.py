@@ -6,8 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from shoal.commands.arguments import count, more_than_0_seconds, port, seconds
-from shoal.commands.tokens import add_token_argument
+from shoal.commands.support.arguments import count, more_than_0_seconds, port, seconds
+from shoal.commands.support.tokens import add_token_argument
 from shoal.serving.app_file.server import EventLoop
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.planning.option_values import written
+from shoal.commands.support.option_values import written
 from shoal.planning.report import percentiles
 from shoal.planning.tables import duration, percent, table, three_digits
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
-from shoal.commands.arguments import add_json_argument, add_name_argument
-from shoal.commands.places import Place
-from shoal.commands.saying import in_one_line, say
-from shoal.commands.tokens import add_token_argument, token_of
+from shoal.commands.server.locations import Place
+from shoal.commands.support.arguments import add_json_argument, add_name_argument
+from shoal.commands.support.saying import in_one_line, say
+from shoal.commands.support.tokens import add_token_argument, token_of
 from shoal.errors import ShoalError
 from shoal.planning.mistake import Mistake
 from shoal.serving.clients.remote_client import connect

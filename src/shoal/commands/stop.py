@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.commands.arguments import (
+from shoal.commands.server.locations import Place
+from shoal.commands.support.arguments import (
     add_json_argument,
     add_name_argument,
     describe,
     more_than_0_seconds,
 )
-from shoal.commands.places import Place
-from shoal.commands.printing import confirm
-from shoal.commands.saying import in_one_line
+from shoal.commands.support.printing import confirm
+from shoal.commands.support.saying import in_one_line
 from shoal.planning.mistake import Mistake
 from shoal.serving.clients.remote_client import connect
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.applications import (
+from shoal.commands.support.applications import (
     APPLICATION,
     application_of,
     need,
@@ -12,11 +12,11 @@ from shoal.commands.applications import (
     server_settings,
     shoals_in,
 )
-from shoal.commands.arguments import add_json_argument, describe
-from shoal.commands.listing import listed, weights
-from shoal.commands.printing import print_data
-from shoal.commands.saying import say
-from shoal.planning.arguments import print_out
+from shoal.commands.support.arguments import add_json_argument, describe
+from shoal.commands.support.listing import listed, weights
+from shoal.commands.support.planning import print_out
+from shoal.commands.support.printing import print_data
+from shoal.commands.support.saying import say
 from shoal.planning.mistake import Mistake
 from shoal.replicas.code.definition import qualified_name
 from shoal.replicas.placements import placement_name

@@ -10,10 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.simulation.results import Arrival, Simulation
-from shoal.core.simulation.simulate import simulate
-from shoal.planning import traces
-from shoal.planning.arguments import (
+from shoal.commands.support.option_values import checked, option_pairs, written
+from shoal.commands.support.planning import (
     add_option_argument,
     add_output_arguments,
     at_least_0,
@@ -21,12 +19,14 @@ from shoal.planning.arguments import (
     print_out,
     save_plot,
 )
+from shoal.commands.support.run_times import run_time
+from shoal.core.simulation.results import Arrival, Simulation
+from shoal.core.simulation.simulate import simulate
+from shoal.planning import traces
 from shoal.planning.mistake import Mistake
-from shoal.planning.option_values import checked, option_pairs, written
 from shoal.planning.plots import plot
 from shoal.planning.recorded import Item, Recording, read_trace
 from shoal.planning.report import as_data, as_facts, percentiles
-from shoal.planning.run_times import run_time
 from shoal.planning.tables import duration, facts, percent, table, three_digits
 
 if TYPE_CHECKING:

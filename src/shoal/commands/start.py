@@ -6,22 +6,22 @@ import os
 from argparse import SUPPRESS
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.applications import (
+from shoal.commands.server.detach import start_detached, tell_ready
+from shoal.commands.server.locations import Held, Place
+from shoal.commands.server.options import add_server_options, event_loop, server_config
+from shoal.commands.server.process import Run
+from shoal.commands.support.applications import (
     APPLICATION,
     application_of,
     empty_application,
     need,
     server_settings,
 )
-from shoal.commands.arguments import add_json_argument, add_name_argument, describe
-from shoal.commands.detaching import start_detached, tell_ready
-from shoal.commands.places import Held, Place
-from shoal.commands.printing import print_data
-from shoal.commands.running import Run
-from shoal.commands.saying import say
-from shoal.commands.server_options import add_server_options, event_loop, server_config
-from shoal.commands.tokens import token_of
-from shoal.planning.arguments import print_out
+from shoal.commands.support.arguments import add_json_argument, add_name_argument, describe
+from shoal.commands.support.planning import print_out
+from shoal.commands.support.printing import print_data
+from shoal.commands.support.saying import say
+from shoal.commands.support.tokens import token_of
 from shoal.planning.tables import facts
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
+from shoal.commands.support.option_values import value_of
 from shoal.planning.mistake import Mistake
-from shoal.planning.option_values import value_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.commands.saying import say
+from shoal.commands.support.saying import say
 from shoal.replicas.run_soon import into_this_loop
 
 if TYPE_CHECKING:

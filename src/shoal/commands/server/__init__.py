@@ -1,0 +1,1 @@
+"""The process of a server, and how commands find and reach it."""

@@ -1,0 +1,1 @@
+"""What commands share: arguments, output, and the loading of applications."""
