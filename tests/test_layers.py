@@ -53,10 +53,10 @@ ALSO_ALLOWED = {
 
 EVENT_LOOPS = {"asyncio", "trio"}
 KNOW_AN_EVENT_LOOP = {
-    "shoal.batching.event_loop",  # names their types
-    "shoal.batching.parking",  # the cell parks on either loop's own primitive
-    "shoal.commands.running",  # starts the process's loop
-    "shoal.commands.signals",  # wakes it
+    "shoal.batching.loops.event_loop",  # names their types
+    "shoal.batching.loops.parking",  # the cell parks on either loop's own primitive
+    "shoal.commands.server.process",  # starts the process's loop
+    "shoal.commands.server.signals",  # wakes it
     "shoal.testing.virtual_time",  # gives each loop a clock that jumps
 }
 
@@ -145,6 +145,26 @@ def circular_imports(modules: Mapping[str, str]) -> list[str]:
     return []
 
 
+def circular_rooms(modules: Mapping[str, str]) -> list[str]:
+    """In every folder, its files and folders import each other without a circle."""
+    graphs: dict[str, dict[str, set[str]]] = {}
+    for found in all_imports(modules):
+        importer, target = found.importer.split("."), found.target.split(".")
+        depth = 0
+        while importer[depth : depth + 1] == target[depth : depth + 1] != []:
+            depth += 1
+        if depth < min(len(importer), len(target)):
+            graph = graphs.setdefault(".".join(importer[:depth]), {})
+            graph.setdefault(importer[depth], set()).add(target[depth])
+    complaints = []
+    for folder, graph in graphs.items():
+        try:
+            graphlib.TopologicalSorter(graph).prepare()
+        except graphlib.CycleError as error:
+            complaints.append(f"in {folder}: {' imports '.join(reversed(error.args[1]))}")
+    return complaints
+
+
 def event_loop_imports(modules: Mapping[str, str]) -> list[str]:
     return [
         f"{found.importer}:{found.line} may not import {found.target}"
@@ -192,11 +212,18 @@ def shoal_modules() -> dict[str, str]:
         parts = ["shoal", *path.relative_to(PACKAGE).with_suffix("").parts]
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         modules[name] = path.read_text(encoding="utf-8")
-    assert {"shoal", "shoal.errors", "shoal.batching.parking"} <= modules.keys()
+    assert {"shoal", "shoal.errors", "shoal.batching.loops.parking"} <= modules.keys()
     return modules
 
 
-RULES = [upward_imports, circular_imports, event_loop_imports, late_imports, long_files]
+RULES = [
+    upward_imports,
+    circular_imports,
+    circular_rooms,
+    event_loop_imports,
+    late_imports,
+    long_files,
+]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -232,6 +259,15 @@ def test_the_package_keeps_the_rule(rule, shoal_modules):
                 "shoal.core.c": "from shoal.core.a import x",
             },
         ),
+        (
+            circular_rooms,
+            {
+                "shoal.http.app.a": "from shoal.http.server.b import x",
+                "shoal.http.app.c": "",
+                "shoal.http.server.b": "",
+                "shoal.http.server.d": "from shoal.http.app import c",
+            },
+        ),
         (event_loop_imports, {"shoal.batching.batcher": "import trio"}),
         (event_loop_imports, {"shoal.batching.batcher": "from trio.lowlevel import checkpoint"}),
         (event_loop_imports, {"shoal.http.asgi": "def f():\n    import asyncio.events"}),
@@ -255,7 +291,7 @@ def test_a_planted_violation_is_seen(rule, planted):
         (upward_imports, {"shoal.observe.metrics": "import shoal.batching.statistics"}),
         (upward_imports, {"shoal": "from shoal.batching.run import run"}),
         (circular_imports, {"shoal.core.a": "import shoal.core.b", "shoal.core.b": "import json"}),
-        (event_loop_imports, {"shoal.batching.parking": "import asyncio, trio"}),
+        (event_loop_imports, {"shoal.batching.loops.parking": "import asyncio, trio"}),
         (event_loop_imports, {"shoal.http.server": "import hypercorn.trio"}),
         (late_imports, {"shoal.http.payload": "def f():\n    import orjson"}),
         (late_imports, {"shoal": "def __getattr__(name):\n    from shoal.http.app import App"}),

@@ -12,12 +12,12 @@ from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
 from shoal.replicas.process.replica import ProcessReplica
-from shoal.testing.replica_stage import Played
+from shoal.testing.replicas.stage import Played
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from shoal.testing.replica_folder import Folder
+    from shoal.testing.replicas.folder import Folder
 
 MODULE = "replicas.process_backends"
 

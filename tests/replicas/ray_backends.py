@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 import shoal
 from shoal.replicas.run_soon import loop_of_caller
-from shoal.testing.replica_folder import Folder
+from shoal.testing.replicas.folder import Folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

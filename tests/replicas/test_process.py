@@ -23,7 +23,7 @@ from replicas.process_backends import (
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, CutReason
 from shoal.errors import HandlerFailed, ReplicaDied
-from shoal.testing.replica_folder import Folder
+from shoal.testing.replicas.folder import Folder
 from shoal.testing.requests import make_request
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -10,7 +10,7 @@ import pytest
 
 from replicas.playing import made, noted, playing
 from replicas.process_backends import Async, Plain
-from shoal.testing.replica_folder import Folder
+from shoal.testing.replicas.folder import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -15,7 +15,7 @@ import pytest
 from replicas.playing import children, made
 from replicas.process_backends import Async, Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
-from shoal.testing.replica_stage import Played
+from shoal.testing.replicas.stage import Played
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time, pytest.mark.slow]
 

@@ -21,7 +21,7 @@ from replicas.process_backends import Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.process import worker
 from shoal.replicas.process.output import Output
-from shoal.testing.replica_folder import Folder
+from shoal.testing.replicas.folder import Folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

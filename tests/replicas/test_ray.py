@@ -33,9 +33,9 @@ from shoal.errors import (
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
-from shoal.testing.replica_check import check_replica
-from shoal.testing.replica_folder import Folder
-from shoal.testing.replica_stage import Played
+from shoal.testing.replicas.check import check_replica
+from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.stage import Played
 from shoal.testing.requests import make_request
 
 if TYPE_CHECKING:

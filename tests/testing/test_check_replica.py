@@ -19,7 +19,7 @@ from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
 from shoal.replicas.process.replica import ProcessReplica
 from shoal.testing import check_replica
-from shoal.testing.replica_code import Mistake
+from shoal.testing.replicas.code import Mistake
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shoal.core.simulation.simulate import simulate
-    from shoal.testing.policy_check import check_policy
-    from shoal.testing.replica_check import check_replica
+    from shoal.testing.policies.check import check_policy
+    from shoal.testing.replicas.check import check_replica
     from shoal.testing.requests import make_request
     from shoal.testing.scripted import (
         ScriptedBatch,
@@ -40,8 +40,8 @@ _WHERE = {
     "ScriptedHandler": "shoal.testing.scripted",
     "ScriptedSteps": "shoal.testing.scripted",
     "ScriptedStreams": "shoal.testing.scripted",
-    "check_policy": "shoal.testing.policy_check",
-    "check_replica": "shoal.testing.replica_check",
+    "check_policy": "shoal.testing.policies.check",
+    "check_replica": "shoal.testing.replicas.check",
     "make_request": "shoal.testing.requests",
     "run_virtually": "shoal.testing.virtual_time",
     "settle": "shoal.testing.virtual_time",

@@ -1,6 +1,7 @@
 """The program of a worker process: ``python -m shoal.replicas.process.child.main``.
 
-`shoal.replicas.process.worker` alone starts it. Before any of the user's code is loaded it makes sure that it will die with its parent.
+`shoal.replicas.process.worker` alone starts it. Before any of the user's code is loaded
+it makes sure that it will die with its parent.
 """
 
 from __future__ import annotations

@@ -8,19 +8,19 @@ import anyio
 
 from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import Definition
-from shoal.testing.replica_code import (
+from shoal.testing.replicas.code import (
     Mistake,
     Panic,
     raise_keyboard_interrupt,
     raise_panic,
     raise_system_exit,
 )
-from shoal.testing.replica_stage import IDENTITY, READY, STOPPED, Call, Played, outcome
+from shoal.testing.replicas.stage import IDENTITY, READY, STOPPED, Call, Played, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.testing.replica_stage import Stage
+    from shoal.testing.replicas.stage import Stage
 
 DESCRIBED: Final = "what serve says describes the methods of the code"
 ORDER: Final = (
@@ -42,7 +42,7 @@ RAISED: Final = (
 )
 CRASHED: Final = "where the code ends what it runs in, its work and serve raise ReplicaDied"
 
-_MODULE: Final = "shoal.testing.replica_code"
+_MODULE: Final = "shoal.testing.replicas.code"
 
 
 async def start(stage: Stage, played: Played) -> None:

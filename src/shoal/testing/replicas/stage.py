@@ -13,7 +13,7 @@ from shoal.core.request import State
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, ReplicaOptions
-from shoal.testing.replica_code import AsyncCode, PlainCode
+from shoal.testing.replicas.code import AsyncCode, PlainCode
 from shoal.testing.requests import make_request
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.description import Description
     from shoal.replicas.contract import Placement, Replica
-    from shoal.testing.replica_folder import Folder
+    from shoal.testing.replicas.folder import Folder
 
 Kind: TypeAlias = Literal["plain", "async"]
 """A kind of code: plain functions, or async ones."""

@@ -11,11 +11,11 @@ import anyio.lowlevel
 from shoal.batching.calls.stream import END, SKIP
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.current import current_replica_tag
-from shoal.testing.replica_code import Mistake
-from shoal.testing.replica_stage import IDENTITY, Call, a_batch_of, outcome
+from shoal.testing.replicas.code import Mistake
+from shoal.testing.replicas.stage import IDENTITY, Call, a_batch_of, outcome
 
 if TYPE_CHECKING:
-    from shoal.testing.replica_stage import Played, Stage
+    from shoal.testing.replicas.stage import Played, Stage
 
 RESULTS: Final = "run gives back what the code gave back, of lists and of one item at a time"
 ERRORS: Final = "what the code raises keeps its type"

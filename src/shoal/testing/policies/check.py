@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
 from shoal.core.policy import Cut, Hurry
+from shoal.testing.policies.watched import TIME, WOKEN, WatchedPolicy, time_of
 from shoal.testing.requests import make_request as plain_request
-from shoal.testing.watched_policy import TIME, WOKEN, WatchedPolicy, time_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -13,7 +13,7 @@ import anyio.lowlevel
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import current_batch
 from shoal.replicas.code.current import current_backend_tag, current_replica_tag
-from shoal.testing.replica_folder import Folder
+from shoal.testing.replicas.folder import Folder
 
 
 class Mistake(Exception):

@@ -17,16 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 
-from shoal.testing import replica_lives as lives
-from shoal.testing import replica_runs as runs
-from shoal.testing.replica_folder import Folder
-from shoal.testing.replica_stage import Stage
+from shoal.testing.replicas import lives, runs
+from shoal.testing.replicas.folder import Folder
+from shoal.testing.replicas.stage import Stage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from shoal.replicas.contract import Placement
-    from shoal.testing.replica_stage import Kind, Played
+    from shoal.testing.replicas.stage import Kind, Played
 
 _OF_ONE_REPLICA: Final[Sequence[Callable[[Stage, Played], Awaitable[None]]]] = (
     lives.start,
@@ -73,7 +72,7 @@ async def check_replica(
     """Checks that the replicas of a placement keep the promises of `Replica`.
 
     It runs on the real clock, and takes seconds where a replica takes long to start. The code is
-    ``shoal.testing.replica_code``, which must be there where the replicas run, on this machine.
+    ``shoal.testing.replicas.code``, which must be there where the replicas run, on this machine.
 
     Args:
         placement: Makes a replica from its blueprint.
