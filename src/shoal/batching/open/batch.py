@@ -1,7 +1,7 @@
 """Batches that take requests while their handler runs, as the handler meets them.
 
 The handler answers each request by itself and when it likes. How requests come to it is the slot's
-business (`open_slots`): here is where they wait until the handler looks, and what it may do with
+business (`slots`): here is where they wait until the handler looks, and what it may do with
 them.
 """
 

@@ -5,7 +5,7 @@ skipped when its turn comes. A line is swept when more than half of it is such l
 that come and go behind a busy slot can't make it grow.
 
 There are three: in order of arrival, which is a deque; by any rank, which is a heap; and by levels
-and by arrival within each (`level_line`).
+and by arrival within each (`level_queue`).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@
 ``POST shutdown``                             ends the controller
 ============================================  ======================================================
 
-A request passes in this order: who it is (`admin_guard`), what it asks for, its body, what it may
-have imported (`admin_imports`), and then the client's own checks. A verb whose client leaves is
+A request passes in this order: who it is (`guard`), what it asks for, its body, what it may
+have imported (`imports`), and then the client's own checks. A verb whose client leaves is
 cancelled, as it is where a task that waits for it is cancelled; but what drains goes on.
 """
 

@@ -15,9 +15,8 @@ Code that is given as an object travels by its name, as pickle does it. For code
 the worker runs that script again, as a module called ``__mp_main__``: as with `multiprocessing`, a
 script that starts anything must do so under ``if __name__ == "__main__":``.
 
-The pieces: `worker` (the process), `conversation` (the calls), `connection` and `wire` (frames),
-`parcels` and `arena` (large arrays), `crossing`, `describing` and `batch_as_data` (what travels);
-in the worker `child`, `child_sync`, `child_async` and `watchdog`.
+The pieces: `worker` (the process) and `calls` (the calls to it); what travels and how stands in the
+folder `wire`, and the program of the worker in the folder `child`.
 """
 
 from __future__ import annotations
