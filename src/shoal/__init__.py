@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from shoal.core.batch import Batch, CutReason
     from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
-    from shoal.core.options.latency_target import LatencyTarget
     from shoal.core.options.options import BatchOptions
-    from shoal.core.options.queue_policy import QueuePolicy
+    from shoal.core.options.records import LatencyTarget, QueuePolicy
     from shoal.core.policy import BatchPolicy, Cut, Hurry, LinePolicy, Wait
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.core.request import Request
@@ -66,8 +65,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Description, Method
     from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
-    from shoal.serving.clients.handle_protocol import Handle
-    from shoal.serving.clients.protocol import Client
+    from shoal.serving.clients.protocol import Client, Handle
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.status import (
         BackendStatus,
@@ -193,7 +191,7 @@ _WHERE: Final = {
     "Description": "shoal.replicas.code.description",
     "END": "shoal.batching.calls.stream",
     "EndpointStatus": "shoal.serving.status",
-    "Handle": "shoal.serving.clients.handle_protocol",
+    "Handle": "shoal.serving.clients.protocol",
     "HandlerFailed": "shoal.errors",
     "HandlerTimeout": "shoal.errors",
     "HistogramSnapshot": "shoal.core.counters",
@@ -203,7 +201,7 @@ _WHERE: Final = {
     "InUse": "shoal.errors",
     "ItemTooLarge": "shoal.errors",
     "LatencyModelSnapshot": "shoal.core.latency_model",
-    "LatencyTarget": "shoal.core.options.latency_target",
+    "LatencyTarget": "shoal.core.options.records",
     "LinePolicy": "shoal.core.policy",
     "Mark": "shoal.batching.calls.stream",
     "Method": "shoal.replicas.code.description",
@@ -215,7 +213,7 @@ _WHERE: Final = {
     "OpenBatch": "shoal.batching.open.batch",
     "OpenRequest": "shoal.batching.open.batch",
     "Overloaded": "shoal.errors",
-    "QueuePolicy": "shoal.core.options.queue_policy",
+    "QueuePolicy": "shoal.core.options.records",
     "Replica": "shoal.replicas.contract",
     "ReplicaDied": "shoal.errors",
     "ReplicaNotStarted": "shoal.errors",

@@ -27,7 +27,7 @@ from batching.programs import (
     Release,
     Settle,
 )
-from shoal.core.options.queue_policy import SAME
+from shoal.core.options.records import SAME
 
 LEVELS = 3
 

@@ -18,7 +18,7 @@ import shoal
 from batching import policy_programs as ops
 from batching.program_model import FormingWorld, InSlot, Item, Raised, Run
 from batching.program_world import EPSILON, Watched
-from shoal.core.options.queue_policy import SAME
+from shoal.core.options.records import SAME
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:

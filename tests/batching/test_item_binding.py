@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from shoal.batching.handlers.item_binding import ItemBinding, OneItemBinding
+from shoal.batching.handlers.binding import ItemBinding, OneItemBinding
 
 
 def of_one(item, /): ...

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.latency_model import LatencyModel
-from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.records import LatencyTarget
 from shoal.core.policies.adaptive import AdaptiveRule
 
 if TYPE_CHECKING:

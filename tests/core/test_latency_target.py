@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.core.options.latency_target import LatencyTarget
+from shoal.core.options.records import LatencyTarget
 
 
 def test_a_target_plans_with_a_part_of_it() -> None:

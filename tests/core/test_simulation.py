@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 import shoal
 from shoal.core.batch import CutReason
-from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.options import BatchOptions
-from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import Hurry, LinePolicy, Wait
 from shoal.core.simulation.results import Arrival, Linear, Outcome
 from shoal.core.simulation.simulate import simulate

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.commands.support.option_values import checked, option_pairs, written
-from shoal.core.options.latency_target import LatencyTarget
-from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.planning.mistake import Mistake
 
 

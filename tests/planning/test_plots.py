@@ -9,7 +9,7 @@ import pytest
 from shoal.core.options.options import BatchOptions
 from shoal.planning import Arrival, Linear, plot, poisson, simulate
 from shoal.planning.measuring import Measured
-from shoal.planning.tune_plot import plot_tuning
+from shoal.planning.plots import plot_tuning
 from shoal.planning.tuning import Search
 
 PNG = b"\x89PNG\r\n"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shoal.commands.tune_report import tuned_as_data, tuned_as_text
+from shoal.commands.tune import tuned_as_data, tuned_as_text
 from shoal.core.options.options import BatchOptions
 from shoal.planning.measuring import Measured
 from shoal.planning.mistake import Mistake

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.replicas.process.child.stacked import Stacked, stacked
+from shoal.replicas.process.child.calls import Stacked, stacked
 from shoal.replicas.process.wire.shared_memory import Arena, Region, new_memory
 
 

@@ -14,8 +14,7 @@ from shoal.replicas.process.child.calls import Answers
 from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.draining import Draining
 from shoal.replicas.process.child.sync_loop import SyncWork
-from shoal.replicas.process.wire.blocking_link import receive, send
-from shoal.replicas.process.wire.frames import FrameReader, Kind
+from shoal.replicas.process.wire.frames import FrameReader, Kind, receive, send
 from shoal.replicas.process.wire.messages import Post, packed
 
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.replicas.process.wire.blocking_link import receive, send
-from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, rest_of
+from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, receive, rest_of, send
 from shoal.replicas.process.wire.messages import Post, packed, places_of
 
 

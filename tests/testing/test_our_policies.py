@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from shoal.core.latency_model import LatencyModel
-from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.options import BatchOptions
-from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.factory import policy_of
 from shoal.testing import check_policy, make_request

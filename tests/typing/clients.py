@@ -5,8 +5,7 @@ from typing import Any, assert_type
 
 import shoal
 from shoal.serving.clients.child_handle import ChildHandle
-from shoal.serving.clients.handle_protocol import ResultIterator, SyncHandle
-from shoal.serving.clients.protocol import SyncClient
+from shoal.serving.clients.protocol import ResultIterator, SyncClient, SyncHandle
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.remote_handle import RemoteHandle
 from shoal.serving.controller.controller import Controller

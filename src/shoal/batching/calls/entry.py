@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls.groups import GroupCell, PartsCell
-from shoal.batching.calls.splitting import Splitting
+from shoal.batching.calls.groups import GroupCell, PartsCell, Splitting
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 
+    from shoal.batching.calls.groups import Part
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.calls.splitting import Part
     from shoal.batching.handlers.binding import Binding
     from shoal.batching.loops.parking import Parking
     from shoal.core.options.options import BatchOptions

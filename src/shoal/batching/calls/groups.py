@@ -1,13 +1,21 @@
-"""One wait for many requests: what `map` parks on."""
+"""Calls that are many requests: those of `map`, and large items, which no batch has room for.
+
+A group is one wait for all of them. A large item is divided into parts that fit into batches, and
+its result is put together from theirs.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from shoal.batching.loops.parking import Parking
+    from shoal.core.forming.call_options import Terms, Wishes
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.request import CallOptions, Request
 
 
 class GroupCell:
@@ -56,3 +64,86 @@ class PartsCell(GroupCell):
 
 def _nothing_failed() -> bool:
     return False
+
+
+class Part(NamedTuple):
+    """One part of an item, or an item that is whole, and what it counts for in line."""
+
+    item: Any
+    options: CallOptions
+
+
+class Splitting:
+    """Divides the items of one batcher and joins their results.
+
+    Args:
+        name: The batcher's name, for messages.
+        options: Its options.
+        terms: What makes the records of the parts.
+    """
+
+    def __init__(self, name: str, options: BatchOptions, terms: Terms) -> None:
+        self._name = name
+        self._most = options.max_batch_size
+        self._split = options.split
+        self._join = options.join
+        self._terms = terms
+
+    def parts(
+        self, item: Any, whole: CallOptions, wishes: Wishes, now: float, queued: float
+    ) -> list[Part]:
+        """Divides an item so that it fits into the batches that will be cut.
+
+        Args:
+            item: What the caller passed.
+            whole: What it counts for.
+            wishes: What the call asks for.
+            now: The time, in seconds.
+            queued: The size of what waits in front of it.
+
+        Returns:
+            Its parts, in order; the item alone where it fits.
+
+        Raises:
+            ItemTooLarge: It, or a part, costs more than a batch may.
+            TypeError: ``split`` gave back something other than parts.
+            Exception: What ``split`` raised.
+        """
+        room = self._most - queued % self._most
+        parts = [Part(item, whole)]
+        if self._split is not None and whole.cost > room:
+            parts = [
+                Part(part, self._terms.of(part, wishes, now))
+                for part in self._checked(self._split(item, room))
+            ]
+        for part in parts:
+            # One deadline for all, and one bucket: the item's.
+            part.options.deadline, part.options.due = whole.deadline, whole.due
+            part.options.key = whole.key
+            if part.options.cost > self._most:
+                raise self._terms.refusal(part.options.cost)
+        return parts
+
+    def joined(self, requests: Sequence[Request]) -> Any:
+        """Makes the result of an item of those of its parts, which have all ended.
+
+        Raises:
+            Exception: The first error of a part, or what ``join`` raised.
+        """
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+        if len(requests) == 1:
+            return requests[0].value
+        join = cast("Callable[[list[Any]], Any]", self._join)
+        return join([request.value for request in requests])
+
+    def _checked(self, given: Any) -> list[Any]:
+        if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or not given:
+            raise TypeError(
+                f"split of {self._name} must give back a list of parts, at least one, "
+                f"not {given!r:.80}"
+            )
+        # A copy, since functions of the user's run while it is gone through.
+        parts: Sequence[Any] = given  # pyright: ignore[reportUnknownVariableType]
+        return list(parts)

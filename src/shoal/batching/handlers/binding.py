@@ -7,6 +7,8 @@ how many there are is the size of `current_batch`. A call is bound when it is ma
 `TypeError` of its caller and never meets a batch.
 
 What a `functools.partial` has filled in already is not batched: it reaches the handler as it is.
+
+Where no function of lists is at hand, the signature of the call of one item says the same.
 """
 
 from __future__ import annotations
@@ -285,3 +287,43 @@ def element_of(annotation: Any) -> Any:
     """Turns ``list[T]`` into ``T``, and anything whose element is not known into no annotation."""
     arguments = typing.get_args(bare(annotation))
     return arguments[0] if arguments and held_by(annotation) is Holds.LIST else Parameter.empty
+
+
+class ItemBinding(Binding):
+    """Binds calls by a signature, and hands the items on as they are, in one list.
+
+    Raises:
+        TypeError: The signature takes any number of arguments, so that an item would have no form.
+    """
+
+    def __init__(self, signature: Signature) -> None:
+        parameters = list(signature.parameters.values())
+        for parameter in parameters:
+            if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+                raise TypeError(
+                    f"the parameters of a backend must be named, but it takes {signature}"
+                )
+        self.names = [parameter.name for parameter in parameters]
+        self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
+        self.single = len(parameters) == 1
+        self.takes_bare = self.single and not self._keyword_only[0]
+        self.signature = signature
+
+    def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        return [items], {}
+
+
+class OneItemBinding(ItemBinding):
+    """Hands the only item of a batch to a function of one item."""
+
+    def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        [item] = items
+        values = [item] if self.single else item
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for name, keyword_only, value in zip(self.names, self._keyword_only, values, strict=True):
+            if keyword_only:
+                keywords[name] = value
+            else:
+                positional.append(value)
+        return positional, keywords

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import anyio
 import anyio.to_thread
 
-from shoal.batching.handlers.binding import Binding, signature_of_call
-from shoal.batching.handlers.item_binding import OneItemBinding
+from shoal.batching.handlers.binding import Binding, OneItemBinding, signature_of_call
 from shoal.core.options.checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
 

@@ -11,7 +11,7 @@ from shoal.batching.calls.stream import Mark
 from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.open.batch import OpenBatch
 from shoal.batching.running.run import RUNNING, Run
-from shoal.batching.stream_readers import is_full, too_slow, wait_for_readers
+from shoal.batching.stream_buffer import is_full, too_slow, wait_for_readers
 from shoal.core.request import State
 from shoal.errors import Unfinished
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.batching.handlers.item_binding import ItemBinding
+from shoal.batching.handlers.binding import ItemBinding
 from shoal.batching.options.list_cost import adapted, adapted_to_items
 from shoal.core.options.mixes import refused_fill
 from shoal.core.options.options import BatchOptions

@@ -15,7 +15,7 @@ import anyio.lowlevel
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, still_running
-from shoal.batching.stream_readers import too_slow, wait_for_readers
+from shoal.batching.stream_buffer import too_slow, wait_for_readers
 from shoal.core.request import State
 from shoal.errors import WrongBatchSize
 

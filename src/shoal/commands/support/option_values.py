@@ -7,9 +7,8 @@ import tomllib
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.options import BatchOptions, no_option
-from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.planning.mistake import Mistake
 
 if TYPE_CHECKING:

@@ -15,9 +15,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shoal.core.forming.gate import Admission, Gate, needs_a_gate
+from shoal.core.forming.admission import Admission, Gate, Parked, needs_a_gate
 from shoal.core.forming.overdue import Overdue
-from shoal.core.forming.parked import Parked
 from shoal.core.forming.waiting import Waiting
 from shoal.core.policies.factory import tells_requests_apart
 from shoal.core.policies.size_or_wait import SizeOrWait

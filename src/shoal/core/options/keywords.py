@@ -3,8 +3,7 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from shoal.core.options.latency_target import LatencyTarget
-from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
 
 Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from shoal.core.options.queue_policy import SAME
+from shoal.core.options.records import SAME
 
 Options: TypeAlias = Any
 """A `BatchOptions`, whose module asks this one."""

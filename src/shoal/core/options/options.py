@@ -12,10 +12,9 @@ from typing import Any, Self, get_args
 
 from shoal.core.options.checks import ascending, function, one_of, seconds, whole, yes_or_no
 from shoal.core.options.keywords import Order, Overload, Padding, PriorityMixing
-from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import suggested
-from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
 
 

@@ -52,7 +52,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from shoal.core.latency_model import LatencyModel
-    from shoal.core.options.latency_target import LatencyTarget
+    from shoal.core.options.records import LatencyTarget
 
 _GAPS: Final = 128
 # Of the gaps in order, each fourth is a wait that is weighed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.options.queue_policy import SAME
+from shoal.core.options.records import SAME
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked
 from shoal.core.policies.ranks import rank_of

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
-from shoal.core.options.queue_policy import Same
+from shoal.core.options.records import Same
 from shoal.core.queues.queue import ArrivalLine, RankedLine
 
 if TYPE_CHECKING:

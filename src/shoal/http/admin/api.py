@@ -26,10 +26,9 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.http.admin.bodies import MAX_BODY_BYTES, read_object
+from shoal.http.admin.bodies import MAX_BODY_BYTES, admin_problem, read_object
 from shoal.http.admin.guard import Guard
 from shoal.http.admin.imports import ImportRule
-from shoal.http.admin.problems import admin_problem
 from shoal.http.admin.verbs import Asked, Verbs
 from shoal.http.requests.disconnect import run_unless_client_leaves
 from shoal.http.requests.exchange import JSON, ClientLeft, split_path

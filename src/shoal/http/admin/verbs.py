@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.errors import NoSuchName
-from shoal.http.admin.bodies import members
-from shoal.http.admin.problems import admin_problem
+from shoal.http.admin.bodies import admin_problem, members
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.serving.clients.wire_forms import config_shown, without_hidden
 from shoal.serving.names import DEFAULT_METHODS
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.stream import ResultStream
     from shoal.http.admin.imports import ImportRule
     from shoal.http.requests.exchange import Exchange
-    from shoal.serving.clients.handle_protocol import Handle
-    from shoal.serving.clients.protocol import Client
+    from shoal.serving.clients.protocol import Client, Handle
 
 _OPTIONS = ("method_name", "shard_key", "http_method", "http_headers", "timeout_s", "priority")
 

@@ -1,4 +1,7 @@
-"""The declaring side of an application: what may be written before it is opened."""
+"""The declaring side of an application: what may be written before it is opened.
+
+What is wrong with a declaration is said at the line that makes it.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,17 @@ from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
 from shoal.http.app.code import declared_on
 from shoal.http.app.declarations import DeclaredEndpoint, DeclaredShadow
-from shoal.http.app.declaring_checks import checked_name
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.keywords import refuse_unknown
-from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_path, checked_tag
+from shoal.serving.names import (
+    DEFAULT_METHODS,
+    TAG_FORM,
+    checked_methods,
+    checked_path,
+    checked_tag,
+    is_tag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +33,30 @@ if TYPE_CHECKING:
     from shoal.http.app.declarations import Declarations
     from shoal.http.requests.routing import Routes
     from shoal.serving.config.keywords import BackendKeywords
+
+
+def checked_name(name: Any, path: str, taken: dict[str, str]) -> str:
+    """Checks the name of an endpoint.
+
+    Args:
+        name: The name.
+        path: The endpoint's path.
+        taken: The paths of the endpoints there are, by name.
+
+    Raises:
+        ValueError: It is no name, or is taken.
+    """
+    if not isinstance(name, str) or not is_tag(name):
+        raise ValueError(
+            f'{name!r} can\'t name the endpoint {path}: {TAG_FORM}; give one with name="..."'
+        )
+    if name in taken:
+        raise ValueError(
+            f"the endpoint {taken[name]} is named {name!r} already; give {path} another with "
+            'name="..."'
+        )
+    return name
+
 
 H = TypeVar("H", bound="Callable[..., Any]")
 

@@ -16,13 +16,12 @@ from starlette.responses import Response
 
 from shoal.core.forming.call_options import Wishes
 from shoal.errors import NoSuchName, NotOpen
-from shoal.http.requests.body import read_body
 from shoal.http.requests.disconnect import (
     call_of_parts,
     call_unless_client_leaves,
     run_unless_client_leaves,
 )
-from shoal.http.requests.exchange import JSON, ClientLeft
+from shoal.http.requests.exchange import JSON, ClientLeft, read_body
 from shoal.http.requests.header_check import check_headers
 from shoal.http.requests.payload import encoded
 from shoal.http.requests.problem import (

@@ -6,6 +6,10 @@ cancels the task that closes the connection, on trio, so that connections leak; 
 
 Every send has a deadline. A client that does not read would otherwise hold this task, and whatever
 waits for it, for as long as it likes.
+
+A body is bounded in bytes and in pieces while it is read, so nothing is kept that will be refused.
+The bound on pieces grows with what has come: a client that sends its body byte by byte makes the
+server do a message's work for each, and an honest one, even on the slowest line, sends packets.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+
+from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -186,3 +192,57 @@ def split_path(scope: Scope) -> tuple[str, str]:
 
 def _body(data: bytes, *, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+_FREE_PIECES: Final = 1024
+_LEAST_BYTES_PER_PIECE: Final = 64
+
+
+async def read_body(receive: Receive, declared: bytes | None, max_bytes: int) -> bytes:
+    """Reads a whole body.
+
+    Args:
+        receive: The ASGI callable.
+        declared: The ``Content-Length`` header, if there is one.
+        max_bytes: How large the body may be.
+
+    Raises:
+        Refused: The body is too large, or comes in too many pieces.
+        ClientLeft: The client left before it had sent it all.
+    """
+    if declared is not None and declared.isdigit() and int(declared[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft("the client left before its request was complete")
+        piece: bytes = message.get("body", b"")
+        if piece:
+            size += len(piece)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            pieces.append(piece)
+            if len(pieces) > _FREE_PIECES + size // _LEAST_BYTES_PER_PIECE:
+                raise Refused(
+                    Problem(
+                        413,
+                        "body-too-fragmented",
+                        "The body comes in too many pieces",
+                        f"{len(pieces)} pieces for {size} bytes; send larger ones.",
+                    )
+                )
+        if not message.get("more_body", False):
+            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _too_large(max_bytes: int) -> Refused:
+    return Refused(
+        Problem(
+            413,
+            "body-too-large",
+            "The body is too large",
+            f"A request may have a body of at most {max_bytes} bytes.",
+        )
+    )

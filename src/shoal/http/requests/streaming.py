@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
-    from shoal.serving.clients.handle_protocol import ResultIterator
+    from shoal.serving.clients.protocol import ResultIterator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

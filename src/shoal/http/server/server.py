@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from shoal.http.server.access_log import AccessLog
-from shoal.http.server.config import Drained, ServerConfig, hypercorn_config
+from shoal.http.server.config import Drained, Outcome, ServerConfig, hypercorn_config
 from shoal.http.server.connection import Connection, Shared
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import Listening, bind
-from shoal.http.server.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import own_copy
+from shoal.batching.handlers.binding import ItemBinding
 from shoal.batching.handlers.handler import Handler
-from shoal.batching.handlers.item_binding import ItemBinding
 from shoal.errors import ReplicaDied
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 from shoal.errors import NoSuchName
 from shoal.replicas.code.endpoint_call import CallOut
 from shoal.replicas.process.child.endpoints import WayOut, way_out
-from shoal.serving.clients.call_targets import Asked
-from shoal.serving.clients.handle_options import SYNC_CALL, Optioned, no_such_attribute
+from shoal.serving.clients.handle_options import SYNC_CALL, Asked, Optioned, no_such_attribute
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.errors import DeadlineExceeded
-from shoal.serving.clients.call_targets import Asked
-from shoal.serving.clients.handle_options import Optioned
+from shoal.serving.clients.handle_options import Asked, Optioned
 from shoal.serving.clients.wire_forms import check_keys
 
 if TYPE_CHECKING:

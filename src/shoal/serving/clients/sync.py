@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from anyio.from_thread import BlockingPortal
 
-    from shoal.serving.clients.handle_protocol import Handle, ResultIterator
-    from shoal.serving.clients.protocol import Client
+    from shoal.serving.clients.protocol import Client, Handle, ResultIterator
 
 T = TypeVar("T")
 

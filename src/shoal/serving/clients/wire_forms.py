@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from shoal.core.options.queue_policy import Same
+from shoal.core.options.records import Same
 from shoal.errors import NotDurable
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.durable import durable_options

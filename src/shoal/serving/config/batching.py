@@ -13,10 +13,9 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, Final, cast
 
 from shoal.core.options.checks import function
-from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.mixes import refused_fill
 from shoal.core.options.options import BatchOptions
-from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.replicas.code.definition import imported, split_import_path
 from shoal.serving.config.replicas import checked_mapping
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
-from shoal.core.options.queue_policy import Same
+from shoal.core.options.records import Same
 from shoal.errors import NotDurable
 from shoal.serving.config.batching import FUNCTIONS
 from shoal.serving.config.json import exact_json

@@ -5,9 +5,8 @@ from typing import Any, Final, TypedDict
 
 from shoal.batching.handlers.handler import Fill
 from shoal.core.options.keywords import Order, Overload, Padding, PriorityMixing
-from shoal.core.options.latency_target import LatencyTarget
 from shoal.core.options.names import suggested
-from shoal.core.options.queue_policy import QueuePolicy
+from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.contract import Placement

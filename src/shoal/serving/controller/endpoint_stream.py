@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio.lowlevel
 
 from shoal.core.forming.call_options import Wishes
-from shoal.serving.clients.call_targets import routed
+from shoal.serving.clients.handle_options import routed
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
     from shoal.batching.calls.stream import ResultStream
-    from shoal.serving.clients.call_targets import Asked
+    from shoal.serving.clients.handle_options import Asked
     from shoal.serving.endpoints.endpoint import Endpoint
 
 

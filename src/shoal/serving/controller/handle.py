@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from shoal.batching.current import running_batch
 from shoal.core.request import shared_options
-from shoal.serving.clients.call_targets import Asked, routed
 from shoal.serving.clients.child_handle import handle_again
-from shoal.serving.clients.handle_options import Optioned
+from shoal.serving.clients.handle_options import Asked, Optioned, routed
 from shoal.serving.clients.sync import SyncHandleFace
 from shoal.serving.controller.endpoint_stream import EndpointStream
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Replica
-    from shoal.serving.clients.call_targets import Asked
+    from shoal.serving.clients.handle_options import Asked
     from shoal.serving.clients.protocol import Client
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.controller.journal import Imports, Program

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.failures.exceptions import own_copy
-from shoal.batching.handlers.item_binding import OneItemBinding
+from shoal.batching.handlers.binding import OneItemBinding
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.serving.endpoints.shadow import Answer
 from shoal.serving.status import EndpointStatus

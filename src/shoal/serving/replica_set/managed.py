@@ -1,4 +1,8 @@
-"""One kept replica: its task, its life, its health checks, and how it is brought to its end."""
+"""One kept replica: its task, its life, its health checks, and how it is brought to its end.
+
+A replica that its placement could not even make is kept as one that fails to start. One that leaks,
+or is thought to, is replaced after some number of requests or some time.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,23 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import anyio.lowlevel
 
 from shoal.batching.failures.exceptions import goes_on
 from shoal.batching.failures.held import held, shown
 from shoal.batching.loops.parking import Parking
 from shoal.core.replicas.life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
+    from anyio.abc import TaskStatus
+
+    from shoal.replicas.code.current import Identity
     from shoal.replicas.code.description import Description
-    from shoal.replicas.contract import Replica
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.replica_set.pool import Member
     from shoal.serving.status import ReplicaState
@@ -242,3 +251,60 @@ class _Ready:
 
     def started(self, value: Any = None) -> None:
         self._on_ready(self._kept, value)
+
+
+class NotMade(Replica):
+    """A replica that never becomes ready.
+
+    Args:
+        identity: Its names.
+        place: Its place among the replicas.
+        cause: What its placement raised.
+    """
+
+    def __init__(self, identity: Identity, place: int, cause: Exception) -> None:
+        super().__init__(Blueprint(identity=identity, definition=Definition(None), number=place))
+        self._cause = cause
+
+    async def serve(self, *, task_status: TaskStatus[Description]) -> None:
+        await anyio.lowlevel.checkpoint()
+        raise ReplicaNotStarted(
+            f"{self.tag}: its placement could not make it: {self._cause!r}"
+        ) from self._cause
+
+    def stop(self) -> None:
+        """Does nothing: it never ran."""
+
+    def kill(self, reason: str) -> None:
+        """Does nothing: it never ran."""
+
+    async def run(self, method: str, items: list[Any]) -> Any:
+        raise self._never_ran()
+
+    def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
+        raise self._never_ran()
+
+    async def reconfigure(self, user_config: Any) -> None:
+        raise self._never_ran()
+
+    async def check_health(self) -> None:
+        raise self._never_ran()
+
+    def _never_ran(self) -> ReplicaDied:
+        return ReplicaDied(f"{self.tag} never ran", replica=self.tag)
+
+
+def may_wear_out(config: BackendConfig) -> bool:
+    """Says whether replicas are ever replaced for that."""
+    return config.max_batches_per_replica is not None or config.replica.max_memory_bytes is not None
+
+
+def worn_out(member: Member, config: BackendConfig) -> str | None:
+    """Says why a replica is to be replaced; None if it is not."""
+    most, cap = config.max_batches_per_replica, config.replica.max_memory_bytes
+    if most is not None and member.total >= most:
+        return f"has run {member.total} batches"
+    memory = None if cap is None else member.replica.memory_bytes()
+    if cap is not None and memory is not None and memory > cap:
+        return f"has {memory} bytes of memory, more than max_memory_bytes={cap}"
+    return None

@@ -23,10 +23,8 @@ from shoal.errors import BatcherClosed
 from shoal.replicas.code.current import Identity
 from shoal.serving.config.batching import DEFAULTS
 from shoal.serving.config.config import same_user_config
-from shoal.serving.replica_set.aging import may_wear_out, worn_out
 from shoal.serving.replica_set.failures import Failures
-from shoal.serving.replica_set.managed import Kept
-from shoal.serving.replica_set.not_made import NotMade
+from shoal.serving.replica_set.managed import Kept, NotMade, may_wear_out, worn_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -1,4 +1,9 @@
-"""In the worker: from the frame of a call to the user's code, and from its results to a frame."""
+"""In the worker: from the frame of a call to the user's code, and from its results to a frame.
+
+A batch of arrays comes into a worker in one block. Code that asks ``numpy.asarray(items)`` for one
+array of them all would have them copied once more, although they are that array already. So the
+list of the items tells of it, by NumPy's array interface, which asks for no NumPy here.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 from shoal.batching.current import running_batch
 from shoal.replicas.code.jobs import PlainMethod
 from shoal.replicas.process.child.endpoints import Errand, running_errand
-from shoal.replicas.process.child.stacked import stacked
 from shoal.replicas.process.wire.errors import as_data, slots_as_data
 from shoal.replicas.process.wire.messages import packed, places_of, unpickled
 from shoal.replicas.process.wire.signatures import Defaults
 from shoal.replicas.process.wire.start import why_unsendable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     from shoal.batching.handlers.handler import Handler
     from shoal.core.batch import Batch, Draining
@@ -23,6 +27,44 @@ if TYPE_CHECKING:
     from shoal.replicas.code.jobs import PlainSteps
     from shoal.replicas.process.wire.frames import Frame
     from shoal.replicas.process.wire.messages import Parcel, Post
+
+
+class Stacked(list[Any]):
+    """A list of arrays that came in one block."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """The array that all of them are, while they are unchanged in their places.
+
+        Raises:
+            AttributeError: They are not one array any more; it is a list like any other.
+        """
+        interfaces = [getattr(item, "__array_interface__", None) for item in self]
+        first = interfaces[0] if interfaces else None
+        if first is None or first.get("strides") is not None or 0 in first["shape"]:
+            raise AttributeError
+        start, is_read_only = first["data"]
+        size = memoryview(self[0]).nbytes
+        for nth, interface in enumerate(interfaces):
+            if interface != {**first, "data": (start + nth * size, is_read_only)}:
+                raise AttributeError
+        return {**first, "shape": (len(self), *first["shape"])}
+
+
+def stacked(items: list[Any], places: Sequence[tuple[int, int]]) -> list[Any]:
+    """Returns the items; as `Stacked` where they may be one array.
+
+    Args:
+        items: The items of a batch.
+        places: Where the buffers of the batch lie: offsets and sizes.
+    """
+    if not items or len(places) != len(items):
+        return items
+    start, size = places[0]
+    for nth, place in enumerate(places):
+        if place != (start + nth * size, size):
+            return items
+    return Stacked(items)
 
 
 class Work:

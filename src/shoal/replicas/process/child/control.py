@@ -11,9 +11,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from shoal.replicas.process.child.draining import Draining
-from shoal.replicas.process.wire.blocking_link import receive, send
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded
+from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, Parcel, packed
 
 if TYPE_CHECKING:

@@ -28,9 +28,8 @@ from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.endpoints import WayOut, way_out
 from shoal.replicas.process.child.lifeline import die_with_the_parent
 from shoal.replicas.process.child.sync_loop import SyncWork
-from shoal.replicas.process.wire.blocking_link import receive, send
 from shoal.replicas.process.wire.errors import as_data
-from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, Kind
+from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, Kind, receive, send
 from shoal.replicas.process.wire.messages import Post, packed, unpickled
 from shoal.replicas.process.wire.shared_memory import Arena
 from shoal.replicas.process.wire.signatures import description_as_data

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from shoal.replicas.code.jobs import DONE
 from shoal.replicas.process.child.endpoints import Errand
-from shoal.replicas.process.wire.blocking_link import receive, send
-from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
+from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, packed
 
 if TYPE_CHECKING:

@@ -1,9 +1,9 @@
 """What a process replica and its parent say to each other: frames, and how they are taken apart.
 
 A frame is a header, a table of the buffers that belong to it, a pickle, and those buffers that do
-not lie in shared memory, one after another. Nothing here reads or writes: a `FrameReader` says
-where the next bytes should go and is told how many came, so the same code serves a blocking socket
-in the worker and a non-blocking one in an event loop.
+not lie in shared memory, one after another. A `FrameReader` reads nothing: it says where the next
+bytes should go and is told how many came. So the same code serves a non-blocking socket in an event
+loop and the blocking one in the worker, which `receive` and `send` read and write.
 
 Both ends are Shoal's own and of one user, joined by a socket pair that nobody else can reach. That
 is why pickles may travel here; they never come from anywhere else.
@@ -11,15 +11,31 @@ is why pickles may travel here; they never come from anywhere else.
 
 from __future__ import annotations
 
+import mmap
 import struct
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from shoal.replicas.process.wire.memory import fresh_memory
-
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Generator, Sequence
+
+_LARGE: Final = 2**21
+"""From this size on memory is asked for in large pages, whose first use costs a quarter."""
+
+
+def fresh_memory(size: int) -> memoryview:
+    """Returns memory that nothing else uses; it is given back when nothing refers to it."""
+    if size < _LARGE or sys.platform != "linux":
+        return memoryview(bytearray(size))
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # the kernel has no large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
 
 PROTOCOL: Final = 2
 """The version of all that the two ends must agree on; neither end speaks another one."""
@@ -211,3 +227,29 @@ def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
             return [memoryview(part)[sent:], *parts[nth + 1 :]]
         sent -= length
     return []
+
+
+_MOST_PARTS: Final = 512
+
+
+def send(sock: socket.socket, parts: list[Buffer]) -> None:
+    """Sends a frame.
+
+    Raises:
+        OSError: The other end is gone.
+    """
+    while parts:
+        parts = rest_of(parts, sock.sendmsg(parts[:_MOST_PARTS]))
+
+
+def receive(sock: socket.socket, reader: FrameReader) -> Frame | None:
+    """Waits for a frame, and returns it; None when the other end is gone."""
+    while (frame := reader.next()) is None:
+        try:
+            count = sock.recv_into(reader.space())
+        except OSError:
+            count = 0
+        if count == 0:
+            return None
+        reader.came(count)
+    return frame

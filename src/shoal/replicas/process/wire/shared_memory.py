@@ -28,7 +28,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from shoal.replicas.process.wire.memory import fresh_memory
+from shoal.replicas.process.wire.frames import fresh_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,22 +1,94 @@
-"""Who is let into a line of requests that are not all alike: the rules beside its bound.
+"""Admission: who is let into a full queue, who makes room there, and who waits outside.
 
-Invariant: ``_by_level`` counts the requests that are in line or parked, by level.
+`Gate` has the rules for requests that are not all alike, `Shedding` finds those that make room, and
+`Parked` holds those that wait to be let in, in order of arrival.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import heapq
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from shoal.core.forming.shedding import Shedding
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from shoal.core.batch import Batch
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
+
+QUEUED = State.QUEUED
+_LEFTOVERS_WORTH_A_SWEEP: Final = 64
+
+
+class Shedding:
+    """Finds the request that is to be shed for a newcomer.
+
+    Args:
+        newest: Whether the newest of the lowest level goes, and only for a newcomer of a higher
+            level; else it is the oldest, also for a newcomer of the same level.
+    """
+
+    __slots__ = ("_by_level", "_levels", "_newest", "_places")
+
+    def __init__(self, *, newest: bool) -> None:
+        self._newest = newest
+        # How many requests of each level are in line or parked.
+        self._by_level: dict[int, deque[Request]] = {}
+        # The levels of `_by_level`, each negated, so that the lowest comes first.
+        self._levels: list[int] = []
+        self._places = 0
+
+    def add(self, request: Request, live: int) -> None:
+        """Takes in a request that waits from now on, beside `live` others."""
+        level = request.priority
+        line = self._by_level.get(level)
+        if line is None:
+            line = self._by_level[level] = deque()
+            heapq.heappush(self._levels, -level)
+        line.append(request)
+        self._places += 1
+        if self._places - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
+            self._sweep()
+
+    def victim(self, newcomer: Request) -> Request | None:
+        """Returns the request that makes room for a newcomer; None if the newcomer must go."""
+        while self._levels:
+            level = -self._levels[0]
+            line = self._by_level[level]
+            while line and line[-1 if self._newest else 0].state is not QUEUED:
+                self._drop(line)
+            if not line:
+                heapq.heappop(self._levels)
+                del self._by_level[level]
+                continue
+            if level < newcomer.priority or (self._newest and level == newcomer.priority):
+                return None
+            return line[-1 if self._newest else 0]
+        return None
+
+    def clear(self) -> None:
+        """Forgets what has ended, when nobody waits any more."""
+        self._by_level.clear()
+        self._levels.clear()
+        self._places = 0
+
+    def _drop(self, line: deque[Request]) -> None:
+        self._places -= 1
+        if self._newest:
+            line.pop()
+        else:
+            line.popleft()
+
+    def _sweep(self) -> None:
+        self._by_level = {
+            level: deque(request for request in line if request.state is QUEUED)
+            for level, line in self._by_level.items()
+        }
+        self._places = sum(map(len, self._by_level.values()))
 
 
 class Admission(NamedTuple):
@@ -162,3 +234,48 @@ def _free_times(
     """Returns when each slot is expected to be free, soonest first."""
     ends = [max(now, since + (model.run_s(batch.load) or 0)) for batch, since in batches.items()]
     return sorted([*ends, *[now] * (slots - len(ends))])
+
+
+PARKED = State.PARKED
+
+
+class Parked:
+    """Requests in the state PARKED; those that have left are leftovers, and skipped."""
+
+    __slots__ = ("_requests",)
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+
+    def add(self, request: Request) -> None:
+        """Takes in a request as the last."""
+        self._requests.append(request)
+
+    def first(self) -> Request | None:
+        """Returns the request that is let in next; None if there is none."""
+        requests = self._requests
+        while requests and requests[0].state is not PARKED:
+            requests.popleft()
+        return requests[0] if requests else None
+
+    def pop(self) -> None:
+        """Takes the request out that `first` returned."""
+        self._requests.popleft()
+
+    def tidy(self, live: int) -> None:
+        """Drops leftovers if they are many, beside `live` requests that wait."""
+        if not live:
+            self._requests.clear()
+        elif len(self) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
+            self._requests = deque(self)
+
+    def clear(self) -> None:
+        """Drops everything."""
+        self._requests.clear()
+
+    def __len__(self) -> int:
+        """Returns the number of its places, leftovers among them."""
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter([request for request in self._requests if request.state is PARKED])
