@@ -36,7 +36,6 @@ class Shedding:
 
     def __init__(self, *, newest: bool) -> None:
         self._newest = newest
-        # How many requests of each level are in line or parked.
         self._by_level: dict[int, deque[Request]] = {}
         # The levels of `_by_level`, each negated, so that the lowest comes first.
         self._levels: list[int] = []
@@ -125,6 +124,7 @@ class Gate:
     def __init__(self, options: BatchOptions, model: LatencyModel) -> None:
         self._options = options
         self._model = model
+        # How many requests of each level are in line or parked.
         self._by_level: dict[int, int] = {}
         self._shedding = (
             Shedding(newest=options.overload == "shed_lowest")
