@@ -50,9 +50,9 @@ nitpick_ignore_regex = [
     # In an annotation, what is imported for type checkers alone has no module; our pages name one.
     (r"py:class", r"\w+"),
     # What calls are made of; not for users to name.
-    (r"py:.*", r"shoal\.batching\.intake\.Intake"),
+    (r"py:.*", r"shoal\.batching\.calls\.intake\.Intake"),
     # The default of an option that is the batcher's own unless given.
-    (r"py:.*", r"shoal\.core\.queue_policy\.Same"),
+    (r"py:.*", r"shoal\.core\.options\.records\.Same"),
 ]
 
 
