@@ -36,12 +36,17 @@ from shoal.testing import virtual_backend
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+HANG_S = 20
 SLOW_HANG_S = 60
 # A script's background job ignores Ctrl-C, and what `nohup` starts ignores the end of its terminal.
 # So would the programs that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Clients of HTTP read which authorities they trust before the first TLS, for 30 ms each; no test here speaks TLS.
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
 LOOPS = ["trio", "asyncio"]
 if os.environ.get("SHOAL_TEST_UVLOOP") and importlib.util.find_spec("uvloop") is not None:
@@ -116,14 +121,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Shows all stacks when a test's time is nearly up, where workers of pytest-xdist are seen.
+    """Ends the process when a test's time is over, and shows all stacks first.
 
-    Not earlier: to show the stacks of threads that run may crash the interpreter.
+    A hung event loop does not end by an exception in the main thread. Of a process that ends so
+    pytest-xdist says which test it ran, and starts another.
     """
     marker = item.get_closest_marker("timeout")
-    limit_s = marker.args[0] if marker else float(item.config.getini("timeout"))
-    shown_at = item.config.stash[fault_handler_stderr_fd_key]
-    faulthandler.dump_traceback_later(limit_s - 1, file=shown_at)
+    limit_s = marker.args[0] if marker else HANG_S
+    if limit_s and not item.config.option.usepdb:
+        shown_at = item.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=shown_at)
     try:
         return (yield)
     finally:

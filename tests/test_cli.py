@@ -29,7 +29,11 @@ import trio
 
 
 class Application:
-    """Answers /, holds /hold until the drain begins, and never gives /stuck's thread back."""
+    """Answers /, and holds what its paths say.
+
+    /hold until the drain begins, /body until the request's body is there, /forever for ever; and
+    /stuck never gives its thread back.
+    """
 
     def __init__(self):
         self.draining = trio.Event()
@@ -47,6 +51,9 @@ class Application:
         await send({"type": "http.response.body", "body": b"begun ", "more_body": True})
         if scope["path"] == "/hold":
             await self.draining.wait()
+        elif scope["path"] == "/body":
+            while (await receive()).get("more_body"):
+                pass
         elif scope["path"] == "/stuck":
             await trio.to_thread.run_sync(time.sleep, 3600)
         elif scope["path"] == "/forever":
@@ -142,9 +149,9 @@ class Served:
         assert found, self.first_line + process.stderr.read()
         self.port = int(found[2])
 
-    def ask(self, path):
+    def ask(self, path, header=""):
         """Send a request; it is under way when this returns."""
-        return ask(self.port, path)
+        return ask(self.port, path, header)
 
     def signal(self, signum):
         self.process.send_signal(signum)
@@ -155,9 +162,9 @@ class Served:
         return self.process.returncode, said
 
 
-def ask(port, path):
+def ask(port, path, header=""):
     client = socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
-    client.sendall(f"GET {path} HTTP/1.1\r\nHost: shoal.test\r\n\r\n".encode())
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: shoal.test\r\n{header}\r\n".encode())
     received = b""
     while b"begun" not in received:
         received += client.recv(2**16)
@@ -240,13 +247,31 @@ def wait_until_refused(port):
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
 def test_a_hang_up_does_not_cut_a_drain_short(directory, first):
-    with serving(directory, "--graceful-timeout", "1") as served, served.ask("/forever"):
+    with serving(directory) as served, served.ask("/body", "Content-Length: 1\r\n") as client:
         served.signal(first)
         wait_until_refused(served.port)
         served.signal(signal.SIGHUP)
+        client.sendall(b"x")
+        with client.makefile("rb") as rest:
+            assert b"ended" in rest.read()
+        while served.process.poll() is None:  # nor while the interpreter takes itself apart
+            served.signal(signal.SIGHUP)
         code, said = served.end()
     assert code == 0
-    assert "0 finished, 1 cut off" in said
+    assert "1 finished, 0 cut off" in said
+
+
+def test_nor_does_one_that_comes_at_the_same_moment(directory):
+    with serving(directory) as served, served.ask("/body", "Content-Length: 1\r\n") as client:
+        for signum in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
+            served.signal(signum)
+        wait_until_refused(served.port)
+        client.sendall(b"x")
+        with client.makefile("rb") as rest:
+            assert b"ended" in rest.read()
+        code, said = served.end()
+    assert code == 0
+    assert "1 finished, 0 cut off" in said
 
 
 def test_a_terminal_that_is_closed_lets_what_is_under_way_finish(directory):

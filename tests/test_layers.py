@@ -184,7 +184,7 @@ def late_imports(modules: Mapping[str, str]) -> list[str]:
         for found in all_imports(modules)
         if found.late
         and found.target.split(".")[0] not in optional
-        and found.target not in {"anyio.from_thread", "importlib.metadata"}
+        and found.target not in {"anyio.from_thread", "importlib.metadata", "ssl"}
         and not (
             layer_of(found.importer) in {"top", "commands", "starting"}
             and layer_of(found.target) == "http"

@@ -64,11 +64,11 @@ class Signals:
         self.shutdown.set()
 
     def _received(self, signum: int, _frame: FrameType | None) -> None:
-        if self.first is not None:
-            if signum == signal.SIGHUP:
-                return
+        if self.first not in (None, signal.SIGHUP):
             os._exit(128 + signum)
         self.first = signum
+        # It is sent more than once, and the interpreter would give it its deadly default at the end.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._bell.put(None)
         try:
             self._soon(self.shutdown.set)

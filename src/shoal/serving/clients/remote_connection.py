@@ -219,13 +219,18 @@ class Connection:
             raise self.broken(error) from error
 
     def _new_client(self) -> httpx.AsyncClient:
+        import ssl
+
         import httpx
 
         # As many connections as there are calls: the server has a limit of its own.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S)
+        # To read which authorities are trusted takes 30 ms. Where no TLS is spoken, none is.
+        is_tls = urlsplit(self._base).scheme == "https"
+        verify = is_tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         transport = self._transport
         if transport is None and self._socket is not None:
-            transport = httpx.AsyncHTTPTransport(uds=self._socket, limits=limits)
+            transport = httpx.AsyncHTTPTransport(verify, uds=self._socket, limits=limits)
         # What the environment says of proxies is for the web; the token should not pass by one.
         return httpx.AsyncClient(
             base_url=self._base,
@@ -233,6 +238,7 @@ class Connection:
             limits=limits,
             transport=transport,
             trust_env=False,
+            verify=verify,
         )
 
 
