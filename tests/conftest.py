@@ -44,7 +44,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# Clients of HTTP read which authorities they trust before the first TLS, for 30 ms each; no test here speaks TLS.
+# Each client of HTTP reads which authorities it may trust, for 30 ms. No test speaks TLS.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 

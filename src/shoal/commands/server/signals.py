@@ -67,7 +67,7 @@ class Signals:
         if self.first not in (None, signal.SIGHUP):
             os._exit(128 + signum)
         self.first = signum
-        # It is sent more than once, and the interpreter would give it its deadly default at the end.
+        # It comes more than once, and the interpreter would end with its deadly default restored.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self._bell.put(None)
         try:
