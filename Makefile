@@ -12,9 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOAK_PROGRAMS ?= 20000
-# So many tests run at once: one more than CI has cores, since many wait for processes. A worker that is out of
+# So many tests run at once: more than CI has cores, since many wait for processes. A worker that is out of
 # tests takes some of another's from the end, so that tests of one file, which share servers, mostly stay together.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 FAST := not real_time and not slow and not soak
 IN_PARALLEL := --numprocesses $(TEST_WORKERS) --dist worksteal
 

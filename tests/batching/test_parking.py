@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
 import shoal
 from shoal.batching.calls.groups import GroupCell
-from shoal.batching.loops.parking import Parking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.testing import settle
+
+if TYPE_CHECKING:
+    from shoal.batching.loops.parking import Parking
 
 pytestmark = pytest.mark.anyio
 
@@ -45,7 +48,7 @@ def requests_of(*made: Waiter) -> list[Any]:
 
 
 async def test_a_wait_lasts_until_it_is_woken() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     async with anyio.create_task_group() as tasks:
         (waiter,) = await waiters(tasks, parking, 1)
         await anyio.sleep(3600)
@@ -57,7 +60,7 @@ async def test_a_wait_lasts_until_it_is_woken() -> None:
 
 
 async def test_a_second_wake_does_nothing() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     async with anyio.create_task_group() as tasks:
         (waiter,) = await waiters(tasks, parking, 1)
         parking.wake(waiter.cell)
@@ -69,7 +72,7 @@ async def test_a_second_wake_does_nothing() -> None:
 
 
 async def test_a_wake_after_a_cancellation_in_the_same_tick_does_nothing() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     async with anyio.create_task_group() as tasks:
         (waiter,) = await waiters(tasks, parking, 1)
         waiter.scope.cancel()
@@ -80,7 +83,7 @@ async def test_a_wake_after_a_cancellation_in_the_same_tick_does_nothing() -> No
 
 
 async def test_a_cancellation_after_a_wake_in_the_same_tick_comes_too_late() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     async with anyio.create_task_group() as tasks:
         (waiter,) = await waiters(tasks, parking, 1)
         parking.wake(waiter.cell)
@@ -89,7 +92,7 @@ async def test_a_cancellation_after_a_wake_in_the_same_tick_comes_too_late() -> 
 
 
 async def test_many_are_woken_at_once() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     async with anyio.create_task_group() as tasks:
         made = await waiters(tasks, parking, 5)
         made[2].scope.cancel()
@@ -98,7 +101,7 @@ async def test_many_are_woken_at_once() -> None:
 
 
 async def test_who_was_cancelled_and_had_no_turn_yet_has_departed() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     async with anyio.create_task_group() as tasks:
         made = await waiters(tasks, parking, 3)
         requests = requests_of(*made)
@@ -109,7 +112,7 @@ async def test_who_was_cancelled_and_had_no_turn_yet_has_departed() -> None:
 
 
 async def test_a_group_is_woken_after_its_last_request() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     groups: list[GroupCell] = []
     woken: list[bool] = []
 
@@ -131,7 +134,7 @@ async def test_a_group_is_woken_after_its_last_request() -> None:
 
 
 async def test_a_group_whose_caller_was_cancelled_has_departed() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     groups: list[GroupCell] = []
 
     async def wait() -> None:
@@ -148,7 +151,7 @@ async def test_a_group_whose_caller_was_cancelled_has_departed() -> None:
 
 
 async def test_one_pass_lets_all_run_that_can() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     ran: list[int] = []
 
     async def run(number: int) -> None:
@@ -162,7 +165,7 @@ async def test_one_pass_lets_all_run_that_can() -> None:
 
 
 async def test_the_clock_is_that_of_the_loop() -> None:
-    parking = Parking.of_this_loop()
+    parking = parking_of_this_loop()
     before = parking.now()
     assert before == anyio.current_time()
     await anyio.sleep(5)
@@ -171,7 +174,7 @@ async def test_the_clock_is_that_of_the_loop() -> None:
 
 def test_there_is_no_parking_without_a_loop() -> None:
     with pytest.raises(RuntimeError):
-        Parking.of_this_loop()
+        parking_of_this_loop()
 
 
 # The hand-offs of a call: what happens when its caller leaves in the tick in which it is answered.

@@ -32,7 +32,7 @@ from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, is_cancellation, own_copy
-from shoal.batching.loops.parking import Parking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.open.run import OpenRun
 from shoal.batching.open.slots import OpenSlots
 from shoal.batching.running.slots import Slots
@@ -98,7 +98,7 @@ class Session:
         self._options = self._in_force = options
         self._counters = counters
         self._room = room
-        self._parking = Parking.of_this_loop()
+        self._parking = parking_of_this_loop()
         self._intake = Intake(name, options, self._parking, counters)
         self.loop = self._intake.loop
         self.process = self._intake.process

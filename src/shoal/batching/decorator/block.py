@@ -38,7 +38,7 @@ from anyio.lowlevel import RunVar
 
 from shoal.batching.current import running_batch
 from shoal.batching.loops.event_loop import EventLoop
-from shoal.batching.loops.parking import Parking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import BatcherClosed
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class BatcherBlock:
         self._tasks: TaskGroup
 
     async def __aenter__(self) -> Self:
-        self._soon = Parking.of_this_loop().soon
+        self._soon = parking_of_this_loop().soon
         self._before = _block.get()
         _block.set(self)
         self._context = copy_context()

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, is_of_a_signal, own_copy
-from shoal.batching.loops.parking import Parking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -36,6 +36,6 @@ def holding(told: Callable[[BaseException], Exception] = _of_the_code) -> Genera
     except BaseException as error:
         if is_of_a_signal(error):
             raise
-        if not ends_the_program(error) and goes_on(error, Parking.of_this_loop()):
+        if not ends_the_program(error) and goes_on(error, parking_of_this_loop()):
             raise
         raise told(error) from error

@@ -6,13 +6,14 @@ loop may run another inside. So a loop is known by two things (`EventLoop`): the
 task runs now, and the loop of asyncio that runs now. A run of trio that is a guest of asyncio has
 its host beside it, always the same one, and the host's own tasks have no run of trio.
 
-A worker process of plain code needs neither trio nor asyncio, and loading them takes longer than
-all the rest of its start. So they are not imported here: `parking`, without which no batcher is
-opened, imports them and tells this file.
+A worker process of plain code needs neither trio nor asyncio, a program on asyncio no trio, and to
+load them takes longer than all the rest of a start. So nothing here loads them: code that runs in a
+loop finds it loaded.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import CancelledError as ConcurrentCancelled
 from concurrent.futures import Future
@@ -28,18 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 F = TypeVar("F", bound="Callable[..., Any]")
 
-_trio: Any = None
-_asyncio: Any = None
-_holding: Final[list[Callable[..., Any]]] = []
-
-
-def are_loaded(trio: Any, asyncio: Any) -> None:
-    """Hears that event loops may run from now on."""
-    global _trio, _asyncio
-    _asyncio = asyncio
-    _trio = trio
-    while _holding:
-        holds_ctrl_c(_holding.pop())
+_mark: Callable[[Any], object] | None = None
+_to_mark: Final[list[Callable[..., Any]]] = []
 
 
 def holds_ctrl_c(function: F) -> F:
@@ -47,23 +38,48 @@ def holds_ctrl_c(function: F) -> F:
 
     So a KeyboardInterrupt that comes out of them was raised by the code itself.
     """
-    if _trio is None:
-        _holding.append(function)
+    if _mark is None:
+        _to_mark.append(function)
     else:
-        _trio.lowlevel.enable_ki_protection(function)
+        _mark(function)
     return function
+
+
+def mark_what_holds_ctrl_c(mark: Callable[[Any], object]) -> None:
+    """Hears how trio is told of such functions, before one is called in it."""
+    global _mark
+    _mark = mark
+    while _to_mark:
+        mark(_to_mark.pop())
+
+
+def _if_loaded(module: str, name: str) -> Any:
+    """Returns what is in a module; None if it is not loaded, or not yet so far."""
+    return getattr(sys.modules.get(module), name, None)
+
+
+def in_trio_task() -> bool:
+    """Says whether a task of trio runs the caller."""
+    ask = _if_loaded("trio.lowlevel", "in_trio_task")
+    return ask is not None and ask()
+
+
+def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
+    """Returns the loop of asyncio that runs in this thread; None if none does."""
+    ask = _if_loaded("asyncio.events", "_get_running_loop")
+    return None if ask is None else ask()
 
 
 def cancellations() -> tuple[type[BaseException], ...]:
     """Returns what either event loop tells a task that is cancelled."""
-    return () if _trio is None else (_asyncio.CancelledError, _trio.Cancelled)
+    told = _if_loaded("asyncio.exceptions", "CancelledError"), _if_loaded("trio", "Cancelled")
+    return tuple(each for each in told if each is not None)
 
 
 def loop_ended() -> tuple[type[BaseException], ...]:
     """Returns what a thread meets that waits for an event loop which ends."""
-    if _trio is None:
-        return (ConcurrentCancelled,)
-    return _trio.RunFinishedError, _trio.Cancelled, ConcurrentCancelled
+    met = _if_loaded("trio", "RunFinishedError"), _if_loaded("trio", "Cancelled")
+    return ConcurrentCancelled, *(each for each in met if each is not None)
 
 
 class EventLoop(NamedTuple):
@@ -80,17 +96,14 @@ class EventLoop(NamedTuple):
     @classmethod
     def here(cls) -> EventLoop:
         """Returns the event loop that runs the caller."""
-        if _trio is None:
-            return cls(None, None)
-        run = _trio.lowlevel.current_trio_token() if _trio.lowlevel.in_trio_task() else None
-        return cls(run, _asyncio._get_running_loop())
+        run = sys.modules["trio.lowlevel"].current_trio_token() if in_trio_task() else None
+        return cls(run, running_asyncio_loop())
 
     @staticmethod
     def is_in_thread() -> bool:
         """Says whether an event loop runs in this thread, also where none of its tasks does."""
-        if _trio is None:
-            return False
-        return _trio.lowlevel.in_trio_run() or _asyncio._get_running_loop() is not None
+        in_trio_run = _if_loaded("trio.lowlevel", "in_trio_run")
+        return (in_trio_run is not None and in_trio_run()) or running_asyncio_loop() is not None
 
     @property
     def is_here(self) -> bool:
@@ -110,12 +123,12 @@ class EventLoop(NamedTuple):
             Exception: What the function raised.
         """
         if self.trio_run is not None:
-            result: T = _trio.from_thread.run(function, trio_token=self.trio_run)
+            result: T = sys.modules["trio"].from_thread.run(function, trio_token=self.trio_run)
             return result
         assert self.loop is not None
         call = function()
         try:
-            future: Future[T] = _asyncio.run_coroutine_threadsafe(call, self.loop)
+            future: Future[T] = sys.modules["asyncio"].run_coroutine_threadsafe(call, self.loop)
         except RuntimeError:
             call.close()
             raise
@@ -137,7 +150,7 @@ class EventLoop(NamedTuple):
         """Says which one it is, in words; to be asked in its thread."""
         where = f"thread {threading.current_thread().name!r}"
         # In a turn of a guest no task of its host runs; in a loop inside a run of trio one does.
-        is_guest = self.loop is not None and _asyncio.current_task(self.loop) is None
+        is_guest = self.loop is not None and sys.modules["asyncio"].current_task(self.loop) is None
         if self.trio_run is not None and (self.loop is None or is_guest):
             return f"trio's run {id(self.trio_run):#x} in {where}"
         if self.loop is not None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import anyio
-import trio
 
 from shoal.commands.server.signals import Signals
 from shoal.commands.support.applications import shoals_in
@@ -96,7 +95,7 @@ class Run:
             except StateRefused as error:
                 raise Mistake(str(error), 1) from None
         if self.event_loop == "trio":
-            return trio.run(_serve, self)
+            return anyio.run(_serve, self, backend="trio")
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             return runner.run(_serve(self))
 

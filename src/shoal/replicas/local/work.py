@@ -11,7 +11,7 @@ import anyio
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
 from shoal.batching.failures.held import shown
 from shoal.batching.failures.holding import holding
-from shoal.batching.loops.parking import Parking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ReplicaDied
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.jobs import HANDLER
@@ -132,7 +132,7 @@ class UnderWay:
         except GeneratorExit:  # the steps are not wanted any more
             raise
         except BaseException as error:
-            if scope.cancel_called and not goes_on(error, Parking.of_this_loop()):
+            if scope.cancel_called and not goes_on(error, parking_of_this_loop()):
                 raise self.died() from error
             raise
         if scope.cancel_called:

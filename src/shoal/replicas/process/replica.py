@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.batching.loops.parking import Parking, TrioParking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
@@ -214,7 +214,7 @@ class ProcessReplica(Replica):
         return Order(
             blueprint.identity.backend,
             self.tag,
-            "trio" if isinstance(Parking.of_this_loop(), TrioParking) else "asyncio",
+            parking_of_this_loop().name,
             list(sys.path) if options.python in (None, sys.executable) else None,
             main_script(code),
             list(cpus[blueprint.number % len(cpus)]) if cpus else None,

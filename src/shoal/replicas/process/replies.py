@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.loops.parking import Parking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.frames import Kind
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Replies:
         self._take: Callable[[Frame], object] = take
         self._grace_s = grace_s
         self._on_silence: Callable[[], object] = on_silence
-        self._parking = Parking.of_this_loop()
+        self._parking = parking_of_this_loop()
         self._is_reading = False
 
     def put(self, frame: Frame) -> bool:

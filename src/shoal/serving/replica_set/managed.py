@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from shoal.batching.failures.exceptions import goes_on
 from shoal.batching.failures.held import held, shown
-from shoal.batching.loops.parking import Parking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.replicas.life import LifeState, ReplicaLife
 from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import Definition
@@ -106,7 +106,7 @@ class Kept:
             # Without its traceback, whose frames hold this, and all that is of the replica.
             self.failure = error.with_traceback(None)
         except BaseException as error:  # a placement's mistake must not end its neighbours
-            if goes_on(error, Parking.of_this_loop()):
+            if goes_on(error, parking_of_this_loop()):
                 raise
             self.failure = self._explained(f"it ended with {shown(error)}")
             self.failure.__cause__ = error

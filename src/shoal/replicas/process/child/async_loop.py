@@ -17,7 +17,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from shoal.batching.failures.exceptions import goes_on, own_copy
-from shoal.batching.loops.parking import Parking
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.hooks import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job
 from shoal.replicas.process.child.endpoints import Errand
@@ -66,7 +66,7 @@ class AsyncWork:
         self._control = control
         self._connection = Connection(sock, reader)
         self._calls: dict[int, _Call] = {}
-        self._parking = Parking.of_this_loop()
+        self._parking = parking_of_this_loop()
         self._soon = loop_of_caller()[1]
         self._threads = anyio.CapacityLimiter(math.inf)
         self._checks: deque[int] = deque()  # health checks that are to be made

@@ -1,0 +1,136 @@
+"""How tasks of asyncio wait and are woken."""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import Future
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+
+from shoal.batching.loops.event_loop import in_trio_task
+from shoal.batching.loops.parking import Parking
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from shoal.batching.loops.parking import Scope
+    from shoal.core.request import Request
+
+
+class AsyncioParking(Parking):
+    """Waits on asyncio, and on the loops that stand in for its own."""
+
+    name = "asyncio"
+
+    def __init__(self) -> None:
+        self._loop = loop = asyncio.get_running_loop()
+        self.now = loop.time
+        self.new_cell = partial(Future, loop=loop)
+        self.new_scope = anyio.CancelScope
+        self.soon = loop.call_soon_threadsafe
+        # Nothing public tells which scope of a task is the innermost. With an anyio that keeps this
+        # elsewhere, only code that never leaves a scope takes more down than its own batch.
+        self._states: Any = getattr(import_module("anyio._backends._asyncio"), "_task_states", {})
+
+    def wake(self, cell: Any) -> None:
+        if not cell.done():
+            cell.set_result(None)
+
+    def is_spent(self, cell: Any) -> bool:
+        return bool(cell.done())
+
+    def wake_all(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            cell: Any = request.cell
+            if type(cell) is not Future:
+                cell.wake()
+            elif not cell.done():
+                cell.set_result(None)  # pyright: ignore[reportUnknownMemberType]
+
+    def departed(self, requests: Iterable[Request]) -> list[Request]:
+        return [
+            request
+            for request in requests
+            if (
+                cell.done() or cell._asyncio_future_blocking
+                if type(cell := request.cell) is Future
+                else cell.departed()
+            )
+        ]
+
+    def seems_here(self) -> bool:
+        if asyncio._get_running_loop() is not self._loop:
+            return False
+        # In a turn of a guest no task runs. To ask for one of trio's where there is none is dear.
+        return asyncio.current_task(self._loop) is not None or not in_trio_task()
+
+    def is_waited_for_by(self, coroutines: Collection[object]) -> bool:
+        parents = {info.id: info.parent_id for info in anyio.get_running_tasks()}
+        tasks = {id(task): task for task in asyncio.all_tasks(self._loop)}
+        seen: set[Any] = set()
+        to_see: list[Any] = [asyncio.current_task(self._loop)]
+        while to_see:
+            task = to_see.pop()
+            if task is None or task in seen:
+                continue
+            if task.get_coro() in coroutines:
+                return True
+            seen.add(task)
+            to_see += [tasks.get(parents.get(id(task)) or 0), *_awaiting(task)]
+        return False
+
+    def is_in_task(self) -> bool:
+        try:
+            return asyncio.current_task() is not None
+        except RuntimeError:  # the loop has ended
+            return False
+
+    def uncancel(self) -> None:
+        task = asyncio.current_task()
+        while task is not None and task.uncancel():
+            pass
+
+    def is_innermost(self, scope: Scope) -> bool:
+        state = self._states.get(asyncio.current_task(self._loop))
+        return state is None or state.cancel_scope is scope
+
+    def leave_scopes_in(self, scope: Scope) -> bool:
+        # A scope of anyio's that was not left breaks every scope around it, up to the task group's.
+        state = self._states.get(asyncio.current_task())
+        innermost = outer = getattr(state, "cancel_scope", None)
+        if innermost is scope:
+            return False
+        while outer is not None and outer is not scope:
+            outer = getattr(outer, "_parent_scope", None)
+        if outer is None:
+            return False
+        while state.cancel_scope is not scope:
+            state.cancel_scope.__exit__(None, None, None)
+        return True
+
+    async def one_pass(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+def _awaiting(future: Any) -> Iterator[Any]:
+    """Yields the tasks of asyncio that wait for a future, or gather it with others.
+
+    Nothing public tells of them before Python 3.14, so it is told by what the future calls when it
+    is done. Where a loop keeps that elsewhere, it seems that nobody waits.
+    """
+    for callback, *_ in getattr(future, "_callbacks", None) or ():
+        owner = getattr(callback, "__self__", None)
+        if isinstance(owner, asyncio.Task):
+            yield owner
+        elif isinstance(owner, asyncio.TaskGroup):
+            yield getattr(owner, "_parent_task", None)
+        elif getattr(callback, "__module__", "") == "asyncio.tasks":  # of gather(), or of shield()
+            for name, cell in zip(
+                callback.__code__.co_freevars, callback.__closure__ or (), strict=True
+            ):
+                if name == "outer":
+                    yield from _awaiting(cell.cell_contents)

@@ -1,0 +1,112 @@
+"""How tasks of trio wait and are woken."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import trio
+from trio.lowlevel import current_task, reschedule, wait_task_rescheduled
+
+from shoal.batching.loops.event_loop import mark_what_holds_ctrl_c, running_asyncio_loop
+from shoal.batching.loops.parking import Parking
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Iterable
+
+    from shoal.batching.loops.parking import Scope
+    from shoal.core.request import Request
+
+mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
+
+
+class TrioCell:
+    """A parked trio task.
+
+    Invariant: once it is awaited, `task` is None from when the task has been rescheduled, by us or
+    by its cancellation.
+    """
+
+    __slots__ = ("task",)
+
+    task: trio.lowlevel.Task | None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        self.task = current_task()
+        return wait_task_rescheduled(self._abort).__await__()
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self.task = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+class TrioParking(Parking):
+    """Waits on trio."""
+
+    name = "trio"
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+        self._host = running_asyncio_loop()
+        self.now = trio.lowlevel.current_clock().current_time
+        self.new_cell = TrioCell
+        self.new_scope = trio.CancelScope
+        self.soon = trio.lowlevel.current_trio_token().run_sync_soon
+
+    def wake(self, cell: Any) -> None:
+        task = cell.task
+        if task is not None:
+            cell.task = None
+            reschedule(task)
+
+    def is_spent(self, cell: Any) -> bool:
+        return cell.task is None
+
+    def wake_all(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            cell = request.cell
+            if type(cell) is not TrioCell:
+                cell.wake()
+            elif cell.task is not None:
+                task, cell.task = cell.task, None
+                reschedule(task)
+
+    def departed(self, requests: Iterable[Request]) -> list[Request]:
+        return [
+            request
+            for request in requests
+            if (cell.task is None if type(cell := request.cell) is TrioCell else cell.departed())
+        ]
+
+    def seems_here(self) -> bool:
+        # A thread has one run of trio at a time.
+        return (
+            get_ident() == self._thread
+            and running_asyncio_loop() is self._host
+            and trio.lowlevel.in_trio_task()
+        )
+
+    def is_waited_for_by(self, coroutines: Collection[object]) -> bool:
+        task: trio.lowlevel.Task | None = current_task()
+        while task is not None and task.coro not in coroutines:
+            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        return task is not None
+
+    def is_in_task(self) -> bool:
+        return trio.lowlevel.in_trio_task()
+
+    def uncancel(self) -> None:
+        pass  # only scopes cancel
+
+    def is_innermost(self, scope: Scope) -> bool:
+        # Nothing public tells. With a trio that keeps this elsewhere, they are always the same.
+        here = getattr(current_task(), "_cancel_status", None)
+        return here is getattr(scope, "_cancel_status", None)
+
+    def leave_scopes_in(self, scope: Scope) -> bool:
+        return False  # trio leaves them with the outer one, and raises a RuntimeError
+
+    async def one_pass(self) -> None:
+        # A tick's tasks run in either order, so the first checkpoint may come before the others.
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
