@@ -2,20 +2,25 @@
 
 `simulate` runs the rules that form batches over made-up or recorded traffic, in virtual time, and
 `plot` draws what came of it. ``shoal simulate`` and ``shoal tune`` do so on the command line.
+A name is loaded when it is first asked for, as in `shoal`: each command loads this package.
 """
 
-from shoal.core.simulation.results import (
-    Arrival,
-    Linear,
-    Outcome,
-    RunTimes,
-    SimulatedBatch,
-    Simulation,
-)
-from shoal.core.simulation.simulate import simulate
-from shoal.planning.plots import plot
-from shoal.planning.recorded import Recording, read_trace
-from shoal.planning.traces import bursty, constant, diurnal, poisson
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shoal.core.simulation.results import (
+        Arrival,
+        Linear,
+        Outcome,
+        RunTimes,
+        SimulatedBatch,
+        Simulation,
+    )
+    from shoal.core.simulation.simulate import simulate
+    from shoal.planning.plots import plot
+    from shoal.planning.recorded import Recording, read_trace
+    from shoal.planning.traces import bursty, constant, diurnal, poisson
 
 __all__ = [
     "Arrival",
@@ -33,3 +38,29 @@ __all__ = [
     "read_trace",
     "simulate",
 ]
+
+_WHERE = {
+    "Arrival": "shoal.core.simulation.results",
+    "Linear": "shoal.core.simulation.results",
+    "Outcome": "shoal.core.simulation.results",
+    "Recording": "shoal.planning.recorded",
+    "RunTimes": "shoal.core.simulation.results",
+    "SimulatedBatch": "shoal.core.simulation.results",
+    "Simulation": "shoal.core.simulation.results",
+    "bursty": "shoal.planning.traces",
+    "constant": "shoal.planning.traces",
+    "diurnal": "shoal.planning.traces",
+    "plot": "shoal.planning.plots",
+    "poisson": "shoal.planning.traces",
+    "read_trace": "shoal.planning.recorded",
+    "simulate": "shoal.core.simulation.simulate",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name when it is first asked for."""
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'shoal.planning' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(module), name)
+    return found
