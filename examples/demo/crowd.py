@@ -70,12 +70,13 @@ class Crowd:
 
     Attributes:
         batches: The batches that they travelled in.
-        worker: The process that answered last; None before the first answer.
+        worker: The process that answered last; None before the first answer of the one that runs.
     """
 
     def __init__(self, handle: shoal.Handle, questions: list[Question]) -> None:
         self.batches: Log[SeenBatch] = Log(_BATCHES_KEPT)
         self.worker: int | None = None
+        self._lost: int | None = None
         self._handle = handle
         self._questions = questions
         self._clients: list[anyio.CancelScope] = []
@@ -135,10 +136,17 @@ class Crowd:
             self._right += prediction["digit"] == question.digit
             self._answer(prediction, anyio.current_time() - asked_at)
 
+    def take_worker(self) -> int | None:
+        """Give the worker to whoever kills it; from here on another one is waited for."""
+        worker, self.worker = self.worker, None
+        self._lost = worker or self._lost
+        return worker
+
     def _answer(self, prediction: WatchedPrediction, latency_s: float) -> None:
         now = anyio.current_time()
         batch, run = prediction["batch"], prediction["run"]
-        self.worker = run["worker"]
+        if run["worker"] != self._lost:  # its last answers may come when it is dead
+            self.worker = run["worker"]
         self._answered += 1
         self._answers.append((now, latency_s, 1 / batch["size"]))
         # The answers of a batch come together, that to its oldest question first.

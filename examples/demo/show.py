@@ -119,8 +119,7 @@ class Show:
 
     async def kill(self, asked: list[Kill]) -> list[int]:
         """Kill the worker that is given batches, once however many ask; gives its process id."""
-        crowd = self._playing().crowds[BATCHED]
-        worker, crowd.worker = crowd.worker, None
+        worker = self._playing().crowds[BATCHED].take_worker()
         if worker is not None:
             with suppress(ProcessLookupError):  # it has died a moment ago
                 os.kill(worker, signal.SIGKILL)

@@ -188,6 +188,17 @@ async def test_killing_a_worker_that_is_not_up_is_refused(playing):
 
 
 @pytest.mark.anyio
+async def test_answers_of_a_killed_worker_that_come_late_do_not_show_it_up(playing):
+    async with playing() as (theirs, _, watch), watch.stream(Watch()) as frames:
+        before = await until(frames, answered)
+        with pytest.raises(HTTPException):
+            await theirs.kill([Kill()])
+        await anext(frames)  # it may have been made before
+        after = await until(frames, lambda each: answered(each) > answered(before))
+        assert after["sides"][BATCHED]["worker"] is None
+
+
+@pytest.mark.anyio
 async def test_visitors_texts_are_bounded(playing):
     async with playing() as (theirs, _, watch), watch.stream(Watch()) as frames:
         await until(frames, lambda each: each["steps"])
