@@ -18,7 +18,6 @@ import shoal
 import ways_in_code as code
 from commands.driven_server import served as server
 from shoal.cli import main
-from shoal.http.app.file_app import FileApp
 from shoal.serving.app_file.file import read_app_file
 from shoal.testing.asgi import ask
 
@@ -246,7 +245,7 @@ async def test_what_a_file_declares_gets_the_same_and_is_told_by_check(
         assert row.served in told.err
         return
     assert json.loads(told.out)["backends"]["code"]["takes"] == row.takes
-    app = FileApp(read_app_file(file))
+    app = shoal.App.of_file(read_app_file(file))
     async with app.lifespan():
         assert await asked(app, row) == row.served
 

@@ -28,27 +28,30 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.call import StreamCall, UnaryCall
-from shoal.batching.handlers.handler import Handler
+from shoal.batching.handlers.handler import Fill, Handler
 from shoal.batching.model import Model, model_handler
 from shoal.batching.options.checks import checked_options
-from shoal.batching.options.held import with_held_functions
+from shoal.batching.options.held import held_as_handler
 from shoal.batching.session import Session
-from shoal.batching.watching import Watchable
+from shoal.batching.stack import stack_of
 from shoal.core.counters import ClosingCounts, Counters
 from shoal.errors import BatcherClosed, NotOpen
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from inspect import Signature
 
     from anyio.abc import TaskGroup, TaskStatus
 
     from shoal.batching.calls.entry import Entry
     from shoal.batching.calls.result_types import Answer, Steps
-    from shoal.batching.handlers.handler import Fill
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.batching.open.batch import OpenBatch
     from shoal.batching.running.capacity import Room
+    from shoal.core.batch import Batch
+    from shoal.core.counters import BatcherState, BatcherStatistics
     from shoal.core.options.keywords import OptionKeywords
+    from shoal.core.options.options import BatchOptions
 
 logger: Final = logging.getLogger("shoal")
 
@@ -60,7 +63,7 @@ R = TypeVar("R")
 C_co = TypeVar("C_co", covariant=True)
 
 
-class Batcher(Watchable, Generic[C_co]):
+class Batcher(Generic[C_co]):
     """Gathers calls of one item into batches for one handler, while it is open.
 
     Open it around the code that calls it::
@@ -84,6 +87,9 @@ class Batcher(Watchable, Generic[C_co]):
         streams: Whether such a handler answers calls by streams.
         room: What says when the handler can take another batch; None for whenever a slot is free.
         **options: As in `BatchOptions`.
+
+    Attributes:
+        name: What it is called in messages and metrics.
 
     Raises:
         TypeError: The handler is no function of a list, or an option is unknown or of a wrong type.
@@ -139,13 +145,13 @@ class Batcher(Watchable, Generic[C_co]):
                 f"the handler of an open batch takes the batch alone, not {handler!r}; write "
                 "async def handler(batch: shoal.OpenBatch[T, R]) -> None"
             )
-        super().__init__(
-            name or adapted_handler.name,
-            adapted_handler,
-            checked_options(_held(options, adapted_handler), adapted_handler),
-            Counters(),
-        )
+        self.name = name or adapted_handler.name
+        self._handler = adapted_handler
+        self._options = checked_options(held_as_handler(options, adapted_handler), adapted_handler)
+        self._counters = Counters()
         self._room = room
+        self._session: Session | None = None
+        self._closed_unopened = False
         self._scope: anyio.CancelScope | None = None
         self._exit = AsyncExitStack()
         face = StreamCall if self._handler.streams else UnaryCall
@@ -189,7 +195,7 @@ class Batcher(Watchable, Generic[C_co]):
 
     async def _run_in_group(self, session: Session, on_broken: Callable[[], object] | None) -> None:
         try:
-            await session.run(_nothing)
+            await session.run(lambda: None)
         except Exception:  # it is in the log
             if on_broken is None:
                 raise
@@ -328,7 +334,9 @@ class Batcher(Watchable, Generic[C_co]):
             NotOpen: It is open in another event loop; nothing is changed.
         """
         session = self._own_session()
-        options = checked_options(_held(changes, self._handler), self._handler, self._options)
+        options = checked_options(
+            held_as_handler(changes, self._handler), self._handler, self._options
+        )
         self._options = options
         if session is not None:
             session.configure(options)
@@ -350,6 +358,85 @@ class Batcher(Watchable, Generic[C_co]):
         """Changes ``batch_wait_timeout_s``, in seconds; Ray Serve's name for it."""
         self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
 
+    @property
+    def options(self) -> BatchOptions:
+        """The options in force."""
+        return self._options
+
+    @property
+    def signature(self) -> Signature:
+        """The signature of the call of one item, with the types of one item."""
+        return self._handler.binding.signature
+
+    @property
+    def fill(self) -> str:
+        """When its batches are complete: ``"closed"``, ``"open"`` or ``"continuous"``."""
+        return self._handler.fill
+
+    @property
+    def streams(self) -> bool:
+        """Whether the handler is a generator function, so that calls are answered by streams."""
+        return self._handler.streams
+
+    @property
+    def threaded(self) -> bool:
+        """Whether the handler runs in worker threads, where it can't be interrupted."""
+        return self._handler.threaded
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are being served."""
+        return self._state in ("open", "draining")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls are taken, and it has not been told to close."""
+        return self._session is not None and not self._session.is_stopping
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it has nothing in line, and its handler is not at work."""
+        return self._session is None or self._session.is_at_rest
+
+    def runs(self, batch: Batch) -> bool:
+        """Says whether a batch is in its handler."""
+        return self._session is not None and batch in self._session.slots.batches
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What broke the batcher; None if nothing did."""
+        return None if self._session is None else self._session.failure
+
+    def running_since(self) -> list[float]:
+        """Returns since when each batch in the handler has been there, on the loop's clock."""
+        return [] if self._session is None else list(self._session.slots.batches.values())
+
+    def stacks(self) -> list[str]:
+        """Returns the stack of each slot's task as text; for finding out where one hangs."""
+        coroutines = [] if self._session is None else self._session.slots.coroutines
+        return [stack_of(coroutine) for coroutine in coroutines]
+
+    def scheduling_capacity(self) -> float:
+        """Returns how much more would start at once, as things are; TensorFlow's name for it.
+
+        That is what idle slots and batches that are open have room for, less what is in line: in
+        requests, or in cost where there is a ``batch_size_fn``. It is 0 where the batcher is not
+        open or is closing, and infinity where ``max_concurrent_batches`` is None.
+        """
+        return 0 if self._session is None else self._session.scheduling_capacity
+
+    def statistics(self) -> BatcherStatistics:
+        """Returns what the batcher is doing and has done, as it is now."""
+        if self._session is not None:
+            return self._session.statistics()
+        return self._counters.statistics(self.name, self._state, self._options, 0, 0, [])
+
+    @property
+    def _state(self) -> BatcherState:
+        if self._session is None:
+            return "closed" if self._closed_unopened else "new"
+        return self._session.state
+
     def _own_session(self) -> Session | None:
         session = self._session
         if session is None or session.state in ("closed", "broken"):
@@ -361,12 +448,3 @@ class Batcher(Watchable, Generic[C_co]):
         oddity = self._options.oddity()
         if oddity is not None:
             logger.warning("%s: %s", self.name, oddity)
-
-
-def _held(options: Any, handler: Handler) -> Any:
-    """Returns options whose functions raise no more than the handler may."""
-    return options if handler.told is None else with_held_functions(options)
-
-
-def _nothing() -> None:
-    """What is done when it is open, where nobody waits for that."""

@@ -22,7 +22,6 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import astuple
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -90,7 +89,6 @@ class Session:
         counters: Counters,
         room: Room | None = None,
     ) -> None:
-        self.thread = get_ident()
         self.state: BatcherState = "open"
         self.failure: BaseException | None = None
         self._name = name
@@ -100,8 +98,9 @@ class Session:
         self._room = room
         self._parking = parking_of_this_loop()
         self._intake = Intake(name, options, self._parking, counters)
-        self.loop = self._intake.loop
-        self.process = self._intake.process
+        self.loop = self._intake.home.loop
+        self.process = self._intake.home.process
+        self.thread = self._intake.home.thread
         self.entry = Entry(self._intake, handler.binding, options, self._parking.now)
         self._limits = TimeLimits(self._parking)
         self.slots = self._new_slots()

@@ -73,9 +73,7 @@ def _run(arguments: Namespace) -> int:
 
 def _refusal(app: Any, plan: Plan) -> Mistake:
     """Says all that is wrong but the last, which is returned."""
-    from shoal.http.app.file_app import FileApp
-
-    if isinstance(app, FileApp):
+    if app.file is not None:
         for one in plan.complaints:
             app.file.flaws.add(one.path, str(one))
         return say_flaws(AppFileRefused(app.file.flaws.found))

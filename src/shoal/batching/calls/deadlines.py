@@ -45,7 +45,15 @@ class Deadlines:
         if self._bell is not None:
             self._parking.wake(self._bell)
 
-    def _expire_all(self) -> None:
+    def watch(self, request: Request) -> None:
+        """Watches the time of a request that waits."""
+        if self._overdue.watch(request) < self.asleep_until:
+            self.look()
+
+    def expire_all(self) -> None:
+        """Ends all requests whose time is up."""
+        if self._overdue.timers.is_empty:
+            return
         # In a frame of its own, which ends: the task's would keep the last request while it sleeps.
         for request, what_it_did in self._overdue.pop(self._parking.now()):
             self._expire(request, what_it_did)
@@ -53,7 +61,7 @@ class Deadlines:
     async def run(self) -> None:
         """Watches until it is cancelled."""
         while True:
-            self._expire_all()
+            self.expire_all()
             self._bell = bell = self._parking.new_cell()
             with self._parking.new_scope() as scope:
                 scope.deadline = self.asleep_until = self._overdue.timers.next_at()

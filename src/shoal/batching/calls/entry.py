@@ -302,7 +302,7 @@ class Entry:
         finally:
             if requests[0].options is not None:  # all have a record, or none has
                 for request in requests:
-                    self.intake.forget(request)
+                    self.intake.former.overdue.forget(request)
 
 
 async def raised(error: Exception) -> Any:

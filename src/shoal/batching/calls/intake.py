@@ -18,18 +18,19 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 
 from shoal.batching.calls.deadlines import Deadlines
-from shoal.batching.calls.endings import Endings
+from shoal.batching.calls.refusals import Refusals
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.call_options import Terms
 from shoal.core.forming.former import Former
 from shoal.core.request import SHARED, Request, State
-from shoal.errors import DeadlineExceeded, NotOpen, Overloaded, ShoalError, WouldDeadlock
+from shoal.errors import BatcherClosed, DeadlineExceeded, NotOpen, ShoalError, WouldDeadlock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.batching.loops.parking import Parking
+    from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import CallOptions
@@ -39,12 +40,27 @@ PARKED = State.PARKED
 RUNNING = State.RUNNING
 
 
-class Intake(Endings):
-    """The line of one open batcher, from its callers' side.
+class Intake:
+    """The queue of one open batcher, from its callers' side.
+
+    A request enters here, and ends here if it ends without an answer of the handler.
 
     Attributes:
+        name: The batcher's name, for messages.
+        former: The line, and the rule that cuts batches from it.
         terms: What makes the records of requests under the options in force.
         deadlines: What ends requests that run out of time; it wants to be run.
+        ring: Wakes the slot that waits for requests; the slots set it.
+        may_block: Whether a handler has the only slot, so that calls which it makes here may wait
+            for itself; the slots set it.
+        is_blocked_by: Says whether a batch's handler makes a call that waits for that handler; the
+            slots set it.
+        adopt: Takes in options that were changed, if no batch gathers; None where none were.
+        refusals: Makes the errors of calls that are not answered.
+        home: The event loop that the batcher belongs to.
+        find_here: Finds where a call enters of the function that this one serves, in the event loop
+            that asks; None where this is the only place.
+        soon: See `Parking.soon`.
     """
 
     def __init__(
@@ -54,9 +70,20 @@ class Intake(Endings):
         parking: Parking,
         counters: Counters,
     ) -> None:
-        super().__init__(name, Former(options), parking, counters)
-        self.deadlines = Deadlines(parking, self.former.overdue, self.expire)
+        self.name = name
+        self.former = Former(options)
         self.terms = Terms(name, options)
+        self.deadlines = Deadlines(parking, self.former.overdue, self.expire)
+        self.ring: Callable[[], None] = lambda: None
+        self.may_block = False
+        self.is_blocked_by: Callable[[Batch], bool] = lambda _batch: False
+        self.adopt: Callable[[], None] | None = None
+        self.refusals = Refusals(name, counters)
+        self.home = self.refusals.home
+        self.find_here: Callable[[], Any] | None = None
+        self.soon = parking.soon
+        self._parking = parking
+        self._counters = counters
         self._timers = self.former.overdue.timers
         self._now = parking.now
         self._new_cell = parking.new_cell
@@ -78,7 +105,11 @@ class Intake(Endings):
         Cancellation: the request is dropped, from the line or from its batch; no other is touched.
         """
         if self.may_block and running_batch.get(None) is not None:
-            await self._check_not_blocked()
+            try:
+                self.refuse_blocked()
+            except WouldDeadlock:
+                await anyio.lowlevel.checkpoint()
+                raise
         former = self.former
         request = Request()
         request.item = item
@@ -99,7 +130,7 @@ class Intake(Endings):
             try:
                 self._enter(request)
             except Exception:
-                if not self.loop.is_here:
+                if not self.home.loop.is_here:
                     return await self._entry_here().call(item, options)
                 await anyio.lowlevel.checkpoint()  # or a caller that tries again blocks the loop
                 raise
@@ -108,20 +139,20 @@ class Intake(Endings):
         except BaseException as error:
             self.abandon(request)
             # That is what other loops say of a cell.
-            if not isinstance(error, (TypeError, RuntimeError)) or self.loop.is_here:
+            if not isinstance(error, (TypeError, RuntimeError)) or self.home.loop.is_here:
                 raise
-            request.error = self.foreigner()
+            request.error = self.refusals.elsewhere()
         finally:
             if (asked := request.options) is not None:
                 if asked.queue_timer is not None:
-                    self.forget(request)
+                    former.overdue.forget(request)
                 elif asked.timer is not None:  # Overdue.forget, for the usual case
                     if asked.timer[2] is not None:
                         asked.timer[2] = None
                         self._timers.forgotten += 1
                     asked.timer = None
         if request.error is not None:
-            if type(request.error) is NotOpen and not self.loop.is_here:
+            if type(request.error) is NotOpen and not self.home.loop.is_here:
                 return await self._entry_here().call(item, options)
             try:
                 raise request.error
@@ -138,7 +169,7 @@ class Intake(Endings):
             BatcherClosed: Nor is it here any more.
         """
         if self.find_here is None:
-            raise self.foreigner()
+            raise self.refusals.elsewhere()
         return self.find_here()
 
     def enter(self, item: Any, options: CallOptions | None) -> Request:
@@ -212,13 +243,13 @@ class Intake(Endings):
         ]
         first = requests[0]
         if first.deadline is not None and first.deadline <= first.arrived_at:
-            raise self._late(len(requests))
+            raise self.refusals.late(len(requests))
         for request in requests:
             if request.options is None or request.options.terms is not self.terms:
                 self._renew(request)
         self._let_all_in(requests)
         for request in requests:
-            self._watch(request)
+            self.deadlines.watch(request)
         return requests
 
     def _enter_alike(self, items: list[Any], cell: Any) -> list[Request]:
@@ -265,7 +296,7 @@ class Intake(Endings):
             options = request.options
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
-            raise self._late(1)
+            raise self.refusals.late(1)
         former = self.former
         if former.is_ungated and not former.parked and former.live < former.room:
             request.state = QUEUED
@@ -276,7 +307,7 @@ class Intake(Endings):
         if options is None:
             return
         if former.overdue.limits_line or options.queue_timeout_s is not None:
-            self._watch(request)
+            self.deadlines.watch(request)
         elif deadline is not None:  # Overdue.watch, for the usual case
             options.timer = self._timers.add(deadline, request)
             if deadline < self.deadlines.asleep_until:
@@ -296,15 +327,13 @@ class Intake(Endings):
             BatcherClosed: The batcher has stopped.
         """
         if not self._parking.seems_here():
-            raise self.foreigner()  # others would suffer for a caller that can't be answered
+            # Others would suffer for a caller that can't be answered.
+            raise self.refusals.elsewhere()
         admission = self.former.admit(request)
         if admission.refusal is not None:
-            raise self._refused(admission.refusal, 1)
+            raise self.refusals.not_admitted(admission.refusal, 1)
         if admission.victim is not None:
-            self._counters.shed += 1
-            admission.victim.error = Overloaded(
-                f"{self.name} is overloaded, and has shed this request for another one"
-            )
+            admission.victim.error = self.refusals.shed()
             self._parking.wake_all((admission.victim,))
         if admission.ring:
             self.ring()
@@ -318,7 +347,7 @@ class Intake(Endings):
         """
         refusal = self.former.refusal_of(requests)
         if refusal is not None:
-            raise self._refused(refusal, len(requests))
+            raise self.refusals.not_admitted(refusal, len(requests))
         for place, request in enumerate(requests):
             try:
                 self._let_in(request)
@@ -326,17 +355,9 @@ class Intake(Endings):
                 for other in requests[:place]:
                     if other.state in (QUEUED, PARKED):
                         self.former.leave(other, State.FAILED)
-                if not self._closed:
+                if not self.refusals.closed:
                     self._counters.rejected += len(requests) - 1
                 raise
-
-    async def _check_not_blocked(self) -> None:
-        """Refuses a call that would wait for the handler that makes it, at a checkpoint."""
-        try:
-            self.refuse_blocked()
-        except WouldDeadlock:
-            await anyio.lowlevel.checkpoint()
-            raise
 
     def refuse_blocked(self) -> None:
         """Refuses a call that would wait for the handler that makes it.
@@ -346,24 +367,82 @@ class Intake(Endings):
         """
         batch = running_batch.get(None)
         if batch is not None and self.is_blocked_by(batch):
-            raise WouldDeadlock(
-                f"the handler of {self.name} calls its own batcher, and waits for a slot while its "
-                "batch has the only one: it would wait for ever; give it more slots, "
-                "max_concurrent_batches=2, or call the plain function that does the work"
-            )
+            raise self.refusals.would_deadlock()
 
-    def _refused(self, why: str, requests: int) -> ShoalError:
-        """Makes the error of requests that are not let in."""
-        if self._closed:
-            return self._stopped()
-        self._counters.rejected += requests
-        return Overloaded(f"{self.name} is overloaded: {why}")
+    def check_loop(self) -> None:
+        """Checks that the caller is in the batcher's event loop.
 
-    def _late(self, requests: int) -> DeadlineExceeded:
-        """Makes the error of requests whose time is up before they have begun."""
-        self._counters.expired += requests
-        return DeadlineExceeded(f"a call to {self.name} was made when its time was up")
+        Raises:
+            NotOpen: It is in another one, or in none.
+            BatcherClosed: Likewise, and the batcher has been closed.
+        """
+        if not self.home.loop.is_here:
+            raise self.refusals.elsewhere()
 
-    def _watch(self, request: Request) -> None:
-        if self.former.overdue.watch(request) < self.deadlines.asleep_until:
-            self.deadlines.look()
+    def abandon(self, request: Request) -> None:
+        """Drops a request whose caller has left; does nothing if it has come to an end already."""
+        state = request.state
+        if state is RUNNING:
+            batch, request.batch = request.batch, None
+            assert batch is not None
+            request.state = State.CANCELLED
+            self._counters.cancelled += 1
+            batch.active -= 1
+            if batch.on_left is not None:
+                batch.on_left(request)
+        elif state is QUEUED or state is PARKED:
+            self._counters.cancelled += 1
+            if self.former.leave(request):
+                self.ring()
+        else:
+            request.error = None  # nobody will raise it, and it holds on to the request
+
+    def expire(self, request: Request, what_it_did: str) -> None:
+        """Drops a request that has run out of time, unless it has come to an end already.
+
+        Args:
+            request: The request.
+            what_it_did: How it used up its time, for its error.
+        """
+        if request.state not in (PARKED, QUEUED, RUNNING):
+            return
+        self.abandon(request)
+        self._counters.cancelled -= 1
+        self._counters.expired += 1
+        request.error = DeadlineExceeded(f"a call to {self.name} {what_it_did}")
+        if isinstance(request.cell, StreamBuffer):
+            request.cell.release()
+        self._parking.wake_all((request,))
+
+    def close(self) -> None:
+        """Lets no further call in; what is in line stays."""
+        self.refusals.closed = True
+        self.former.close()
+        self.ring()
+
+    def drop_line(self) -> None:
+        """Fails what is in line, because the batcher is about to stop; calls are still taken."""
+        for request in self.former.in_line():
+            if self.former.leave(request, State.FAILED):
+                self.ring()
+            self.fail_one(request, BatcherClosed(f"{self.name} is closing, and drops its line"))
+
+    def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:
+        """Fails requests, and every later call, because the batcher has stopped."""
+        self.refusals.failure = failure
+        self.stop(requests)
+
+    def stop(self, requests: Iterable[Request]) -> None:
+        """Fails requests whose task was stopped."""
+        for request in requests:
+            request.state = State.FAILED
+            if (batch := request.batch) is not None:
+                batch.active -= 1
+                request.batch = None
+            self.fail_one(request, self.refusals.stopped())
+
+    def fail_one(self, request: Request, error: Exception) -> None:
+        """Tells the caller of a request that has left the line that it has failed."""
+        request.error = error
+        self._counters.failed += 1
+        self._parking.wake_all((request,))

@@ -191,7 +191,7 @@ class ResultStream(Generic[R_co]):
                 buffer.release()
             return item
         if request.options is not None:
-            self._intake.forget(request)
+            self._intake.former.overdue.forget(request)
         if request.error is not None:
             try:
                 raise request.error
@@ -210,7 +210,7 @@ class ResultStream(Generic[R_co]):
         """Does what `aclose` does, at once; for code that can't wait."""
         self._left = True
         if self._request is not None:
-            self._intake.leave_stream(self._request)
+            _leave(self._intake, self._request)
 
     async def _wait(self, buffer: StreamBuffer) -> None:
         """Parks until there is an item, an error or the end."""
@@ -221,9 +221,9 @@ class ResultStream(Generic[R_co]):
         try:
             await cell
         except (TypeError, RuntimeError) as error:  # what other loops say of a cell
-            if self._intake.loop.is_here:
+            if self._intake.home.loop.is_here:
                 raise
-            raise self._intake.foreigner() from error
+            raise self._intake.refusals.elsewhere() from error
         finally:
             buffer.reader = None
 
@@ -271,7 +271,21 @@ class Watch(weakref.ref["ResultStream[Any]"]):
         self.request.cell.watch = None
 
     def _leave(self) -> None:
-        self.intake.leave_stream(self.request)
+        _leave(self.intake, self.request)
+
+
+def _leave(intake: Intake, request: Request) -> None:
+    """Drops the request of a stream whose reader has left."""
+    intake.abandon(request)
+    if request.options is not None:
+        intake.former.overdue.forget(request)
+    buffer: StreamBuffer = request.cell
+    buffer.watch = None
+    buffer.items.clear()
+    if buffer.hold is not None:
+        buffer.release()
+    if buffer.reader is not None:
+        buffer.wake()
 
 
 async def _refused(error: Exception) -> None:

@@ -22,11 +22,11 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.batcher import Batcher
-from shoal.batching.calls.endings import not_open_here
 from shoal.batching.decorator.block import Opened, block_here, loops_of_context
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.loops.event_loop import EventLoop
+from shoal.batching.loops.home import not_open_here
 from shoal.batching.options.checks import checked_options
 from shoal.batching.options.settings import Settings
 from shoal.errors import NotOpen
@@ -120,7 +120,7 @@ class Opening:
         found = [
             loop
             for (loop, there), opened in list(self.table.items())
-            if there == number and opened.entry.intake.process == process
+            if there == number and opened.entry.intake.home.process == process
         ]
         return found or loops_of_context()
 
@@ -252,7 +252,7 @@ class Opening:
 
     def _add(self, key: tuple[EventLoop, int | None], opened: Opened) -> None:
         self.table[key] = opened
-        place = (opened.entry.intake.thread, key[1])
+        place = (opened.entry.intake.home.thread, key[1])
         self._in_thread.setdefault(place, []).append(opened)
         self._tell_faces(place)
 
@@ -260,7 +260,7 @@ class Opening:
         del self.table[key]
         if opened.face is not None:
             opened.face.enter_no_more(opened.entry)
-        place = (opened.entry.intake.thread, key[1])
+        place = (opened.entry.intake.home.thread, key[1])
         there = self._in_thread[place]
         there.remove(opened)
         if not there:
@@ -330,7 +330,7 @@ class Opening:
             if whose == number
         ]
         if homes:
-            return not_open_here(self.handler.name, homes, EventLoop.here())
+            return not_open_here(self.handler.name, homes)
         name = self.handler.name.rsplit(".", 1)[-1]
         if receiver is not None:
             name = f"instance.{name}"

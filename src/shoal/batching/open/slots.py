@@ -70,7 +70,7 @@ class OpenSlots(Slots):
 
     def taken_within(self, room: float) -> list[Request]:
         """Takes those from the line that fit, in order, and whose callers are there."""
-        self._intake.expire_overdue()
+        self._intake.deadlines.expire_all()
         there: list[Request] = []
         while room > 0 and (requests := self._former.take_within(room)):
             departed = self._parking.departed(requests)

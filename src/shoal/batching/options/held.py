@@ -15,6 +15,7 @@ from shoal.core.policy import BatchPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
+    from shoal.batching.handlers.handler import Handler
     from shoal.core.options.options import BatchOptions
     from shoal.core.policy import Cut, Hurry, Wait
     from shoal.core.request import Request
@@ -37,6 +38,11 @@ def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
     if (policy := options.get("policy")) is not None:
         functions["policy"] = held(functools.partial(_policy, policy), "policy")
     return {**options, **functions}
+
+
+def held_as_handler(options: Mapping[str, Any], handler: Handler) -> Mapping[str, Any]:
+    """Returns options whose functions raise no more than the handler may."""
+    return options if handler.told is None else with_held_functions(options)
 
 
 def _listed(function: Callable[..., Any], *args: Any) -> Any:

@@ -321,7 +321,8 @@ class Slots:
         former = self._former
         fresh = has_run
         while not self._is_one_too_many():
-            self._intake.expire_overdue()  # or a request could get a slot in the tick of its end
+            # Or a request could get a slot in the tick of its end.
+            self._intake.deadlines.expire_all()
             decision = former.decide(self._parking.now())
             if isinstance(decision, Cut):
                 if self._is_full():

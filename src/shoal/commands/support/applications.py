@@ -63,9 +63,9 @@ def shoals_in(app: Any) -> App | None:
 
 def server_settings(app: Any) -> Mapping[str, Any]:
     """Returns what an application's file says of the server; nothing for others."""
-    from shoal.http.app.file_app import FileApp
+    from shoal.http.app.app import App
 
-    return app.file.server if isinstance(app, FileApp) else {}
+    return app.file.server if isinstance(app, App) and app.file is not None else {}
 
 
 def need(package: str) -> ModuleType:
@@ -91,14 +91,14 @@ def say_flaws(refused: AppFileRefused) -> Mistake:
 
 
 def _of_file(spec: str) -> ASGIApp:
-    from shoal.http.app.file_app import FileApp
+    from shoal.http.app.app import App
 
     try:
         file = read_app_file(spec)
     except AppFileRefused as refused:
         raise say_flaws(refused) from None
     _look_here()
-    return FileApp(file)
+    return App.of_file(file)
 
 
 def _look_here() -> None:

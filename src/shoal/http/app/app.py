@@ -4,20 +4,29 @@ It is an ASGI application and no framework: a table of paths, and what is mounte
 Any server that speaks ASGI can run it, on trio or asyncio, and any ASGI framework can mount it.
 
 What it declares is given to a `Controller` when it is opened, and from then on it answers for that
-controller: what is changed there, by whomever, is answered from that moment on.
+controller: what is changed there, by whomever, is answered from that moment on. What is wrong with
+a declaration is said at the line that makes it.
 """
 
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
 from shoal.core.options.names import suggested
+from shoal.core.traffic import Shadow, Traffic
+from shoal.errors import NoSuchName
 from shoal.http.admin.imports import ImportRule
-from shoal.http.app.declarations import Declarations
-from shoal.http.app.declaring import DeclaringApp
+from shoal.http.app.code import declared_on
+from shoal.http.app.declarations import (
+    Declarations,
+    DeclaredEndpoint,
+    DeclaredShadow,
+    checked_name,
+)
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import check_middleware, with_middleware
 from shoal.http.app.pages import Pages
@@ -26,11 +35,15 @@ from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.routing import NotOpenRoute, Routes
 from shoal.http.requests.settings import HttpSettings
+from shoal.replicas.code.definition import Definition
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.config.keywords import refuse_unknown
 from shoal.serving.controller.controller import Controller
+from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_path, checked_tag
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-    from typing import Never
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from typing import Never, Unpack
 
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -38,10 +51,14 @@ if TYPE_CHECKING:
     from shoal.http.app.health import Phase
     from shoal.http.requests.routing import Route
     from shoal.http.requests.settings import OverloadStatus
+    from shoal.serving.app_file.file import AppFile
+    from shoal.serving.config.keywords import BackendKeywords
     from shoal.serving.state.file import StateFile
 
+H = TypeVar("H", bound="Callable[..., Any]")
 
-class App(DeclaringApp):
+
+class App:
     """Serves backends and endpoints over HTTP.
 
     ::
@@ -75,6 +92,7 @@ class App(DeclaringApp):
 
     Attributes:
         settings: All of these, as one record.
+        file: The file that declares it; None where a program does.
 
     Raises:
         TypeError: A setting is unknown, or has the wrong type.
@@ -109,6 +127,7 @@ class App(DeclaringApp):
             retry_after_s=retry_after_s,
             debug=debug,
         )
+        self.file: AppFile | None = None
         self.controller: Controller | None = None
         self.state: StateFile | None = None
         self.allowed_modules: Sequence[str] | None = None
@@ -121,6 +140,201 @@ class App(DeclaringApp):
         check_middleware("middleware", middleware)
         self._entered = with_middleware(middleware, self._respond)
         Pages(self._routes, self._declared, self._dispatcher, self.settings, self._now)
+
+    @classmethod
+    def of_file(cls, file: AppFile) -> App:
+        """Makes the application that a file declares; code is imported where its replicas run."""
+        settings = {one.name for one in fields(HttpSettings)} & file.server.keys()
+        app = cls(**{name: file.server[name] for name in settings})
+        app.file = file
+        for tag, one in file.backends.items():
+            code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
+            app._declared.add_backend(tag, code, BackendConfig.of(one.config))
+        for name, endpoint in file.endpoints.items():
+            app._declared.add_endpoint(
+                DeclaredEndpoint(
+                    name=name,
+                    path=endpoint.route,
+                    methods=endpoint.methods,
+                    traffic=endpoint.traffic,
+                    shadows=[
+                        DeclaredShadow(
+                            backend=tag, proportion=shadow.proportion, compare=shadow.compare
+                        )
+                        for tag, shadow in endpoint.shadows.items()
+                    ],
+                )
+            )
+        return app
+
+    def endpoint(
+        self,
+        path: str,
+        *,
+        methods: tuple[str, ...] = DEFAULT_METHODS,
+        name: str | None = None,
+        **config: Unpack[BackendKeywords],
+    ) -> Callable[[H], H]:
+        """Declares a backend and an endpoint of one name; decorates the code, which stays as it is.
+
+        The code is whatever `shoal.Batcher` takes; or a class without arguments, whose
+        ``__call__`` is the handler; or a function that is decorated with `shoal.batch`, whose
+        options hold under those that are given here. It takes lists, and its annotations say what
+        a request's body is; see `shoal.http.requests.payload`. A generator handler is answered by a
+        stream; see `shoal.http.requests.streaming`.
+
+        Args:
+            path: Where it is; plain text, without parameters.
+            methods: The methods that it answers.
+            name: What to call it in messages and metrics; the handler's name by default.
+            **config: As in `BackendConfig`: how batches are formed, and where the code runs.
+
+        Raises:
+            TypeError: The handler is none, its annotation is none that JSON can be checked against,
+                or an argument has the wrong type.
+            ValueError: The path or the name is taken or is none, or an option is out of its range.
+            RuntimeError: The application is open.
+        """
+        line = f'@app.endpoint("/{str(path).strip("/")}")'
+        checked_path(path, line)
+        capitals = checked_methods(methods)
+        refuse_unknown(config, beside=("methods", "name"))
+
+        def declare(handler: H) -> H:
+            self._check_not_open(path)
+            self._declared.check_free(path, capitals)
+            code = declared_on(handler, config)
+            taken = {n: there.path or n for n, there in self._declared.endpoints.items()}
+            own_name = checked_name(code.name if name is None else name, path, taken)
+            self._declared.add_code(path, capitals, own_name, code, handler)
+            return handler
+
+        return declare
+
+    def backend(
+        self, tag: str, definition: Any, *init_args: Any, **config: Unpack[BackendKeywords]
+    ) -> None:
+        """Declares a backend.
+
+        Args:
+            tag: What to call it.
+            definition: A function, a class, or an import path ``"package.module:Name"``.
+            *init_args: What a class is instantiated with.
+            **config: As in `BackendConfig`.
+
+        Raises:
+            TypeError: The code is none, or an option is unknown or has the wrong type.
+            ValueError: The tag is taken or is none, or an option is out of its range.
+            RuntimeError: The application is open.
+        """
+        self._check_not_open(tag)
+        checked_tag("a backend's tag", tag)
+        code = Definition(definition, init_args).checked()
+        self._declared.add_backend(tag, code, BackendConfig.of(config))
+
+    def route(
+        self,
+        name: str,
+        *,
+        backend: str | Mapping[str, float],
+        path: str | None = None,
+        methods: Sequence[str] = DEFAULT_METHODS,
+    ) -> None:
+        """Declares an endpoint for backends that are declared already.
+
+        Args:
+            name: What to call it.
+            backend: The backend that gets its requests, or the share of each.
+            path: Its path; None for handles alone.
+            methods: The methods that it answers.
+
+        Raises:
+            NoSuchName: There is no such backend.
+            TypeError: An argument has the wrong type.
+            ValueError: An argument is out of its range, or a name or path is taken.
+            RuntimeError: The application is open.
+        """
+        self._check_not_open(name)
+        checked_tag("an endpoint's name", name)
+        weights = {backend: 1.0} if isinstance(backend, str) else backend
+        self._declared.add_endpoint(
+            DeclaredEndpoint(
+                name=name,
+                path=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
+                methods=checked_methods(methods),
+                traffic=Traffic.checked(weights, self._declared.backends).weights,
+            )
+        )
+
+    def traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
+        """Declares how the requests of an endpoint are divided; see `Client.set_traffic`.
+
+        Raises:
+            NoSuchName: There is no such endpoint or backend.
+            TypeError: A weight is no number.
+            ValueError: A weight is negative, or they don't sum to 1.
+            RuntimeError: The application is open.
+        """
+        declared = self._endpoint_to_change(endpoint)
+        declared.traffic = Traffic.checked(weights, self._declared.backends).weights
+
+    def shadow(
+        self,
+        endpoint: str,
+        backend: str,
+        proportion: float,
+        *,
+        compare: Callable[[Any, Any], bool] | str | None = None,
+    ) -> None:
+        """Declares shadow traffic; see `Client.shadow_traffic`.
+
+        Raises:
+            NoSuchName: There is no such endpoint or backend.
+            TypeError: The proportion is no number.
+            ValueError: The proportion is not from 0 to 1.
+            RuntimeError: The application is open.
+        """
+        declared = self._endpoint_to_change(endpoint)
+        if backend not in self._declared.backends:
+            there = ", ".join(sorted(self._declared.backends)) or "none"
+            raise NoSuchName(f"there is no backend {backend!r}; there are: {there}")
+        Shadow(backend, proportion)
+        declared.shadows.append(
+            DeclaredShadow(backend=backend, proportion=proportion, compare=compare)
+        )
+
+    def mount(self, path: str, app: ASGIApp) -> None:
+        """Serves another ASGI application for all paths under one, but for the endpoints'.
+
+        Its lifespan is not run: what it needs open is opened by whoever serves this application.
+
+        Args:
+            path: The prefix of its paths; ``"/"`` for all that nothing else answers.
+            app: The application.
+
+        Raises:
+            TypeError: An argument has the wrong type.
+            ValueError: The path is none, or is taken by another mount.
+        """
+        prefix = checked_path(path, 'app.mount("/static", application)').rstrip("/")
+        if not callable(app):
+            raise TypeError(f"mount() takes an ASGI application, not {app!r}")
+        self._routes.mount(prefix, app)
+
+    def _endpoint_to_change(self, name: str) -> DeclaredEndpoint:
+        self._check_not_open(name)
+        found = self._declared.endpoints.get(name)
+        if found is None:
+            there = ", ".join(sorted(self._declared.endpoints)) or "none"
+            raise NoSuchName(f"there is no endpoint {name!r}; there are: {there}")
+        return found
+
+    def _check_not_open(self, what: str) -> None:
+        if self._is_up():
+            raise RuntimeError(
+                f"{what}: backends and endpoints are declared before the application is opened; "
+                "change them through app.controller while it is open"
+            )
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncGenerator[None]:

@@ -14,6 +14,7 @@ import anyio
 from shoal.errors import NameTaken
 from shoal.http.requests.payload import Reader, reader_for
 from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
+from shoal.serving.names import TAG_FORM, is_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -245,3 +246,26 @@ async def _create(controller: Controller, endpoint: DeclaredEndpoint) -> None:
         weights=endpoint.traffic or None,
         shadows=[(one.backend, one.proportion, one.compare) for one in endpoint.shadows],
     )
+
+
+def checked_name(name: Any, path: str, taken: dict[str, str]) -> str:
+    """Checks the name of an endpoint.
+
+    Args:
+        name: The name.
+        path: The endpoint's path.
+        taken: The paths of the endpoints there are, by name.
+
+    Raises:
+        ValueError: It is no name, or is taken.
+    """
+    if not isinstance(name, str) or not is_tag(name):
+        raise ValueError(
+            f'{name!r} can\'t name the endpoint {path}: {TAG_FORM}; give one with name="..."'
+        )
+    if name in taken:
+        raise ValueError(
+            f"the endpoint {taken[name]} is named {name!r} already; give {path} another with "
+            'name="..."'
+        )
+    return name

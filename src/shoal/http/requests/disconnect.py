@@ -84,7 +84,7 @@ async def call_unless_client_leaves(
         intake.abandon(request)
         raise
     finally:
-        intake.forget(request)
+        intake.former.overdue.forget(request)
     if request.state is State.FINISHED:
         return request.value
     if request.error is None:

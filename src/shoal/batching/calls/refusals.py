@@ -1,0 +1,66 @@
+"""What a call is told that one batcher does not answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.batching.failures.held import shown
+from shoal.batching.loops.home import Home, not_open_here
+from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError, WouldDeadlock
+
+if TYPE_CHECKING:
+    from shoal.core.counters import Counters
+
+
+class Refusals:
+    """Makes the errors of one batcher's calls, and counts those whose requests never wait.
+
+    Attributes:
+        home: The event loop that the batcher belongs to.
+        closed: Whether no further call is let in.
+        failure: What has broken the batcher; None if nothing has.
+    """
+
+    def __init__(self, name: str, counters: Counters) -> None:
+        self.home = Home()
+        self.closed = False
+        self.failure: BaseException | None = None
+        self._name = name
+        self._counters = counters
+
+    def elsewhere(self) -> ShoalError:
+        """Makes the error of a caller in another event loop, or in none."""
+        return self.stopped() if self.closed else not_open_here(self._name, [self.home])
+
+    def stopped(self) -> BatcherClosed:
+        """Makes the error of one caller that the batcher could not answer."""
+        if self.failure is None:
+            return BatcherClosed(f"{self._name} is closed")
+        error = BatcherClosed(f"{self._name} stopped: {shown(self.failure)}")
+        error.__cause__ = self.failure
+        return error
+
+    def not_admitted(self, why: str, requests: int) -> ShoalError:
+        """Makes the error of requests that are not let in."""
+        if self.closed:
+            return self.stopped()
+        self._counters.rejected += requests
+        return Overloaded(f"{self._name} is overloaded: {why}")
+
+    def shed(self) -> Overloaded:
+        """Makes the error of a request that gave its place in line to another."""
+        self._counters.shed += 1
+        return Overloaded(f"{self._name} is overloaded, and has shed this request for another one")
+
+    def late(self, requests: int) -> DeadlineExceeded:
+        """Makes the error of requests whose time is up before they have begun."""
+        self._counters.expired += requests
+        return DeadlineExceeded(f"a call to {self._name} was made when its time was up")
+
+    def would_deadlock(self) -> WouldDeadlock:
+        """Makes the error of a call that would wait for the handler that makes it."""
+        return WouldDeadlock(
+            f"the handler of {self._name} calls its own batcher, and waits for a slot while its "
+            "batch has the only one: it would wait for ever; give it more slots, "
+            "max_concurrent_batches=2, or call the plain function that does the work"
+        )
