@@ -439,6 +439,8 @@ async def test_a_controller_is_opened_once() -> None:
     controller = Controller()
     for verb in verbs(controller):
         assert isinstance(await outcome(verb), ShutDown)
+    with pytest.raises(ShutDown, match="has not been opened"):
+        _ = controller.sync
     async with controller:
         await add_backend(controller, "b")
         with pytest.raises(RuntimeError, match="opened once"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import socket
@@ -587,6 +588,12 @@ def test_a_thread_has_the_same_verbs(fake):
         assert "set_traffic" in dir(client)
         with pytest.raises(AttributeError, match="no verb 'explode'"):
             client.explode()
+
+
+def test_the_face_for_threads_can_be_copied():
+    with connect("http://127.0.0.1:1").sync as client:
+        same = copy.copy(client)
+        assert same.status.__name__ == "status"
 
 
 @pytest.mark.real_time

@@ -45,7 +45,7 @@ async def answer_ready(
     exchange: Exchange, phase: Phase, controller: Controller | None, *, debug: bool
 ) -> None:
     """Answers ``/-/readyz``."""
-    endpoints = {} if controller is None else controller.endpoints
+    endpoints: Mapping[str, Endpoint] = {} if controller is None else controller.endpoints
     states = {name: _state(endpoint, debug=debug) for name, endpoint in endpoints.items()}
     stopped = [name for name, state in states.items() if not state["alive"]]
     if phase == "open" and stopped:

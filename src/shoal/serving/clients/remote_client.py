@@ -15,7 +15,7 @@ from shoal.replicas.code.definition import named_arguments
 from shoal.serving.clients.portal_thread import PortalThread
 from shoal.serving.clients.remote_connection import Connection
 from shoal.serving.clients.remote_handle import RemoteHandle
-from shoal.serving.clients.sync import SyncFace, SyncHandleFace
+from shoal.serving.clients.sync import VERBS, SyncFace, SyncHandleFace
 from shoal.serving.clients.wire_forms import changes_given, check_keys, config_given, made
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.names import (
@@ -261,18 +261,31 @@ class RemoteClient:
         return self.sync.handle(handle.endpoint, handle.chosen)
 
 
-class RemoteSyncFace(SyncFace):
+class RemoteSyncFace:
     """A remote client for threads and notebooks; its event loop runs in a thread of its own.
 
     ``with shoal.connect(url).sync as client: client.status()``; or `close` it. The thread is begun
     at the first verb, and does not keep the program from ending.
+
+    Args:
+        client: The client.
+        shut_down: Told why, once the server's controller was shut down by this face.
     """
 
     def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
         self._thread = PortalThread("shoal-client")
-        super().__init__(client, self._thread)
+        self._verbs = SyncFace(client, self._thread)
         self._remote = client
         self._shut_down = shut_down
+
+    def __getattr__(self, verb: str) -> Callable[..., Any]:
+        if verb == "_verbs":  # which a copy lacks that is being made
+            raise AttributeError(verb)
+        found: Callable[..., Any] = getattr(self._verbs, verb)
+        return found
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *VERBS})
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,9 @@ replicas, to drain them) is outside of that lock, and under one for each backend
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import anyio
 
 from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Traffic
@@ -17,11 +19,14 @@ from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.placements import placement_of
 from shoal.serving.backends.status import status_of
 from shoal.serving.backends.update import changed, restart
+from shoal.serving.clients.child_handle import IS_THERE, running_controller
 from shoal.serving.clients.sync import SyncFace
 from shoal.serving.config.config import BackendConfig
+from shoal.serving.controller.backends import Backends
+from shoal.serving.controller.endpoints import Endpoints
 from shoal.serving.controller.handle import EndpointHandle
-from shoal.serving.controller.journal import declared_backend, declared_endpoint
-from shoal.serving.controller.lifetime import Owner
+from shoal.serving.controller.journal import Declarations, declared_names
+from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.endpoints.endpoint import Endpoint
 from shoal.serving.endpoints.shadow import ShadowFlow
 from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
@@ -30,13 +35,17 @@ from shoal.serving.status import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    import anyio
+    from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.contract import Replica
+    from shoal.serving.backends.backend import Backend
+    from shoal.serving.clients.handle_options import Asked
+    from shoal.serving.clients.sync import Bridge
+    from shoal.serving.controller.backends import Leaving
+    from shoal.serving.controller.journal import Imports, Program
+    from shoal.serving.state.file import StateFile
 
-    from shoal.serving.clients.protocol import Client
-    from shoal.serving.controller.lifetime import Leaving
 
-
-class Controller(Owner):
+class Controller:
     """Owns backends and endpoints, and drives them; see `Client` for its verbs.
 
     Open it with ``async with``. It starts nothing before, and nothing of it is left after.
@@ -47,15 +56,63 @@ class Controller(Owner):
         program: What the program declares by itself, and may restore whatever it names.
 
     Attributes:
-        backends: The backends, by tag.
-        endpoints: The endpoints, by name.
-        routes: The endpoints by path and method.
-        version: Another number whenever endpoints have come or gone.
         url: Where it is served over HTTP; None where it is not.
     """
 
-    def _as_client(self) -> Client:
+    def __init__(
+        self,
+        state: StateFile | None = None,
+        imports: Imports | None = None,
+        program: Program | None = None,
+    ) -> None:
+        self.url: str | None = None
+        self._declarations = Declarations(state, imports, program)
+        self._declaring = anyio.Lock()
+        self._lifetime = Lifetime(self._restore, self._drained, self._declarations.close)
+        self._endpoints = Endpoints()
+        self._backends = Backends(self._lifetime, self._prepare, self._enter)
+
+    async def __aenter__(self) -> Self:
+        await self._lifetime.open()
         return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._lifetime.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a client can't be pickled; give code in other processes a handle of an endpoint, or "
+            "have it connect by shoal.connect()"
+        )
+
+    @property
+    def backends(self) -> Mapping[str, Backend]:
+        """The backends, by tag."""
+        return self._backends.by_tag
+
+    @property
+    def endpoints(self) -> Mapping[str, Endpoint]:
+        """The endpoints, by name."""
+        return self._endpoints.by_name
+
+    @property
+    def routes(self) -> Mapping[str, Mapping[str, Endpoint]]:
+        """The endpoints, by path and method."""
+        return self._endpoints.by_route
+
+    @property
+    def version(self) -> int:
+        """Another number whenever endpoints have come or gone."""
+        return self._endpoints.version
+
+    @property
+    def threads(self) -> Bridge:
+        """What leads threads into its event loop.
+
+        Raises:
+            ShutDown: It has not been opened.
+        """
+        return self._lifetime.threads
 
     @property
     def sync(self) -> SyncFace:
@@ -94,24 +151,19 @@ class Controller(Owner):
         """
         placement_of(config.placement)
         self._declarations.check_backend(tag, code, config)
-        self._reserve(tag)
-        try:
-            async with self._starting(tag, code, config) as backend:
-                await self._ready(backend)
-                if after is not None:
-                    await after.wait()
-                async with self._declaring:
-                    self.check_open()
-                    await self._declarations.put_backend(tag, code, config)
-                    self.backends[tag] = backend
-        finally:
-            self._reserved.discard(tag)
+        async with self._backends.starting(tag, code, config) as backend:
+            if after is not None:
+                await after.wait()
+            async with self._declaring:
+                self.check_open()
+                await self._declarations.put_backend(tag, code, config)
+                self._backends.add(backend)
 
     async def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
         """See `Client.update_backend_config`."""
-        async with self._changing_backend(tag) as backend:
+        async with self._backends.changing(tag) as backend:
             config = backend.config.changed(config)
             self._declarations.check_backend(tag, backend.definition, config)
             async with changed(backend, config), self._declaring:
@@ -124,13 +176,13 @@ class Controller(Owner):
 
     async def restart_backend(self, tag: str) -> None:
         """See `Client.restart_backend`."""
-        async with self._changing_backend(tag) as backend:
+        async with self._backends.changing(tag) as backend:
             await restart(backend)
 
     async def get_backend_config(self, tag: str) -> BackendConfig:
         """See `Client.get_backend_config`."""
         self.check_open()
-        return self._backend(tag).config
+        return self._backends.find(tag).config
 
     async def list_backends(self) -> dict[str, BackendConfig]:
         """See `Client.list_backends`."""
@@ -141,10 +193,7 @@ class Controller(Owner):
         """See `Client.delete_backend`."""
         self.check_open()
         at_once = yes_or_no("force", force)
-        try:
-            leaving = self._leaving.get(tag)
-        except TypeError:  # as in `_backend`
-            leaving = None
+        leaving = self._backends.leaving(tag)
         if leaving is None:
             leaving = await self._deleted(tag, at_once=at_once)
         elif at_once:
@@ -152,16 +201,15 @@ class Controller(Owner):
         await leaving.has_gone.wait()
 
     async def _deleted(self, tag: str, *, at_once: bool) -> Leaving:
-        async with self._changing_backend(tag), self._declaring:
+        async with self._backends.changing(tag), self._declaring:
             self.check_open()
-            users = [name for name, e in self.endpoints.items() if e.uses(tag)]
-            if users:
+            if users := self._endpoints.users_of(tag):
                 raise InUse(
                     f"the backend {tag!r} gets traffic of {', '.join(users)}; send that "
                     "elsewhere first, or delete the endpoint"
                 )
             await self._declarations.delete_backend(tag)
-            return self._let_go(tag, at_once=at_once)
+            return self._backends.let_go(tag, at_once=at_once)
 
     async def create_endpoint(
         self,
@@ -199,20 +247,20 @@ class Controller(Owner):
         self.check_open()
         checked_tag("an endpoint's name", name)
         path = None if route is None else checked_route(route)
-        endpoint = Endpoint(name, path, checked_methods(methods), self._start_task)
+        endpoint = Endpoint(name, path, checked_methods(methods), self._lifetime.start_soon)
         async with self._declaring:
             self.check_open()
-            self._check_free(endpoint)
+            self._endpoints.check_free(endpoint)
             if weights is not None:
                 traffic = Traffic.checked(weights, self.backends)
-                endpoint.set_traffic(traffic, {tag: self.backends[tag] for tag in traffic.weights})
+                endpoint.set_traffic(traffic, self._backends.among(traffic.weights))
             for tag, proportion, compare in shadows:
-                flow = ShadowFlow(self._backend(tag), proportion, compare)
+                flow = ShadowFlow(self._backends.find(tag), proportion, compare)
                 endpoint.shadows.pop(tag, None)
                 if proportion:
                     endpoint.shadows[tag] = flow
             await self._declarations.put_endpoint(endpoint)
-            self._add_endpoint(endpoint)
+            self._endpoints.add(endpoint)
 
     async def list_endpoints(self) -> dict[str, dict[str, Any]]:
         """See `Client.list_endpoints`."""
@@ -234,7 +282,7 @@ class Controller(Owner):
             self.check_open()
             endpoint = self.endpoint(name)
             await self._declarations.delete_endpoint(name)
-            self._remove_endpoint(endpoint)
+            self._endpoints.remove(endpoint)
 
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         """See `Client.set_traffic`."""
@@ -244,7 +292,7 @@ class Controller(Owner):
             found = self.endpoint(endpoint)
             traffic = Traffic.checked(weights, self.backends)
             await self._declarations.put_endpoint(found, traffic=traffic)
-            found.set_traffic(traffic, {tag: self.backends[tag] for tag in traffic.weights})
+            found.set_traffic(traffic, self._backends.among(traffic.weights))
 
     async def shadow_traffic(
         self,
@@ -259,7 +307,7 @@ class Controller(Owner):
         async with self._declaring:
             self.check_open()
             found = self.endpoint(endpoint)
-            flow = ShadowFlow(self._backend(backend), proportion, compare)
+            flow = ShadowFlow(self._backends.find(backend), proportion, compare)
             shadows = {**found.shadows, backend: flow}
             if not proportion:
                 del shadows[backend]
@@ -276,7 +324,7 @@ class Controller(Owner):
             checked_tag("an endpoint's name", endpoint)
         else:
             self.endpoint(endpoint)
-        return EndpointHandle(self, endpoint)
+        return EndpointHandle(self._lifetime, self._endpoints, endpoint)
 
     async def status(self) -> Status:
         """See `Client.status`."""
@@ -295,10 +343,8 @@ class Controller(Owner):
         Returns:
             Tags and names, as `declared_backend` and `declared_endpoint` call them.
         """
-        there = {*map(declared_backend, self.backends), *map(declared_endpoint, self.endpoints)}
-        wanted = {*map(declared_backend, backends), *map(declared_endpoint, endpoints)}
-        self._declarations.of_program |= wanted
-        return wanted - there - self._declarations.gone
+        there = declared_names(self.backends, self.endpoints)
+        return self._declarations.wanted(backends, endpoints) - there
 
     def status_now(self) -> Status:
         """Returns what there is, and how it is."""
@@ -306,3 +352,84 @@ class Controller(Owner):
             backends={tag: status_of(backend) for tag, backend in self.backends.items()},
             endpoints={name: endpoint.status() for name, endpoint in self.endpoints.items()},
         )
+
+    def endpoint(self, name: str) -> Endpoint:
+        """Returns an endpoint.
+
+        Raises:
+            NoSuchName: There is none of that name.
+        """
+        return self._endpoints.find(name)
+
+    def check_open(self) -> None:
+        """Checks that it is open.
+
+        Raises:
+            ShutDown: It was shut down, or has not been opened.
+        """
+        self._lifetime.check_open()
+
+    async def shutdown(self) -> None:
+        """See `Client.shutdown`."""
+        await self._lifetime.shutdown()
+
+    async def wait_ended(self) -> None:
+        """Waits until it was shut down, by whomever."""
+        await self._lifetime.wait_ended()
+
+    def drain(self) -> None:
+        """Has batches wait for company no more, and no request for traffic; calls are taken."""
+        self._endpoints.drain()
+        self._backends.drain()
+
+    def handle(self, endpoint: str, asked: Asked | None = None) -> EndpointHandle:
+        """Makes a handle for code in a replica of this controller's."""
+        return EndpointHandle(self._lifetime, self._endpoints, endpoint, asked, is_inside=True)
+
+    async def answer_call_out(self, call: CallOut) -> Any:
+        """Makes a call for code in a replica's process: gives back its result, or its stream.
+
+        Raises:
+            Exception: As for a call by a handle.
+        """
+        if call.method_name == IS_THERE:
+            return call.endpoint in self.endpoints
+        handle = self.handle(call.endpoint).options(
+            method_name=call.method_name,
+            shard_key=call.shard_key,
+            http_method=call.http_method,
+            http_headers=call.http_headers,
+            timeout_s=call.timeout_s,
+            priority=call.priority,
+        )
+        if call.stream:
+            return handle.stream(*call.args, **call.kwargs)
+        return await handle.call(*call.args, **call.kwargs)
+
+    async def _drained(self) -> None:
+        self.drain()
+        await self._backends.close()
+
+    async def _restore(self) -> None:
+        """Starts what the state file declares; backends that can't start are tried on and on."""
+        declared = await self._declarations.restored()
+        for tag, code, config in declared.backends:
+            self._backends.add(await self._backends.start(tag, code, config))
+        for one in declared.endpoints:
+            endpoint = Endpoint(one.name, one.route, one.methods, self._lifetime.start_soon)
+            if one.traffic:
+                traffic = Traffic.checked(one.traffic, self.backends)
+                endpoint.set_traffic(traffic, self._backends.among(traffic.weights))
+            for tag, shadow in one.shadows.items():
+                endpoint.shadows[tag] = ShadowFlow.restored(
+                    self.backends[tag], shadow.proportion, shadow.compare
+                )
+            self._endpoints.add(endpoint)
+
+    def _enter(self) -> None:
+        """Says in a task's context whose code it runs."""
+        running_controller.set(self)
+
+    def _prepare(self, replica: Replica) -> None:
+        """Lets a replica in another process call endpoints of this one."""
+        replica.on_call_out = self.answer_call_out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from shoal.batching.current import running_batch
 from shoal.core.request import shared_options
@@ -12,47 +12,34 @@ from shoal.serving.clients.sync import SyncHandleFace
 from shoal.serving.controller.endpoint_stream import EndpointStream
 
 if TYPE_CHECKING:
-    from shoal.serving.clients.sync import Bridge
+    from shoal.serving.controller.endpoints import Endpoints
+    from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import Answer
-
-
-class Owning(Protocol):
-    """Who the endpoints belong to, as far as handles need to know."""
-
-    @property
-    def threads(self) -> Bridge:
-        """What leads into its event loop."""
-        ...
-
-    def endpoint(self, name: str) -> Endpoint:
-        """Returns an endpoint, or raises `NoSuchName`."""
-        ...
-
-    def check_open(self) -> None:
-        """Raises `ShutDown` if calls are taken no more."""
-        ...
 
 
 class EndpointHandle(Optioned):
     """Calls one endpoint of a controller in this process.
 
     Args:
-        owner: Who the endpoint belongs to.
-        endpoint: Its name.
+        lifetime: When the controller takes calls.
+        endpoints: Its endpoints.
+        endpoint: The name of the one.
         asked: What calls ask for.
         is_inside: Whether it calls for code in a replica of the controller's.
     """
 
     def __init__(
         self,
-        owner: Owning,
+        lifetime: Lifetime,
+        endpoints: Endpoints,
         endpoint: str,
         asked: Asked | None = None,
         *,
         is_inside: bool = False,
     ) -> None:
-        self._owner = owner
+        self._lifetime = lifetime
+        self._endpoints = endpoints
         self._endpoint = endpoint
         self._asked = asked or Asked()
         self._metadata = self._asked.metadata(endpoint)
@@ -67,11 +54,13 @@ class EndpointHandle(Optioned):
     @property
     def sync(self) -> SyncHandleFace:
         """The same for threads."""
-        return SyncHandleFace(self, self._owner.threads)
+        return SyncHandleFace(self, self._lifetime.threads)
 
     def _optioned(self, given: dict[str, Any]) -> Self:
         asked = self._asked.with_changes(given)
-        return type(self)(self._owner, self._endpoint, asked, is_inside=self._is_inside)
+        return type(self)(
+            self._lifetime, self._endpoints, self._endpoint, asked, is_inside=self._is_inside
+        )
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.call`."""
@@ -119,8 +108,8 @@ class EndpointHandle(Optioned):
         What is under way when the controller is shut down may still make calls, and nobody else.
         """
         if not self._is_inside and running_batch.get(None) is None:
-            self._owner.check_open()
-        return self._owner.endpoint(self._endpoint)
+            self._lifetime.check_open()
+        return self._endpoints.find(self._endpoint)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # In a replica's process it calls back into this one.

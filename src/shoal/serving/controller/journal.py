@@ -24,7 +24,7 @@ from shoal.serving.state.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from shoal.core.traffic import Traffic
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -88,11 +88,6 @@ class Declarations:
         imports: What may be imported of what it names; None for all, since only this program has
             written to it.
         program: What the program declares.
-
-    Attributes:
-        of_program: What the program declares by itself, as `declared_backend` and
-            `declared_endpoint` call it.
-        gone: What of that was deleted, and must stay so.
     """
 
     def __init__(
@@ -101,13 +96,24 @@ class Declarations:
         imports: Imports | None = None,
         program: Program | None = None,
     ) -> None:
-        self.of_program: set[str] = set()
-        self.gone: frozenset[str] = frozenset()
+        # What the program declares by itself, and what of that was deleted and must stay so.
+        self._of_program: set[str] = set()
+        self._gone: set[str] = set()
         self._state = state
         self._imports = imports
         self._program = program or Program({}, ())
         self._writing = Lock()
         self._is_closed = False
+
+    def wanted(self, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
+        """Notes what the program declares by itself.
+
+        Returns:
+            What of that was not deleted, as `declared_names` calls it.
+        """
+        names = declared_names(backends, endpoints)
+        self._of_program |= names
+        return names - self._gone
 
     def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
         """Checks that a backend can be kept.
@@ -127,7 +133,7 @@ class Declarations:
         """Writes down that there is no such backend any more."""
         if self._state is not None:
             await self._write(
-                self._state, DeletedBackend(tag, declared_backend(tag) in self.of_program)
+                self._state, DeletedBackend(tag, declared_backend(tag) in self._of_program)
             )
 
     async def put_endpoint(
@@ -167,7 +173,7 @@ class Declarations:
         """Writes down that there is no such endpoint any more."""
         if self._state is not None:
             await self._write(
-                self._state, DeletedEndpoint(name, declared_endpoint(name) in self.of_program)
+                self._state, DeletedEndpoint(name, declared_endpoint(name) in self._of_program)
             )
 
     async def restored(self) -> Restored:
@@ -181,12 +187,7 @@ class Declarations:
             return Restored([], [])
         state: DeclaredState = await anyio.to_thread.run_sync(self._state.load)
         backends = [(one.tag, *self._allowed(one)) for one in state.backends.values()]
-        self.gone = frozenset(
-            [
-                *map(declared_backend, state.gone_backends),
-                *map(declared_endpoint, state.gone_endpoints),
-            ]
-        )
+        self._gone = declared_names(state.gone_backends, state.gone_endpoints)
         return Restored(backends, [self._compared(one) for one in state.endpoints.values()])
 
     def _allowed(self, one: DeclaredBackend) -> tuple[Definition, BackendConfig]:
@@ -258,6 +259,11 @@ def declared_backend(tag: str) -> str:
 def declared_endpoint(name: str) -> str:
     """Returns what an endpoint is called among what a program declares."""
     return f"endpoint {name}"
+
+
+def declared_names(backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
+    """Returns what backends and endpoints are called among what a program declares."""
+    return {*map(declared_backend, backends), *map(declared_endpoint, endpoints)}
 
 
 def _declared(tag: str, code: Definition, config: BackendConfig) -> DeclaredBackend:

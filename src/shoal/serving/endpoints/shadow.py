@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
@@ -91,6 +91,17 @@ class ShadowFlow:
         self._under_way = 0
         self._sent = self._dropped = self._failed = self._agreed = self._disagreed = 0
         self._latency_s = 0.0
+
+    @classmethod
+    def restored(cls, backend: Backend, proportion: float, compare: str | None) -> Self:
+        """Makes a shadow again; one whose answers can't be compared any more compares none."""
+        try:
+            return cls(backend, proportion, compare)
+        except Exception:
+            logger.exception("%s: shadow answers are not compared", backend.tag)
+            flow = cls(backend, proportion, None)
+            flow.compare = compare  # it is still what is declared
+            return flow
 
     @property
     def proportion(self) -> float:

@@ -4,48 +4,52 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.errors import NameTaken, NoSuchName
+from shoal.errors import NameTaken, NoSuchName, ShutDown
 
 if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
-class Entries:
-    """The endpoints.
+class Endpoints:
+    """Finds endpoints, and keeps their names and routes apart.
 
     Attributes:
-        endpoints: The endpoints, by name.
-        routes: The same by path and method.
+        by_name: The endpoints, by name.
+        by_route: The same by path and method.
         version: Another number whenever endpoints have come or gone.
     """
 
     def __init__(self) -> None:
-        self.endpoints: dict[str, Endpoint] = {}
-        self.routes: dict[str, dict[str, Endpoint]] = {}
+        self.by_name: dict[str, Endpoint] = {}
+        self.by_route: dict[str, dict[str, Endpoint]] = {}
         self.version = 0
 
-    def endpoint(self, name: str) -> Endpoint:
+    def find(self, name: str) -> Endpoint:
         """Returns an endpoint.
 
         Raises:
             NoSuchName: There is none of that name.
         """
         try:
-            found = self.endpoints.get(name)
+            found = self.by_name.get(name)
         except TypeError:  # what can't be hashed is no name either
             found = None
         if found is None:
-            there = ", ".join(sorted(self.endpoints)) or "none"
+            there = ", ".join(sorted(self.by_name)) or "none"
             raise NoSuchName(f"there is no endpoint {name!r}; there are: {there}")
         return found
 
-    def _check_free(self, endpoint: Endpoint) -> None:
+    def users_of(self, tag: str) -> list[str]:
+        """Returns the names of those that send something to a backend."""
+        return [name for name, endpoint in self.by_name.items() if endpoint.uses(tag)]
+
+    def check_free(self, endpoint: Endpoint) -> None:
         """Checks that an endpoint's name and route are free.
 
         Raises:
             NameTaken: One is not.
         """
-        there = self.endpoints.get(endpoint.name)
+        there = self.by_name.get(endpoint.name)
         if there is not None:
             same = (there.route, set(there.methods)) == (endpoint.route, set(endpoint.methods))
             raise NameTaken(
@@ -54,26 +58,34 @@ class Entries:
                 + ("; set its traffic to send it to another backend" if same else "")
             )
         for method in endpoint.methods if endpoint.route is not None else ():
-            taken = self.routes.get(endpoint.route or "", {}).get(method)
+            taken = self.by_route.get(endpoint.route or "", {}).get(method)
             if taken is not None:
                 raise NameTaken(
                     f"{method} {endpoint.route} is answered by the endpoint {taken.name!r} already"
                 )
 
-    def _add_endpoint(self, endpoint: Endpoint) -> None:
+    def add(self, endpoint: Endpoint) -> None:
+        """Adds an endpoint whose name and route are free."""
         self.version += 1
-        self.endpoints[endpoint.name] = endpoint
+        self.by_name[endpoint.name] = endpoint
         if endpoint.route is not None:
             by_method = dict.fromkeys(endpoint.methods, endpoint)
-            self.routes.setdefault(endpoint.route, {}).update(by_method)
+            self.by_route.setdefault(endpoint.route, {}).update(by_method)
 
-    def _remove_endpoint(self, endpoint: Endpoint) -> None:
+    def remove(self, endpoint: Endpoint) -> None:
+        """Removes an endpoint, and fails the requests that it holds."""
         self.version += 1
-        del self.endpoints[endpoint.name]
+        del self.by_name[endpoint.name]
         if endpoint.route is not None:
-            methods = self.routes[endpoint.route]
+            methods = self.by_route[endpoint.route]
             for method in endpoint.methods:
                 del methods[method]
             if not methods:
-                del self.routes[endpoint.route]
+                del self.by_route[endpoint.route]
         endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
+
+    def drain(self) -> None:
+        """Fails the requests that are held for traffic, and holds no more."""
+        for endpoint in self.by_name.values():
+            if endpoint.traffic is None:
+                endpoint.close(ShutDown("the controller is being shut down"))
