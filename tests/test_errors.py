@@ -22,6 +22,7 @@ OWN_ARGUMENTS: dict[type[Exception], dict[str, Any]] = {
         "signal": "SIGKILL",
         "last_lines": "out of memory\n",
     },
+    errors.LifespanFailed: {"details": "Traceback"},
     errors.WrongBatchSize: {"expected": 3, "got": 2},
 }
 PUBLIC = [

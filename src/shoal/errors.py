@@ -141,6 +141,18 @@ class StateRefused(ShoalError, RuntimeError):
 # The handler's: it broke the contract between a handler and its batch.
 
 
+class LifespanFailed(ShoalError, RuntimeError):
+    """An application that was to be served did not start, or did not end, as it should.
+
+    Attributes:
+        details: The application's own account, usually a traceback.
+    """
+
+    def __init__(self, message: str, *, details: str) -> None:
+        super().__init__(message)
+        self.details = details
+
+
 class WrongBatchSize(ShoalError, ValueError):
     """The handler gave back another number of results than it was given items.
 

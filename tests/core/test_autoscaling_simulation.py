@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.autoscaling_simulation import Step, simulate_autoscaling
 from shoal.core.replicas.autoscaling import AutoscalingOptions
-from shoal.core.replicas.autoscaling_simulation import Step, simulate_autoscaling
 
 MINUTE = 60.0
 HOUR = 60 * MINUTE

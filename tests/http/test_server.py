@@ -24,8 +24,8 @@ from wsproto.connection import Connection as WebSocket
 from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, TextMessage
 
+from shoal.errors import LifespanFailed
 from shoal.http.server.connection import Connection
-from shoal.http.server.lifespan import LifespanFailed
 from shoal.http.server.server import ServerConfig, serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]

@@ -299,7 +299,7 @@ async def test_an_error_in_close_is_printed_and_the_end_is_a_good_one():
     async with playing(replica) as played:
         pass
     assert played.error is None
-    assert "ValueError: close failed" in replica.logs()
+    assert "ValueError: close failed" in replica._worker.stdout.lines
 
 
 async def test_a_close_that_does_not_end_is_killed(folder, monkeypatch):
@@ -337,14 +337,14 @@ async def test_what_a_worker_writes_is_kept_and_logged(caplog):
         await played.run("write", [0])
     logged = [record.getMessage() for record in caplog.records if "shoal.replica." in record.name]
     assert sorted(logged) == ["model#0: no end of line", "model#0: to stderr", "model#0: to stdout"]
-    assert sorted(replica.logs()) == ["no end of line", "to stderr", "to stdout"]
+    assert sorted(replica._worker.stdout.lines) == ["no end of line", "to stderr", "to stdout"]
 
 
 async def test_a_worker_that_writes_much_is_not_held_back():
     replica = made(log_lines=3)
     async with playing(replica) as played:
         assert await played.run("flood", [20_000]) == [20_000]
-    assert replica.logs() == ["19997", "19998", "19999"]
+    assert [*replica._worker.stdout.lines] == ["19997", "19998", "19999"]
 
 
 async def test_the_memory_of_a_worker_is_known_while_it_lives():

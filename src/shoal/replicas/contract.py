@@ -255,10 +255,6 @@ class Replica(ABC):
         Code in this event loop is told by its batcher. Work goes on; idempotent.
         """
 
-    def logs(self) -> list[str]:
-        """Returns the last lines that the replica wrote, where it has an output of its own."""
-        return []
-
     def memory_bytes(self) -> int | None:
         """Returns its resident memory, in bytes; None where it shares this process's."""
         return None

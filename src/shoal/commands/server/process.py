@@ -13,7 +13,7 @@ import anyio
 from shoal.commands.server.signals import Signals
 from shoal.commands.support.applications import shoals_in
 from shoal.commands.support.saying import say
-from shoal.errors import StateRefused
+from shoal.errors import LifespanFailed, StateRefused
 from shoal.http.server.log_errors import contained
 from shoal.planning.mistake import Mistake
 from shoal.serving.state.file import StateFile
@@ -120,7 +120,6 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 async def _serve(run: Run) -> int:
     from shoal.http.requests.wrong_loop import hint_for
-    from shoal.http.server.lifespan import LifespanFailed
     from shoal.http.server.server import serve
 
     signals = Signals(allowed_s=_MARGIN_S)

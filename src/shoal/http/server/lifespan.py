@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.errors import ShoalError
+from shoal.errors import LifespanFailed
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
@@ -23,18 +23,6 @@ if TYPE_CHECKING:
 _LAST_WORDS_S: Final = 1.0
 
 _log = logging.getLogger("shoal.server")
-
-
-class LifespanFailed(ShoalError, RuntimeError):
-    """The application did not start, or did not end, as it should.
-
-    Attributes:
-        details: The application's own account, usually a traceback.
-    """
-
-    def __init__(self, message: str, details: str) -> None:
-        super().__init__(message)
-        self.details = details
 
 
 class _Phase(Enum):
@@ -145,5 +133,5 @@ class Lifespan:
         if self.failure is None or "Traceback" not in self.failure.details:
             last_line = details.strip().rpartition("\n")[2].strip()
             self.failure = LifespanFailed(
-                f"{message}: {last_line}" if last_line else message, details
+                f"{message}: {last_line}" if last_line else message, details=details
             )

@@ -16,7 +16,7 @@ from shoal.batching.calls.call import StreamCall
 from shoal.batching.decorator.batched import Decorated
 from shoal.batching.failures.held import held
 from shoal.batching.handlers.binding import annotations_of
-from shoal.batching.handlers.handler import Handler, OneAtATime
+from shoal.batching.handlers.handler import Handler
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.batching.open.batch import OpenBatch
 from shoal.replicas.code.description import Description, Method
@@ -153,13 +153,13 @@ def _adapted(
         return adapted(function, definition)
     batched_already: Any = function
     if isinstance(batched_already, Decorated):
-        return OneAtATime(_awaited(batched_already)), False
+        return Handler.of_one(_awaited(batched_already)), False
     try:
         batched = takes_lists(function)
     except TypeError:  # a helper may have any parameters, and a call of it has one value for each
         batched = False
     try:
-        return Handler(function) if batched else OneAtATime(function), batched
+        return Handler(function) if batched else Handler.of_one(function), batched
     except (TypeError, ValueError):
         return None, batched
 
@@ -191,14 +191,14 @@ def adapted(
     code: Any = inspect.getattr_static(cls, "__call__", None)
     face = function.__call__ if isinstance(code, Decorated) else function
     if isinstance(face, Decorated):
-        return OneAtATime(_awaited(face)), False
+        return Handler.of_one(_awaited(face)), False
     if fill != "closed":
         return Handler(function, definition.signature, fill=fill, streams=streams), True
     batched = definition.accept_batch
     if batched is None:
         batched = takes_lists(function)
     if not batched:
-        return OneAtATime(function), False
+        return Handler.of_one(function), False
     return Handler(function, definition.signature, fill=_fill(function)), True
 
 

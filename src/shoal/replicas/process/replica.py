@@ -176,9 +176,6 @@ class ProcessReplica(Replica):
         if self._conversation is not None:
             self._conversation.drain()
 
-    def logs(self) -> list[str]:
-        return [] if self._worker is None else list(self._worker.stdout.lines)
-
     def memory_bytes(self) -> int | None:
         if self._worker is None or self._worker.ended.is_set():
             return None
