@@ -57,6 +57,15 @@ LONG_TO_LOAD = {
     *("shoal.batching.loops.asyncio_parking", "shoal.batching.loops.trio_parking"),
 }
 
+# Classes with one subclass of ours, that are no halves of it.
+CONTRACTS = {
+    # What others call a batched function by, in annotations.
+    "shoal.batching.calls.call.StreamCall",
+    "shoal.batching.calls.call.UnaryCall",
+    # What a request knows of its batch, which knows its requests.
+    "shoal.core.request.Company",
+}
+
 EVENT_LOOPS = {"asyncio", "trio"}
 KNOW_AN_EVENT_LOOP = {
     "shoal.batching.loops.asyncio_parking",  # a caller parks on the loop's own primitive
@@ -208,6 +217,34 @@ def long_files(modules: Mapping[str, str]) -> list[str]:
     ]
 
 
+def lone_subclasses(modules: Mapping[str, str]) -> list[str]:
+    """No class is cut in two: what has one subclass, and no other, is half of that.
+
+    Errors are classes of their own, since users catch them apart.
+    """
+    subclasses: dict[str, list[str]] = {}
+    for module, source in modules.items():
+        tree = ast.parse(source)
+        known = {
+            alias.asname or alias.name: f"{node.module}.{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module in modules
+            for alias in node.names
+        }
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        known |= {one.name: f"{module}.{one.name}" for one in classes}
+        for one in classes:
+            for base in one.bases:
+                named = base.value if isinstance(base, ast.Subscript) else base
+                if isinstance(named, ast.Name) and named.id in known:
+                    subclasses.setdefault(known[named.id], []).append(known[one.name])
+    return [
+        f"{base} has one subclass, {found[0]}: make them one class, or compose them"
+        for base, found in subclasses.items()
+        if len(found) == 1 and base not in CONTRACTS and not base.startswith("shoal.errors.")
+    ]
+
+
 def all_imports(modules: Mapping[str, str]) -> Iterator[Import]:
     for module, source in modules.items():
         yield from imports_of(module, source, modules)
@@ -231,6 +268,7 @@ RULES = [
     event_loop_imports,
     late_imports,
     long_files,
+    lone_subclasses,
 ]
 
 
@@ -286,6 +324,14 @@ def test_the_package_keeps_the_rule(rule, shoal_modules):
             {"shoal.core.line": "class A:\n    def f(self):\n        import shoal.http"},
         ),
         (long_files, {"shoal.core.line": "x = 1\n" * 451}),
+        (lone_subclasses, {"shoal.core.a": "class A: ...\nclass B(A[int]): ..."}),
+        (
+            lone_subclasses,
+            {
+                "shoal.core.a": "class A: ...",
+                "shoal.core.b": "from shoal.core.a import A as B\nclass C(B): ...",
+            },
+        ),
     ],
 )
 def test_a_planted_violation_is_seen(rule, planted):
@@ -304,6 +350,9 @@ def test_a_planted_violation_is_seen(rule, planted):
         (late_imports, {"shoal.http.payload": "def f():\n    import orjson"}),
         (late_imports, {"shoal": "def __getattr__(name):\n    from shoal.http.app import App"}),
         (long_files, {"shoal.core.line": "x = 1\n" * 450}),
+        (lone_subclasses, {"shoal.core.a": "class A: ...\nclass B(A): ...\nclass C(A): ..."}),
+        (lone_subclasses, {"shoal.errors": "class A(Exception): ...\nclass B(A): ..."}),
+        (lone_subclasses, {"shoal.core.a": "import x\nclass B(x.A): ...\nclass C(int): ..."}),
     ],
 )
 def test_what_the_rules_allow(rule, allowed):

@@ -18,6 +18,7 @@ import shoal
 from batching import policy_programs as ops
 from batching.program_model import FormingWorld, InSlot, Item, Raised, Run
 from batching.program_world import EPSILON, Watched
+from core.former_scenes import check
 from shoal.core.options.records import SAME
 from shoal.core.request import Request, State
 
@@ -375,7 +376,7 @@ class Promises(FormingWorld):
         statistics = self.batcher.statistics()
         assert statistics.batches_running == len(self.running)
         former = self.batcher._session._intake.former
-        former._check()
+        check(former)
         queued = self.in_line(State.QUEUED)
         assert len(queued) == statistics.queued
         assert len(self.in_line(State.PARKED)) == statistics.parked

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from shoal.batching.handlers.binding import ItemBinding, OneItemBinding
+from shoal.batching.handlers.binding import Binding
 
 
 def of_one(item, /): ...
@@ -40,13 +40,13 @@ def called(binding, *args, **kwargs):
 def test_a_function_of_one_item_gets_its_arguments_as_they_were_given(
     function, args, kwargs, passed
 ):
-    binding = OneItemBinding(inspect.signature(function))
+    binding = Binding.of_items(inspect.signature(function), "arguments")
     assert called(binding, *args, **kwargs) == passed
     positional, keywords = passed
     inspect.signature(function).bind(*positional, **keywords)
 
 
-@pytest.mark.parametrize("kind", [ItemBinding, OneItemBinding])
+@pytest.mark.parametrize("gives", ["items", "arguments"])
 @pytest.mark.parametrize(
     ("function", "args", "kwargs"),
     [
@@ -59,24 +59,25 @@ def test_a_function_of_one_item_gets_its_arguments_as_they_were_given(
         (of_none, (1,), {}),
     ],
 )
-def test_a_call_that_does_not_fit_is_a_type_error(kind, function, args, kwargs):
+def test_a_call_that_does_not_fit_is_a_type_error(gives, function, args, kwargs):
     with pytest.raises(TypeError):
-        kind(inspect.signature(function)).item(args, kwargs)
+        Binding.of_items(inspect.signature(function), gives).item(args, kwargs)
 
 
 @pytest.mark.parametrize("function", [lambda *items: ..., lambda item, **more: ...])
 def test_an_item_of_any_number_of_arguments_has_no_form(function):
     with pytest.raises(TypeError, match="must be named"):
-        ItemBinding(inspect.signature(function))
+        Binding.of_items(inspect.signature(function), "items")
 
 
 def test_a_batch_is_handed_on_as_one_list():
-    binding = ItemBinding(inspect.signature(of_two))
+    binding = Binding.of_items(inspect.signature(of_two), "items")
     items = [binding.item(("a",), {}), binding.item(("b", 2), {})]
     assert binding.columns(items) == ([[("a", 1), ("b", 2)]], {})
-    assert ItemBinding(inspect.signature(of_one)).columns([1, 2]) == ([[1, 2]], {})
+    of_single = Binding.of_items(inspect.signature(of_one), "items")
+    assert of_single.columns([1, 2]) == ([[1, 2]], {})
 
 
 def test_an_item_that_is_a_tuple_stays_one():
-    binding = OneItemBinding(inspect.signature(of_one))
+    binding = Binding.of_items(inspect.signature(of_one), "arguments")
     assert called(binding, (1, 2)) == ([(1, 2)], {})

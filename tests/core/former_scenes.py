@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from shoal import BatchOptions
 from shoal.core.forming.call_options import Terms
 from shoal.core.forming.former import Former
@@ -60,3 +62,15 @@ def change(former: Former, **changes: Any) -> list[Request]:
 
 def waiting(former: Former) -> list[Request]:
     return list(former._policy.waiting())
+
+
+def check(former: Former) -> None:
+    """Asserts what must hold of a line after each step."""
+    queued, parked = waiting(former), list(former._parked)
+    assert former.live == len(queued)
+    assert all(request.state is State.QUEUED for request in queued)
+    counts_costs = former.options.batch_size_fn is not None
+    size = sum(request.cost for request in queued) if counts_costs else len(queued)
+    assert former.size == pytest.approx(size)
+    assert former.parked == len(parked)
+    assert not parked or not former._fits(1, parked[0].cost)

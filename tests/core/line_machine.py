@@ -15,6 +15,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from core.former_scenes import check
 from core.line_model import LineModel, cost_of
 from shoal import BatchOptions
 from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
@@ -306,9 +307,9 @@ class LineMachine(RuleBasedStateMachine):
     @invariant()
     def it_is_as_the_model(self) -> None:
         former, model = self.former, self.model
-        former._check()
+        check(former)
         assert (former.live, former.parked) == (len(model.queued), len(model.parked))
-        assert former.room == model.room()
+        assert former.room.most == model.room()
         assert list(former._policy.waiting()) == model.in_order()
         assert all(one.state is State.QUEUED for one in model.queued)
         assert all(one.state is State.PARKED for one in model.parked)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from core.former_scenes import come, line, new, take
+from shoal import BatchOptions
 from shoal.core.batch import CutReason
-from shoal.core.policies.sizing import padded
+from shoal.core.policies.sizing import load_of, padded
 from shoal.core.policy import Cut, Wait
 
 
@@ -96,9 +97,10 @@ def test_padding_goes_up_to_the_next_allowed_size(size: float, to: int) -> None:
 
 def test_the_load_of_a_batch_has_its_padding() -> None:
     requests = [new(cost=3), new(cost=2)]
-    assert line().load_of(requests) == 2
-    assert line(batch_size_fn=float).load_of(requests) == 5
-    assert line(max_batch_size=8, allowed_batch_sizes=(4, 8)).load_of(requests) == 4
+    assert load_of(requests, BatchOptions()) == 2
+    assert load_of(requests, BatchOptions(batch_size_fn=float)) == 5
+    allowed = BatchOptions(max_batch_size=8, allowed_batch_sizes=(4, 8))
+    assert load_of(requests, allowed) == 4
 
 
 def preferring(count: int, **options: Any) -> Any:

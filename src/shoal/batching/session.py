@@ -34,7 +34,7 @@ from shoal.batching.failures.exceptions import ends_the_program, is_cancellation
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.batching.open.run import OpenRun
 from shoal.batching.open.slots import OpenSlots
-from shoal.batching.running.slots import Slots
+from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.batching.running.stream import StreamRun
 from shoal.batching.running.time_limits import TimeLimits
 from shoal.batching.running.unary import UnaryRun
@@ -291,11 +291,11 @@ class Session:
         """How much more would start at once."""
         return self._intake.former.scheduling_capacity
 
-    def _new_slots(self) -> Slots:
+    def _new_slots(self) -> ClosedSlots | OpenSlots:
         run = self._new_run()
         parts = (self._intake, self._parking, self._counters, run, self._task_died, self._room)
         if self._handler.fill == "closed":
-            return Slots(*parts)
+            return ClosedSlots(*parts)
         return OpenSlots(*parts, fill=self._handler.fill)
 
     def _new_run(self) -> Run:

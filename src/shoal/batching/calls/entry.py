@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import anyio
 import anyio.lowlevel
 
-from shoal.batching.calls.groups import GroupCell, PartsCell, Splitting
+from shoal.batching.calls.groups import Splitting
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 
-    from shoal.batching.calls.groups import Part
+    from shoal.batching.calls.groups import GroupCell, Part
     from shoal.batching.calls.intake import Intake
     from shoal.batching.handlers.binding import Binding
-    from shoal.batching.loops.parking import Parking
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import CallOptions, Request
 
@@ -203,8 +202,8 @@ class Entry:
             raise
         if len(parts) == 1:
             return await self.call(*parts[0])
-        requests = await self._group(parts, PartsCell)
-        cell: PartsCell = requests[0].cell
+        requests = await self._group(parts)
+        cell: GroupCell = requests[0].cell
         cell.has_failed = partial(_any_failed, requests)
         await self._wait(requests)
         for request in requests:
@@ -221,7 +220,7 @@ class Entry:
             await anyio.lowlevel.checkpoint()
             return []
         try:
-            requests = self.intake.enter_group(items, None, GroupCell)
+            requests = self.intake.enter_group(items, None)
         except Exception:
             await anyio.lowlevel.checkpoint()
             raise
@@ -263,7 +262,7 @@ class Entry:
         except Exception:
             await anyio.lowlevel.checkpoint()
             raise
-        requests = await self._group([part for parts in calls for part in parts], GroupCell)
+        requests = await self._group([part for parts in calls for part in parts])
         await self._wait(requests)
         rest = iter(requests)
         results: list[Any] = []
@@ -280,12 +279,10 @@ class Entry:
             _let_go_of_errors(requests)
         return results
 
-    async def _group(
-        self, parts: list[Part], new_cell: Callable[[Parking, int], Any]
-    ) -> list[Request]:
+    async def _group(self, parts: list[Part]) -> list[Request]:
         try:
             return self.intake.enter_group(
-                [part.item for part in parts], [part.options for part in parts], new_cell
+                [part.item for part in parts], [part.options for part in parts]
             )
         except Exception:
             await anyio.lowlevel.checkpoint()

@@ -21,15 +21,18 @@ if TYPE_CHECKING:
 class GroupCell:
     """Stands in the cell of each request of a group, and wakes the one caller after the last.
 
-    Invariant: ``left`` == number of the group's requests that have not ended.
+    Attributes:
+        left: How many of the group's requests have not ended.
+        has_failed: Says whether the caller need not wait for the others; None where it must.
     """
 
-    __slots__ = ("_cell", "_parking", "left")
+    __slots__ = ("_cell", "_parking", "has_failed", "left")
 
     def __init__(self, parking: Parking, size: int) -> None:
         self._parking = parking
         self._cell: Any = parking.new_cell()
         self.left = size
+        self.has_failed: Callable[[], bool] | None = None
 
     def __await__(self) -> Generator[Any, Any, Any]:
         wait: Generator[Any, Any, Any] = self._cell.__await__()
@@ -38,32 +41,12 @@ class GroupCell:
     def wake(self) -> None:
         """Notes that one request has ended."""
         self.left -= 1
-        if self.left == 0:
+        if self.left == 0 or (self.has_failed is not None and self.has_failed()):
             self._parking.wake(self._cell)
 
     def departed(self) -> bool:
         """Says whether the caller was cancelled; it says so itself at its next turn."""
         return self._parking.is_spent(self._cell)
-
-
-class PartsCell(GroupCell):
-    """The same for the parts of one item: the first that fails wakes the caller."""
-
-    __slots__ = ("has_failed",)
-
-    def __init__(self, parking: Parking, size: int) -> None:
-        super().__init__(parking, size)
-        self.has_failed: Callable[[], bool] = _nothing_failed
-
-    def wake(self) -> None:
-        """Notes that one part has ended."""
-        self.left -= 1
-        if self.left == 0 or self.has_failed():
-            self._parking.wake(self._cell)
-
-
-def _nothing_failed() -> bool:
-    return False
 
 
 class Part(NamedTuple):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 
 from shoal.batching.calls.deadlines import Deadlines
+from shoal.batching.calls.groups import GroupCell
 from shoal.batching.calls.refusals import Refusals
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
@@ -212,14 +213,12 @@ class Intake:
         self,
         items: list[Any],
         options: Sequence[CallOptions] | None,
-        new_cell: Callable[[Parking, int], Any],
     ) -> list[Request]:
         """Puts many requests in line that share one cell; the caller waits on it, at once.
 
         Args:
             items: What the requests are about; at least one.
             options: The record of each; None where there are none.
-            new_cell: Makes the cell that they share.
 
         Raises:
             Overloaded: The line has no room for all of them; then none is put in.
@@ -231,7 +230,7 @@ class Intake:
         self.check_loop()
         if self.may_block:
             self.refuse_blocked()
-        cell = new_cell(self._parking, len(items))
+        cell = GroupCell(self._parking, len(items))
         former = self.former
         if options is None and former.live + len(items) <= former.free_room:
             return self._enter_alike(items, cell)
@@ -298,7 +297,7 @@ class Intake:
         if deadline is not None and deadline <= request.arrived_at:
             raise self.refusals.late(1)
         former = self.former
-        if former.is_ungated and not former.parked and former.live < former.room:
+        if former.is_ungated and not former.parked and former.live < former.room.most:
             request.state = QUEUED
             if former.arrive(request):
                 self.ring()

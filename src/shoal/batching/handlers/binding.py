@@ -18,55 +18,93 @@ import inspect
 import typing
 from inspect import Parameter, Signature
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.batching.handlers.list_types import Holds, bare, held_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _ONE_LIST = Parameter("items", Parameter.POSITIONAL_ONLY)
 
 
 class Binding:
-    """How calls of one item become calls of a handler of lists.
+    """How calls of one item become calls of a handler.
+
+    Args:
+        signature: What the call of one item looks like.
+        parameters: The handler's parameters that are batched.
+        gives: What the handler gets of a batch: a list for each parameter; or its items as they
+            are, in one list; or, of a batch of one, the arguments of its only call.
 
     Attributes:
         names: The names of the handler's parameters that are batched.
-        signature: The signature of the call of one item: the handler's names and defaults, with
-            each annotation ``list[T]`` turned into ``T``.
+        signature: As above.
+        gives: As above.
         single: Whether an item is one bare argument.
         takes_bare: Whether a call may give it without its name.
-
-    Args:
-        handler: The function of a list, or of a batch.
-        prototype: A function of one item that says what calls look like.
-        of_batch: Whether the handler takes a batch that is open instead of lists.
     """
 
     def __init__(
         self,
+        signature: Signature,
+        parameters: Iterable[Parameter],
+        gives: Literal["lists", "items", "arguments"],
+    ) -> None:
+        kinds = {parameter.name: parameter.kind for parameter in parameters}
+        self.signature = signature
+        self.gives = gives
+        self.names = list(kinds)
+        self._keyword_only = [kind is Parameter.KEYWORD_ONLY for kind in kinds.values()]
+        self.single = len(kinds) == 1
+        self.takes_bare = self.single and not self._keyword_only[0]
+
+    @classmethod
+    def of_handler(
+        cls,
         handler: Callable[..., Any],
         prototype: Callable[..., Any] | None,
         *,
         of_batch: bool = False,
-    ) -> None:
+    ) -> Binding:
+        """Binds calls of a function of lists.
+
+        Its parameters' names and defaults hold for the call of one item, and each annotation
+        ``list[T]`` becomes ``T``.
+
+        Args:
+            handler: The function of lists, or of a batch.
+            prototype: A function of one item that says what calls look like.
+            of_batch: Whether the handler takes a batch that is open instead of lists.
+
+        Raises:
+            TypeError: The handler, or the prototype, has a parameter that can't be batched.
+        """
         if of_batch:
-            self.signature = signature_of_batch(handler, prototype)
-            parameters = list(self.signature.parameters.values())
-        else:
-            parameters = _parameters(handler)
-            _check_lists(handler, parameters)
-        self.names = [parameter.name for parameter in parameters]
-        self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
-        self.single = len(parameters) == 1
-        self.takes_bare = self.single and not self._keyword_only[0]
-        if not of_batch:
-            self.signature = (
-                _per_item(handler, parameters)
-                if prototype is None
-                else signature_of(prototype, self.names)
-            )
+            signature = signature_of_batch(handler, prototype)
+            return cls(signature, signature.parameters.values(), "lists")
+        parameters = _parameters(handler)
+        _check_lists(handler, parameters)
+        signature = (
+            _per_item(handler, parameters)
+            if prototype is None
+            else signature_of(prototype, [parameter.name for parameter in parameters])
+        )
+        return cls(signature, parameters, "lists")
+
+    @classmethod
+    def of_items(cls, signature: Signature, gives: Literal["items", "arguments"]) -> Binding:
+        """Binds calls by a signature, for a handler that knows what to do with their items.
+
+        Raises:
+            TypeError: It takes any number of arguments, so that an item would have no form.
+        """
+        for parameter in signature.parameters.values():
+            if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
+                raise TypeError(
+                    f"the parameters of a backend must be named, but it takes {signature}"
+                )
+        return cls(signature, signature.parameters.values(), gives)
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Binds one call.
@@ -86,19 +124,28 @@ class Binding:
         return tuple(bound.arguments[name] for name in self.names)
 
     def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Turns a batch's items into the handler's arguments, one list for each parameter.
+        """Turns a batch's items into the handler's arguments.
 
         Returns:
             The positional and the keyword arguments.
         """
-        lists = [items] if self.single else [list(column) for column in zip(*items, strict=True)]
+        if self.gives == "items":
+            return [items], {}
+        values: list[Any]
+        if self.gives == "arguments":
+            [item] = items
+            values = [item] if self.single else list(item)
+        elif self.single:
+            values = [items]
+        else:
+            values = [list(column) for column in zip(*items, strict=True)]
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
-        for name, keyword_only, values in zip(self.names, self._keyword_only, lists, strict=True):
+        for name, keyword_only, value in zip(self.names, self._keyword_only, values, strict=True):
             if keyword_only:
-                keywords[name] = values
+                keywords[name] = value
             else:
-                positional.append(values)
+                positional.append(value)
         return positional, keywords
 
 
@@ -287,43 +334,3 @@ def element_of(annotation: Any) -> Any:
     """Turns ``list[T]`` into ``T``, and anything whose element is not known into no annotation."""
     arguments = typing.get_args(bare(annotation))
     return arguments[0] if arguments and held_by(annotation) is Holds.LIST else Parameter.empty
-
-
-class ItemBinding(Binding):
-    """Binds calls by a signature, and hands the items on as they are, in one list.
-
-    Raises:
-        TypeError: The signature takes any number of arguments, so that an item would have no form.
-    """
-
-    def __init__(self, signature: Signature) -> None:
-        parameters = list(signature.parameters.values())
-        for parameter in parameters:
-            if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
-                raise TypeError(
-                    f"the parameters of a backend must be named, but it takes {signature}"
-                )
-        self.names = [parameter.name for parameter in parameters]
-        self._keyword_only = [p.kind is Parameter.KEYWORD_ONLY for p in parameters]
-        self.single = len(parameters) == 1
-        self.takes_bare = self.single and not self._keyword_only[0]
-        self.signature = signature
-
-    def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        return [items], {}
-
-
-class OneItemBinding(ItemBinding):
-    """Hands the only item of a batch to a function of one item."""
-
-    def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        [item] = items
-        values = [item] if self.single else item
-        positional: list[Any] = []
-        keywords: dict[str, Any] = {}
-        for name, keyword_only, value in zip(self.names, self._keyword_only, values, strict=True):
-            if keyword_only:
-                keywords[name] = value
-            else:
-                positional.append(value)
-        return positional, keywords

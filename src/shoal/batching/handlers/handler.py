@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import anyio
 import anyio.to_thread
 
-from shoal.batching.handlers.binding import Binding, OneItemBinding, signature_of_call
+from shoal.batching.handlers.binding import Binding, signature_of_call
 from shoal.core.options.checks import one_of, yes_or_no
 from shoal.errors import WrongResultType
 
@@ -88,15 +88,25 @@ class Handler:
                 "streams=True is for fill='open' and fill='continuous'; "
                 "a handler that streams to closed batches is a generator function"
             )
-        self.binding = binding or Binding(function, prototype, of_batch=fill != "closed")
+        self.binding = binding or Binding.of_handler(function, prototype, of_batch=fill != "closed")
         self.threaded = not (is_async or self._async_steps)
         self._threads: anyio.CapacityLimiter | None = None
+        self._of_one = self.binding.gives == "arguments"
+
+    @classmethod
+    def of_one(cls, function: Callable[..., Any]) -> Handler:
+        """Makes a handler of a function of one item: its batches have one request each."""
+        return cls(function, binding=Binding.of_items(signature_of_call(function), "arguments"))
 
     async def results(self, items: list[Any]) -> Any:
         """Runs a unary handler on a batch and returns what it returned.
 
         Cancellation: reaches an async handler; waits for the thread of a plain one.
         """
+        results = await self._results(items)
+        return [results] if self._of_one else results
+
+    async def _results(self, items: list[Any]) -> Any:
         args, kwargs = self.binding.columns(items)
         if not self.threaded:
             return await self.function(*args, **kwargs)
@@ -141,7 +151,8 @@ class Handler:
         """
         args, kwargs = self.binding.columns(items)
         started = self.function(*args, **kwargs)
-        return started if self._async_steps else self._threaded_steps(started)
+        steps = started if self._async_steps else self._threaded_steps(started)
+        return _of_one(steps) if self._of_one else steps
 
     async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
         # One context for all steps, as a generator in one thread has. It is copied in the thread:
@@ -167,19 +178,10 @@ class Handler:
                 await self._in_thread(close)
 
 
-class OneAtATime(Handler):
-    """A function of one item as a handler: it gets batches of one, and gives back lists of one."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function, binding=OneItemBinding(signature_of_call(function)))
-
-    async def results(self, items: list[Any]) -> Any:
-        return [await super().results(items)]
-
-    async def steps(self, items: list[Any]) -> AsyncGenerator[Any, None]:
-        async with aclosing(super().steps(items)) as steps:
-            async for step in steps:
-                yield [step]
+async def _of_one(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async with aclosing(steps):
+        async for step in steps:
+            yield [step]
 
 
 def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:

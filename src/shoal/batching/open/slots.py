@@ -87,7 +87,7 @@ class OpenSlots(Slots):
     def takes_no_more(self, batch: Batch) -> bool:
         """Says whether no request will come to a batch any more."""
         former = self._former
-        if former.closed and not former.live:
+        if former.room.closed and not former.live:
             return True
         return self._is_one_too_many() and list(self._open).index(batch) >= self._most
 
@@ -142,7 +142,7 @@ class OpenSlots(Slots):
             requests = self.taken_within(room)
             if requests:
                 return self._begun(requests, CutReason.OPEN)
-            if former.closed and not former.live:
+            if former.room.closed and not former.live:
                 break
             await self.listen(math.inf)
         return None

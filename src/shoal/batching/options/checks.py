@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.batching.handlers.binding import ItemBinding
 from shoal.batching.options.list_cost import adapted, adapted_to_items
 from shoal.core.options.mixes import refused_fill
 from shoal.core.options.options import BatchOptions
@@ -32,7 +31,7 @@ def checked_options(
     """
     if callable(given.get("batch_size_fn")):
         cost_of: Any = given["batch_size_fn"]
-        if isinstance(handler.binding, ItemBinding):
+        if handler.binding.gives != "lists":
             cost_of = adapted_to_items(cost_of, handler.binding.signature)
         else:
             cost_of = adapted(cost_of, handler.function)

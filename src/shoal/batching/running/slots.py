@@ -22,18 +22,18 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import anyio.lowlevel
 
 from shoal.batching.current import calls_from_thread
 from shoal.batching.failures.exceptions import is_cancellation
 from shoal.core.batch import Batch, CutReason
-from shoal.core.policy import Cut
+from shoal.core.policies.sizing import load_of
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ IDLE_SLOTS_KEPT: Final = 8
 """How many slots wait for their turn at the line when there is nothing to do."""
 
 
-class Slots:
-    """The slots of one open batcher.
+class Slots(ABC):
+    """The slots of one open batcher; its subclasses say what a slot does.
 
     Invariant: as long as calls are taken and there may be one more slot, one is at the line, or
     waits for its turn there, or has been made or woken and has not run yet.
@@ -134,9 +134,9 @@ class Slots:
         self.ring()
 
     @property
+    @abstractmethod
     def is_gathering(self) -> bool:
         """Whether a batch gathers requests, under the options with which it began."""
-        return self._former.is_gathering
 
     def room_changed(self) -> None:
         """Looks again whether the handler can take a batch."""
@@ -153,8 +153,9 @@ class Slots:
         """Whether nothing is in line, and no handler is at work."""
         return not (self._former.live or self._former.parked or self._are_at_work())
 
+    @abstractmethod
     def _are_at_work(self) -> bool:
-        return bool(self.batches)
+        """Says whether a handler has a request."""
 
     def is_blocked_by(self, batch: Batch) -> bool:
         """Says whether a call that a batch's handler makes here, and waits for, can't be answered.
@@ -226,24 +227,6 @@ class Slots:
             return False
         return error is not failure or not self._parking.is_cancelled()
 
-    async def _serve(self, scope: Scope) -> bool:
-        """Runs batches until the scope is used up; returns False when the slot is not needed."""
-        has_run = False
-        while not self._are_enough_idle():
-            await self.take_turn()
-            try:
-                batch = await self._next_batch(has_run)
-            finally:
-                self.pass_turn()
-            if batch is None:
-                return False
-            await self._run(batch, scope)
-            del batch  # an idle slot must not keep its items and results
-            has_run = True
-            if self._is_used_up(scope):
-                return True
-        return False
-
     def _is_used_up(self, scope: Scope) -> bool:
         """Says whether a scope can't be that of another batch.
 
@@ -303,7 +286,7 @@ class Slots:
             return
         if self._next_at_line:
             self._parking.wake(self._next_at_line.popleft())
-        elif self._count < self._most and not (self._former.closed and not self._former.live):
+        elif self._count < self._most and not (self._former.room.closed and not self._former.live):
             self._start_slot()
 
     def _start_slot(self) -> None:
@@ -315,41 +298,6 @@ class Slots:
     def _are_enough_idle(self) -> bool:
         """Says whether a slot that has nothing to do may end: enough others wait."""
         return len(self._next_at_line) >= IDLE_SLOTS_KEPT
-
-    async def _next_batch(self, has_run: bool) -> Batch | None:
-        """Waits for the next batch; returns None when this slot is not needed any more."""
-        former = self._former
-        fresh = has_run
-        while not self._is_one_too_many():
-            # Or a request could get a slot in the tick of its end.
-            self._intake.deadlines.expire_all()
-            decision = former.decide(self._parking.now())
-            if isinstance(decision, Cut):
-                if self._is_full():
-                    await self._listen(None)
-                    continue
-                if fresh:
-                    # The callers of the batch that has just ended had no turn yet. They may come
-                    # again, and a batch that is not full should take them along.
-                    fresh = False
-                    if decision.reason is CutReason.FULL:
-                        await anyio.lowlevel.checkpoint()
-                    else:
-                        await self._parking.one_pass()
-                    continue
-                batch = self._cut(decision)
-                if batch is not None:
-                    return batch
-                continue
-            if self._room is not None:
-                self._room.rest()
-            if former.closed and former.live == 0:
-                return None
-            former.wake_at = decision.wake_at
-            await self._listen(decision.until)
-            former.wake_at = 0
-            fresh = False
-        return None
 
     async def _listen(self, until: float | None) -> None:
         """Waits for the bell, or for a time on the loop's clock."""
@@ -367,27 +315,10 @@ class Slots:
         finally:
             self._bell = None
 
-    def _cut(self, cut: Cut) -> Batch | None:
-        """Takes a batch from the line; None if some whose turn it was have just left."""
-        requests = self._former.take(cut)
-        departed = self._parking.departed(requests)
-        if departed:
-            # They were counted when the cut was decided, so it is decided again without them.
-            for request in departed:
-                request.state = State.CANCELLED
-            self._counters.cancelled += len(departed)
-            self._former.put_back(requests)
-            self._former.reform()  # their places are free
-            return None
-        batch = self._begun(requests, cut.reason)
-        self._counters.batches[cut.reason] += 1
-        self._counters.batch_size.observe(batch.size)
-        return batch
-
     def _begun(self, requests: list[Request], reason: CutReason) -> Batch:
         """Makes a batch of requests that have been taken from the line."""
         self._last_id += 1
-        load = self._former.load_of(requests)
+        load = load_of(requests, self._former.options)
         batch = Batch(self._last_id, reason, requests, load, self.draining)
         for request in requests:
             request.state = RUNNING
@@ -410,9 +341,13 @@ class Slots:
         if self.on_change is not None:
             self.on_change()
 
+    @abstractmethod
     def _open_room(self) -> float:
         """Returns how much more the batches take that are open."""
-        return 0
+
+    @abstractmethod
+    async def _serve(self, scope: Scope) -> bool:
+        """Runs batches until the scope is used up; returns False when the slot is not needed."""
 
     def _is_full(self) -> bool:
         """Says whether the handler can take no batch now, though a slot is free."""

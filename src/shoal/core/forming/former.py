@@ -1,11 +1,22 @@
 """The line of a batcher: who is let in, who leaves, and when a free slot takes a batch.
 
-What a batch is made of is a policy's to decide (`policies`), and `Waiting` asks it; here is who may
-wait at all, and for how long. All of it decides, others act: whoever has a clock asks again when
-`Wait` says so, and ends what is `overdue`; whoever has slots tells how many are idle. So the engine
-and the simulation run the same line.
+What a batch is made of is a policy's to decide (`policies`), and `Former` asks it. It has a part
+for each other question: how many may be in line (`room`), who may not for another reason and who
+makes room for whom (`admission`), who can't wait for company (`urgency`), and who has run out of
+time (`overdue`). All of it decides, others act: whoever has a clock asks again when `Wait` says so,
+and ends what is overdue; whoever has slots tells how many are idle. So the engine and the
+simulation run the same line.
+
+`Former.decide` is asked only by a slot that is free, which is the whole of late binding: while
+every slot is busy nobody asks, requests pile up, and the next batch is one large one. The rival
+rule, to close a batch when its timer ends and to let closed batches queue for a slot, makes many
+small batches out of the same load.
+
+Where requests are all alike, nothing here is on the path of a call but `append`, which is the
+deque's own.
 
 Invariants:
+    ``live`` == number of requests in the policy, all in the state QUEUED.
     ``parked`` == number of requests in ``_parked`` in the state PARKED.
     A request is parked only while there is no room, so parked ones never overtake each other.
 """
@@ -17,9 +28,12 @@ from typing import TYPE_CHECKING
 
 from shoal.core.forming.admission import Admission, Gate, Parked, needs_a_gate
 from shoal.core.forming.overdue import Overdue
-from shoal.core.forming.waiting import Waiting
-from shoal.core.policies.factory import tells_requests_apart
+from shoal.core.forming.room import LineRoom
+from shoal.core.forming.urgency import Urgency
+from shoal.core.latency_model import LatencyModel
+from shoal.core.policies.factory import adaptive_of, policy_of, tells_requests_apart
 from shoal.core.policies.size_or_wait import SizeOrWait
+from shoal.core.policy import Cut
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -27,60 +41,72 @@ if TYPE_CHECKING:
 
     from shoal.core.batch import Batch
     from shoal.core.options.options import BatchOptions
+    from shoal.core.policies.rule import Rule
+    from shoal.core.policy import Wait
+    from shoal.core.request import CallOptions
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED
 
 
-class Former(Waiting):
+class Former:
     """The line of one batcher.
 
     Attributes:
+        append: Puts a request in line, and says whether a slot must decide now; a part of `arrive`.
+        live: How many requests are in line.
         parked: How many requests wait to be let in.
-        room: How many requests may be in line; above it, calls meet the overload rule. Requests
-            that an idle slot takes at once do not count as waiting, so a burst into an idle batcher
-            is let in.
-        idle_slots: How many slots are idle; infinity where their number has no bound.
-        open_room: How much more the batches take that are open.
-        closed: Whether nobody is let in any more.
-        overdue: Which requests have run out of time.
-        batches: The batches in the handler and since when, in seconds; whoever runs them sets it.
-        free_room: The same for requests with nothing but an item; minus infinity where each has to
-            be looked at.
+        room: How many requests may be in line, and whether anybody is let in any more.
+        free_room: ``room.most`` for requests with nothing but an item; minus infinity where each
+            has to be looked at.
         is_ungated: Whether a request may be put in line as soon as there is room.
         takes_anyone: Whether one that has nothing but an item may be, by `append` alone.
         awaits_change: Whether options are to change as soon as no batch gathers, so that each
-            request has to be looked at.
+            request has to be looked at; it counts from the next `reform` on.
+        wake_at: The number of requests in line that the waiting slot wants to be told of; 0 for
+            none.
+        overdue: Which requests have run out of time.
+        batches: The batches in the handler and since when, in seconds; whoever runs them sets it.
+        model: The run times of the handler.
+        adaptive: What chooses sizes and waits; None where they are fixed.
+        options: The options in force.
     """
 
     __slots__ = (
         "_gate",
         "_parked",
+        "_policy",
+        "_tells_all",
+        "_urgency",
+        "adaptive",
+        "append",
         "awaits_change",
         "batches",
-        "closed",
         "free_room",
-        "idle_slots",
         "is_ungated",
-        "open_room",
+        "live",
+        "model",
+        "options",
         "overdue",
         "parked",
         "room",
         "takes_anyone",
+        "wake_at",
     )
 
     def __init__(self, options: BatchOptions) -> None:
-        self._gate: Gate | None = None
-        self._parked = Parked()
-        self.parked = 0
+        self.model = LatencyModel()
+        self.room = LineRoom(options)
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.batches: Mapping[Batch, float] = {}
-        self.closed = self.awaits_change = False
-        self.idle_slots: float = 0
-        self.open_room: float = 0
-        self.room: float = 0
+        self.live = self.parked = self.wake_at = 0
         self.free_room: float = 0
-        super().__init__(options)
+        self.awaits_change = self._tells_all = False
+        self._urgency = Urgency(self.model)
+        self._parked = Parked()
+        self._gate: Gate | None
+        self.append: Callable[[Request], object]
+        self._take_in(options)
 
     def admit(self, request: Request) -> Admission:
         """Lets a request in, parks it, or says why not.
@@ -88,9 +114,9 @@ class Former(Waiting):
         Args:
             request: A new one, in no state yet.
         """
-        gate = self._gate
-        if gate is not None and not self.closed:
-            refusal = gate.full_level(request, self._takes_at_once())
+        gate, room = self._gate, self.room
+        if gate is not None and not room.closed:
+            refusal = gate.full_level(request, room.at_once)
             if refusal is None:
                 refusal = gate.lateness(request, request.arrived_at, self.batches)
             if refusal is not None:
@@ -98,14 +124,14 @@ class Former(Waiting):
         victim = None
         # Who comes does not overtake who waits to be let in.
         if self.parked or not self._fits(1, request.cost):
-            if self.closed:
+            if room.closed:
                 return Admission("it is closed")
             if self.options.overload == "wait":
                 self._park(request)
                 return Admission()
             victim = None if gate is None or self.parked else gate.victim(request)
             if victim is None:
-                return Admission(self._fullness())
+                return Admission(room.fullness(self.live))
         request.state = QUEUED
         ring = self.arrive(request)  # first, since a user's rule may raise
         if gate is not None:
@@ -113,11 +139,6 @@ class Former(Waiting):
         if victim is not None:
             self._drop(victim, State.FAILED)
         return Admission(victim=victim, ring=ring)
-
-    @property
-    def scheduling_capacity(self) -> float:
-        """How much more idle slots and open batches would take at once, beyond what is in line."""
-        return 0 if self.closed else max(0, self._takes_at_once() - self.size)
 
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
         """Says why requests can't be let in together; None if that is not certain.
@@ -127,7 +148,35 @@ class Former(Waiting):
         size = sum([request.cost for request in requests])
         if self.options.overload == "wait" or self._fits(len(requests), size):
             return None
-        return self._fullness()
+        return self.room.fullness(self.live)
+
+    def arrive(self, request: Request) -> bool:
+        """Puts a request in line that has been let in.
+
+        Returns:
+            Whether the slot that waits for requests must be woken.
+        """
+        live = self.live + 1
+        if self.append(request):
+            self.wake_at = live
+        asked = request.options
+        if asked is not None and asked.due is not None:
+            urgency = self._urgency
+            if urgency.may_wait and urgency.came(request, asked.due, live):
+                self.wake_at = live
+        self.live = live
+        return live == self.wake_at
+
+    def arrive_all(self, requests: list[Request]) -> bool:
+        """Puts many requests in line, as `arrive` does, where all requests are alike.
+
+        Returns:
+            Whether the slot that waits for requests must be woken.
+        """
+        before = self.live
+        must_decide = self._policy.extend(requests)
+        self.live += len(requests)
+        return must_decide or self._tells_all or before < self.wake_at <= self.live
 
     def leave(self, request: Request, state: State = State.CANCELLED) -> bool:
         """Lets a request go that is queued or parked: its caller has left, or it has failed.
@@ -142,27 +191,120 @@ class Former(Waiting):
         """Takes in another number of idle slots, or a place that is free in line.
 
         Args:
-            idle_slots: How many slots are idle; None for as many as before.
+            idle_slots: How many slots are idle, infinity where their number has no bound; None for
+                as many as before.
             open_room: How much more the batches take that are open.
 
         Returns:
             Whether the slot that waits for requests must be woken.
         """
-        if idle_slots is not None:
-            self.idle_slots = idle_slots
-            self.open_room = open_room
-        bound = self.options.max_queued_requests
-        if self.closed:
-            self.room = 0
-        elif bound is None:
-            self.room = math.inf
-        elif self.options.batch_size_fn is not None:
-            self.room = bound
-        else:
-            self.room = bound + self._takes_at_once()
+        self.room.measure(idle_slots, open_room)
         is_free = self.takes_anyone and not self.awaits_change
-        self.free_room = self.room if is_free else -math.inf
+        self.free_room = self.room.most if is_free else -math.inf
         return self.parked > 0 and self._let_in()
+
+    def tell_all(self) -> None:
+        """Rings at every change from now on, for batches that are open take whoever comes."""
+        self._tells_all = True
+        self.append = self._append_and_tell
+
+    def decide(self, now: float) -> Cut | Wait:
+        """Says what a free slot should do.
+
+        Args:
+            now: The time on the event loop's clock, in seconds.
+
+        Returns:
+            What to take, or when to ask again.
+        """
+        urgency = self._urgency
+        if not self.live:
+            self._tidy()
+        decision = self._policy.decide(now, urgency.hurry(now) if self.live else None)
+        if isinstance(decision, Cut):
+            urgency.asleep_until = -math.inf
+            return decision
+        if urgency.unseen:
+            # They may change the decision, for it matters now when they must leave.
+            urgency.see(self.live)
+            return self.decide(now)
+        return urgency.sleep(decision, self.live)
+
+    def take(self, cut: Cut) -> list[Request]:
+        """Hands out the batch that `decide` has just decided on.
+
+        Parked requests follow when the taker has said, by `reform`, that its slot is not idle now.
+
+        Returns:
+            The requests, all in the state QUEUED; the caller moves them on.
+        """
+        return self._handed_out(self._policy.take(cut))
+
+    def take_within(self, room: float) -> list[Request]:
+        """Hands out those that may join a batch which is open, in order, up to some room in it."""
+        taken = self._handed_out(self._policy.take_within(room))
+        if not self.live:
+            self._tidy()  # nobody asks `decide` where batches are open
+        return taken
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
+        waiting = [request for request in requests if request.state is QUEUED]
+        self._policy.put_back(waiting)
+        self._urgency.put_back()
+        self.live += len(waiting)
+        if self._gate is not None:
+            for request in requests:
+                if request.state is QUEUED:
+                    self._gate.came_back(request)
+
+    def flush(self) -> None:
+        """Makes what is in line now leave with the next cuts, full or not."""
+        self._urgency.flush(self._policy.waiting())
+
+    @property
+    def took_flushed(self) -> bool:
+        """Whether a flush covered any of those who were handed out last."""
+        return self._urgency.handed_out_flushed
+
+    def drain(self) -> None:
+        """Lets nobody wait for company any more."""
+        self._urgency.draining = True
+
+    @property
+    def draining(self) -> bool:
+        """Whether nobody waits for company any more."""
+        return self._urgency.draining
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a batch gathers: a free slot has looked at the line, and waits with who is there.
+
+        While every slot is busy none does, since batches are made for slots that are free.
+        """
+        return self.live > 0 and self._urgency.asleep_until != -math.inf
+
+    @property
+    def scheduling_capacity(self) -> float:
+        """How much more idle slots and open batches would take at once, beyond what is in line."""
+        return self.room.spare(self._policy.size_of_all())
+
+    @property
+    def size(self) -> float:
+        """What the costs of those that wait sum up to."""
+        return self._policy.size_of_all()
+
+    def size_beside(self, asked: CallOptions) -> float:
+        """Returns what the costs of those that wait in one bucket sum up to.
+
+        Args:
+            asked: The record of a request of the bucket.
+        """
+        return self._policy.size_beside(asked)
+
+    def in_line(self) -> list[Request]:
+        """Returns all that wait, parked ones first: so none of them is let in as all leave."""
+        return [*self._parked, *self._policy.waiting()]
 
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]
@@ -177,14 +319,10 @@ class Former(Waiting):
             The requests that can't be served under the new options, and why; they have left. That
             may be whatever a user's function or rule has raised.
         """
-        queued = list(self._policy.waiting())
-        if not isinstance(self._policy, SizeOrWait):
-            queued.sort(key=lambda one: (one.arrived_at, one.options.number if one.options else 0))
-        parked = list(self._parked)
+        waiting = [*self._policy.by_arrival(), *self._parked]
         self._take_in(options)
-        self._urgency.forget_times()
         failed: list[tuple[Request, BaseException]] = []
-        for request in (*queued, *parked):
+        for request in waiting:
             self.live -= request.state is QUEUED  # it is counted anew where it stays
             error = self._refiled(request, describe)
             if error is not None:
@@ -199,23 +337,12 @@ class Former(Waiting):
 
     def close(self) -> None:
         """Lets nobody in any more, and everybody who waits for room at once."""
-        self.closed = True
+        room = self.room
+        room.closed = True
         self.drain()
-        self.room = math.inf
+        room.most = math.inf
         self._let_in()
-        self.room = self.free_room = 0
-
-    def put_back(self, requests: Sequence[Request]) -> None:
-        """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
-        super().put_back(requests)
-        if self._gate is not None:
-            for request in requests:
-                if request.state is QUEUED:
-                    self._gate.came_back(request)
-
-    def in_line(self) -> list[Request]:
-        """Returns all that wait, parked ones first: so none of them is let in as all leave."""
-        return [*self._parked, *self._policy.waiting()]
+        room.most = self.free_room = 0
 
     def clear(self) -> Iterator[Request]:
         """Empties the line at its end, and yields all that waited in it, parked ones last."""
@@ -227,35 +354,42 @@ class Former(Waiting):
         return iter(waiting)
 
     def _take_in(self, options: BatchOptions) -> None:
-        super()._take_in(options)
-        self._gate = Gate(options, self.model) if needs_a_gate(options) else None
+        adaptive = adaptive_of(options, self.model)
+        self._file_by(policy_of(options, self.model, adaptive))
+        self.adaptive = adaptive
+        self.options = options
+        self.room.change(options)
         self.overdue.change(options)
+        self._urgency.change(options)
+        self._gate = Gate(options, self.model) if needs_a_gate(options) else None
         self.is_ungated = self._gate is None
         self.takes_anyone = self.is_ungated and not tells_requests_apart(options)
+
+    def _file_by(self, policy: Rule) -> None:
+        self._policy = policy
+        self.append = policy.append
+        if self._tells_all:
+            self.tell_all()
+
+    def _append_and_tell(self, request: Request) -> bool:
+        self._policy.add(request)
+        self.wake_at = self.live + 1
+        return True
 
     def _handed_out(self, taken: list[Request]) -> list[Request]:
         if self._gate is not None:
             for request in taken:
                 self._gate.went(request, QUEUED)
-        return Waiting._handed_out(self, taken)
-
-    def _fullness(self) -> str:
-        return (
-            f"{self.live} requests are waiting, "
-            f"and max_queued_requests={self.options.max_queued_requests}"
-        )
+        self.live -= len(taken)
+        urgency = self._urgency
+        if urgency.covered or urgency.handed_out_flushed:
+            urgency.taken(taken)
+        return taken
 
     def _fits(self, requests: int, size: float) -> bool:
-        if self.live + requests <= self.room:
+        if self.live + requests <= self.room.most:
             return True
-        if self.closed or self.options.batch_size_fn is None:
-            return False
-        # An item may be as large as a batch, so it is by their sizes that idle slots take them.
-        return self.size + size <= self._takes_at_once()
-
-    def _takes_at_once(self) -> float:
-        """Returns how much of the line slots and open batches are about to take."""
-        return self.idle_slots * self.options.max_batch_size + self.open_room
+        return self.room.takes_at_once(self._policy.size_of_all() + size)
 
     def _park(self, request: Request) -> None:
         request.state = PARKED
@@ -297,7 +431,9 @@ class Former(Waiting):
         if self._gate is not None:
             self._gate.went(request, was)
         if was is QUEUED:
-            self._remove(request)
+            self.live -= 1
+            self._urgency.left(request)
+            self._policy.remove(request)
         else:
             self.parked -= 1
             self._parked.tidy(self.parked)
@@ -305,15 +441,7 @@ class Former(Waiting):
             self._tidy()  # the slot that waits may sleep until somebody comes
 
     def _tidy(self) -> None:
-        super()._tidy()
+        """Forgets what has ended, when nobody is in line any more."""
+        self._urgency.forget_times()
         if self._gate is not None and not self.parked:
             self._gate.tidy()
-
-    def _check(self) -> None:
-        """Asserts the invariants; the tests call it after each step."""
-        waiting = list(self._policy.waiting())
-        assert self.live == len(waiting)
-        assert all(request.state is QUEUED for request in waiting)
-        parked = list(self._parked)
-        assert self.parked == len(parked)
-        assert not parked or not self._fits(1, parked[0].cost)

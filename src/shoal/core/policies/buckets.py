@@ -19,7 +19,8 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.policies.ranked import NOBODY_WAITS
-from shoal.core.policy import BatchPolicy, Cut, Wait
+from shoal.core.policies.rule import Rule
+from shoal.core.policy import Cut, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -46,7 +47,7 @@ class _Bucket:
         self.head: Any = None
 
 
-class Buckets(BatchPolicy):
+class Buckets(Rule):
     """A rule of its own for each key, and the bucket with the oldest request first.
 
     Args:
@@ -169,8 +170,10 @@ class Buckets(BatchPolicy):
         ]
         return iter(sorted(waiting, key=self._order_of))
 
+    def size_of_all(self) -> float:
+        return self.size
+
     def size_beside(self, asked: CallOptions) -> float:
-        """Returns what the costs of the requests sum up to that may share a batch with another."""
         key = (asked.key, asked.priority) if self._isolates else asked.key
         bucket = self._buckets.get(key)
         return 0 if bucket is None else bucket.rule.size

@@ -6,6 +6,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.options.records import SAME
+from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked
 from shoal.core.policies.ranks import rank_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
-    from shoal.core.policies.adaptive import AdaptiveRule
+    from shoal.core.policies.rule import Rule
 
 
 def tells_requests_apart(options: BatchOptions) -> bool:
@@ -40,9 +41,14 @@ def may_wait(options: BatchOptions) -> bool:
     )
 
 
-def policy_of(
-    options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None
-) -> BatchPolicy:
+def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | None:
+    """Makes what chooses sizes and waits; None where options fix them."""
+    if options.adaptive is None:
+        return None
+    return AdaptiveRule(options.adaptive, model, options.max_batch_size, options.slots)
+
+
+def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Rule:
     """Makes the rule that options ask for.
 
     Raises:

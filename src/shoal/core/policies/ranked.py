@@ -19,7 +19,8 @@ import math
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
-from shoal.core.policy import BatchPolicy, Cut, Wait
+from shoal.core.policies.rule import Rule
+from shoal.core.policy import Cut, Wait
 from shoal.core.queues.level_queue import LevelLine
 from shoal.core.queues.queue import ArrivalLine, RankedLine, is_worth_a_sweep
 from shoal.core.request import State
@@ -33,13 +34,13 @@ if TYPE_CHECKING:
     from shoal.core.policies.windows import Window
     from shoal.core.policy import Hurry
     from shoal.core.queues.queue import Line
-    from shoal.core.request import CallOptions, Request
+    from shoal.core.request import Request
 
 QUEUED = State.QUEUED
 NOBODY_WAITS = -math.inf
 
 
-class Ranked(BatchPolicy):
+class Ranked(Rule):
     """A rule for one bucket.
 
     Args:
@@ -143,8 +144,7 @@ class Ranked(BatchPolicy):
             return NOBODY_WAITS
         return self._due(now)[0]
 
-    def size_beside(self, asked: CallOptions) -> float:
-        """Returns what the costs of the requests sum up to that may share a batch with another."""
+    def size_of_all(self) -> float:
         return self.size
 
     def head(self) -> Request | None:

@@ -13,12 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import CutReason
-from shoal.core.policy import BatchPolicy, Cut, Wait
+from shoal.core.policies.rule import Rule
+from shoal.core.policy import Cut, Wait
 from shoal.core.queues.queue import ArrivalLine, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.policy import Hurry
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 QUEUED = State.QUEUED
 
 
-class SizeOrWait(BatchPolicy):
+class SizeOrWait(Rule):
     """The rule of ``max_batch_size`` and ``batch_wait_timeout_s``.
 
     Attributes:
@@ -44,8 +45,19 @@ class SizeOrWait(BatchPolicy):
         # How many of the queue are leftovers.
         self._left = 0
 
+    def size_of_all(self) -> float:
+        return len(self.queue) - self._left
+
+    @property
+    def append(self) -> Callable[[Request], object]:
+        return self.queue.append
+
     def add(self, request: Request) -> bool:
         self.queue.append(request)
+        return False
+
+    def extend(self, requests: Sequence[Request]) -> bool:
+        self.queue.extend(requests)
         return False
 
     def remove(self, request: Request) -> None:
@@ -99,6 +111,9 @@ class SizeOrWait(BatchPolicy):
 
     def waiting(self) -> Iterable[Request]:
         return self._line
+
+    def by_arrival(self) -> list[Request]:
+        return list(self._line)
 
     def _oldest(self) -> Request | None:
         """Returns the first request that waits. Drops the leftovers before it."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from shoal.core.latency_model import LatencyModel
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
+    from shoal.core.request import Request
 
     Costs = Callable[[float], Sequence[float]]
 
@@ -149,6 +150,15 @@ class Adaptive(Sizing):
 def padded(sizes: Sequence[int], size: float) -> int:
     """Returns the allowed size that a batch is padded to."""
     return sizes[min(bisect_left(sizes, size), len(sizes) - 1)]
+
+
+def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
+    """Returns what the costs of a batch sum up to, with its padding."""
+    load: float = len(requests)
+    if options.batch_size_fn is not None:
+        load = sum([request.options.cost for request in requests if request.options])
+    sizes = options.allowed_batch_sizes
+    return load if sizes is None else padded(sizes, load)
 
 
 def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Sizing:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.core.policy import BatchPolicy
+from shoal.core.policies.rule import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shoal.core.policy import Cut, Hurry, Wait
+    from shoal.core.policy import BatchPolicy, Cut, Hurry, Wait
     from shoal.core.request import Request
 
 
-class Guarded(BatchPolicy):
+class Guarded(Rule):
     """Asks a user's rule, and keeps the list.
 
     Args:
@@ -32,6 +32,9 @@ class Guarded(BatchPolicy):
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy
         self._waiting: dict[Request, None] = {}
+
+    def size_of_all(self) -> float:
+        return len(self._waiting)
 
     def add(self, request: Request) -> bool:
         rings = self._policy.add(request)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from shoal.core.batch import Batch, CutReason
 from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
 from shoal.core.forming.former import Former
+from shoal.core.policies.sizing import load_of
 from shoal.core.policy import Cut, Wait
 from shoal.core.request import NOTHING, Request, State
 from shoal.core.simulation.results import Arrival, Outcome, SimulatedBatch
@@ -117,7 +118,7 @@ class SimulatedBatcher:
         if isinstance(arrival, Arrival) or self._has_terms:
             if not self._come_to_terms(request, arrival):
                 return
-        elif former.live < former.room:
+        elif former.live < former.room.most:
             request.state = QUEUED
             if former.arrive(request):
                 self._ring(request.arrived_at)
@@ -193,7 +194,7 @@ class SimulatedBatcher:
 
     def _start(self, requests: list[Request], reason: CutReason, now: float) -> None:
         """Gives a batch to an idle slot."""
-        load = self._former.load_of(requests)
+        load = load_of(requests, self._options)
         batch = Batch(len(self.batches) + 1, reason, requests, load)
         for request in requests:
             request.state = RUNNING

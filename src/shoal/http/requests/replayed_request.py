@@ -13,7 +13,7 @@ import anyio
 from starlette.requests import Request
 
 if TYPE_CHECKING:
-    from starlette.types import Message, Scope
+    from starlette.types import Message, Receive, Scope
 
 _DATA: Final = (
     *("type", "method", "scheme", "http_version", "path", "raw_path", "root_path", "query_string"),
@@ -29,19 +29,28 @@ class ReplayedRequest(Request):
     """
 
     def __init__(self, scope: Scope, body: bytes) -> None:
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            if not messages:
-                await anyio.sleep_forever()
-            return messages.pop()
-
-        super().__init__(scope, receive)
+        super().__init__(scope, _giving(body))
         self._whole_body = body
 
     def __reduce__(self) -> tuple[Any, ...]:
-        data = {name: self.scope[name] for name in _DATA if name in self.scope}
-        return RequestFromElsewhere, (data, self._whole_body)
+        return _data_of(self, self._whole_body)
+
+
+def _data_of(request: Request, body: bytes) -> tuple[Any, ...]:
+    """Says how to make a request again where it is sent to."""
+    data = {name: request.scope[name] for name in _DATA if name in request.scope}
+    return RequestFromElsewhere, (data, body)
+
+
+def _giving(body: bytes) -> Receive:
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if not messages:
+            await anyio.sleep_forever()
+        return messages.pop()
+
+    return receive
 
 
 def _stays(name: str) -> Any:
@@ -56,8 +65,15 @@ def _stays(name: str) -> Any:
     return property(refuse)
 
 
-class RequestFromElsewhere(ReplayedRequest):
+class RequestFromElsewhere(Request):
     """The same in another process."""
+
+    def __init__(self, scope: Scope, body: bytes) -> None:
+        super().__init__(scope, _giving(body))
+        self._whole_body = body
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _data_of(self, self._whole_body)
 
     app: Any = _stays("app")  # pyright: ignore[reportIncompatibleMethodOverride]
     state: Any = _stays("state")  # pyright: ignore[reportIncompatibleMethodOverride]

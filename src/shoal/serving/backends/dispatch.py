@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.batching.calls.stream import END, SKIP
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import own_copy
-from shoal.batching.handlers.binding import ItemBinding
+from shoal.batching.handlers.binding import Binding
 from shoal.batching.handlers.handler import Handler
 from shoal.errors import ReplicaDied
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from shoal.batching.handlers.binding import Binding
     from shoal.batching.handlers.handler import Fill
     from shoal.batching.open.batch import OpenBatch
     from shoal.replicas.code.description import Method
@@ -49,7 +48,7 @@ class Dispatcher:
         self._method = method.name
         self._pool = pool
         self._retries = retries
-        binding = ItemBinding(method.signature)
+        binding = Binding.of_items(method.signature, "items")
         self.handler = Handler(self._steps if method.streams else self._run, binding=binding)
 
     async def _run(self, items: list[Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.failures.exceptions import own_copy
-from shoal.batching.handlers.binding import OneItemBinding
+from shoal.batching.handlers.binding import Binding
 from shoal.errors import DeadlineExceeded, Overloaded
 from shoal.serving.endpoints.shadow import Answer
 from shoal.serving.status import EndpointStatus
@@ -155,7 +155,7 @@ class Endpoint:
         taking = [f for f in others if f.takes(random.random())]  # noqa: S311
         if not taking:
             return None
-        args, kwargs = OneItemBinding(line.batcher.signature).columns([item])
+        args, kwargs = Binding.of_items(line.batcher.signature, "arguments").columns([item])
         answer = Answer()
         copied = {**metadata, "shadow": True}
         for flow in taking:

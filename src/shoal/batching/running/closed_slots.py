@@ -1,0 +1,101 @@
+"""The slots of a batcher whose handler gets whole batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio.lowlevel
+
+from shoal.batching.running.slots import Slots
+from shoal.core.batch import CutReason
+from shoal.core.policy import Cut
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from shoal.batching.loops.parking import Scope
+    from shoal.core.batch import Batch
+
+
+class ClosedSlots(Slots):
+    """Slots that take a batch when the queue has one for them, and then run the handler."""
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a free slot waits for more requests with those that are in the queue."""
+        return self._former.is_gathering
+
+    def _are_at_work(self) -> bool:
+        return bool(self.batches)
+
+    def _open_room(self) -> float:
+        return 0
+
+    async def _serve(self, scope: Scope) -> bool:
+        """Runs batches until the scope is used up; returns False when the slot is not needed."""
+        has_run = False
+        while not self._are_enough_idle():
+            await self.take_turn()
+            try:
+                batch = await self._next_batch(has_run)
+            finally:
+                self.pass_turn()
+            if batch is None:
+                return False
+            await self._run(batch, scope)
+            del batch  # an idle slot must not keep its items and results
+            has_run = True
+            if self._is_used_up(scope):
+                return True
+        return False
+
+    async def _next_batch(self, has_run: bool) -> Batch | None:
+        """Waits for the next batch; returns None when this slot is not needed any more."""
+        former = self._former
+        fresh = has_run
+        while not self._is_one_too_many():
+            # Or a request could get a slot in the tick of its end.
+            self._intake.deadlines.expire_all()
+            decision = former.decide(self._parking.now())
+            if isinstance(decision, Cut):
+                if self._is_full():
+                    await self._listen(None)
+                    continue
+                if fresh:
+                    # The callers of the batch that has just ended had no turn yet. They may come
+                    # again, and a batch that is not full should take them along.
+                    fresh = False
+                    if decision.reason is CutReason.FULL:
+                        await anyio.lowlevel.checkpoint()
+                    else:
+                        await self._parking.one_pass()
+                    continue
+                batch = self._cut(decision)
+                if batch is not None:
+                    return batch
+                continue
+            if self._room is not None:
+                self._room.rest()
+            if former.room.closed and former.live == 0:
+                return None
+            former.wake_at = decision.wake_at
+            await self._listen(decision.until)
+            former.wake_at = 0
+            fresh = False
+        return None
+
+    def _cut(self, cut: Cut) -> Batch | None:
+        """Takes a batch from the line; None if some whose turn it was have just left."""
+        requests = self._former.take(cut)
+        departed = self._parking.departed(requests)
+        if departed:
+            # They were counted when the cut was decided, so it is decided again without them.
+            for request in departed:
+                request.state = State.CANCELLED
+            self._counters.cancelled += len(departed)
+            self._former.put_back(requests)
+            self._former.reform()  # their places are free
+            return None
+        batch = self._begun(requests, cut.reason)
+        self._counters.batches[cut.reason] += 1
+        self._counters.batch_size.observe(batch.size)
+        return batch

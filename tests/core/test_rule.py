@@ -1,0 +1,82 @@
+"""What a former asks of any policy, beside the contract that users keep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from core.former_scenes import come, line, new
+from shoal import LinePolicy
+from shoal.core.batch import CutReason
+from shoal.core.policies.user_policy import Guarded
+from shoal.core.policy import Wait
+from shoal.core.request import State
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from shoal import Hurry, Request
+
+ALL: dict[str, dict[str, Any]] = {
+    "SizeOrWait": {},
+    "Ranked": {"order": "deadline"},
+    "Buckets": {"bucket_by": len},
+    "Guarded": {"policy": lambda _options: Own()},
+}
+
+
+class Own(LinePolicy):
+    """A user's policy, with names of its own that a former's rule has for something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 1000
+        self.append = self.extend = self.by_arrival = self.size_beside = self.size_of_all = None
+
+    def choose(self, line: Sequence[Request], now: float, hurry: Hurry | None) -> Any:
+        return line, CutReason.FULL
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_line_of_each_rule_knows_how_much_waits(name: str) -> None:
+    requests = [new(key="a"), new(key="b"), new(key="b")]
+    former = line(*requests, **ALL[name])
+    assert type(former._policy).__name__ == name
+    assert former.size == 3
+    assert former.scheduling_capacity == 7
+    former.leave(requests[0])
+    assert former.size == 2
+    assert former.size_beside(new(key="a").options) == (0 if name == "Buckets" else 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_many_come_as_if_one_after_the_other(name: str) -> None:
+    former = line(**ALL[name])
+    assert former.decide(0.0) == Wait(None, 0 if name == "Guarded" else 1)
+    former.wake_at = 1
+    requests = [new(), new()]
+    for request in requests:
+        request.state = State.QUEUED
+    assert former.arrive_all(requests)
+    assert former.live == former.size == 2
+    assert former.in_line() == requests
+
+
+def test_a_rule_that_must_decide_is_asked_when_many_come() -> None:
+    guarded = Guarded(Own())
+    assert guarded.extend([new(), new()])
+    assert guarded.size_of_all() == 2
+
+
+def test_those_who_came_at_one_moment_are_in_order_of_arrival() -> None:
+    first, second, earlier = new(1, priority=2), new(1, priority=1), new(0, priority=2)
+    former = line(first, second, earlier, priority_levels=2)
+    assert former._policy.by_arrival() == [earlier, first, second]
+
+
+def test_a_plain_line_is_in_order_of_arrival_as_it_is() -> None:
+    let_in_late, other = new(0), new(1)
+    former = line(other, batch_wait_timeout_s=9)
+    come(former, let_in_late)
+    assert former._policy.by_arrival() == [other, let_in_late]
