@@ -100,6 +100,16 @@ def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
     assert take(former) == [stays]
 
 
+def test_a_flush_is_of_those_who_were_handed_out_last() -> None:
+    former = line(new(), max_batch_size=1, batch_wait_timeout_s=0)
+    former.flush()
+    take(former)
+    assert former.took_flushed
+    come(former, new())
+    take(former)
+    assert not former.took_flushed
+
+
 class Emptying(LinePolicy):
     """A rule that empties the list of those that it takes back."""
 
@@ -188,6 +198,8 @@ def test_a_closed_line_lets_nobody_in_and_everybody_who_waits() -> None:
     former.close()
     assert waiting(former) == [first, second]
     assert former.admit(new()).refusal == "it is closed"
+    former.reform(idle_slots=1)
+    assert former.scheduling_capacity == 0
 
 
 def parked_by_cost(*costs: float, idle: int = 0) -> tuple[Any, list[Any]]:

@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 import shoal
-from shoal.batching.running.slots import Slots
+from shoal.batching.running.closed_slots import ClosedSlots
 from shoal.testing import settle
 from shoal.testing.asgi import Call, Lifespan, ask, calling
 
@@ -600,7 +600,7 @@ async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplo
             raise bug
         return cut(slots, decision)
 
-    monkeypatch.setattr(Slots, "_cut", breaking)
+    monkeypatch.setattr(ClosedSlots, "_cut", breaking)
     app = app_of(doubled)
     app.endpoint("/broken", name="broken", max_batch_size=7)(doubled)
     async with app.lifespan():
