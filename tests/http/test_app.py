@@ -593,7 +593,7 @@ class Bug(BaseException):
 @anyio_test
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), Bug("a panic")])
 async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug):
-    cut = Slots._cut
+    cut = ClosedSlots._cut
 
     def breaking(slots, decision):
         if slots._former.options.max_batch_size == 7:
