@@ -62,6 +62,12 @@ def cells(table):
     return [re.split(r"  +", line) for line in table.splitlines()]
 
 
+def wait_for_both_replicas(told):
+    """A backend was created when its first replica was ready."""
+    while "2/2" not in told("backends", "list"):
+        pass
+
+
 def test_an_empty_server_says_that_it_is(told):
     assert told("status") == "no backends\n\nno endpoints"
     assert told("backends", "list") == "no backends"
@@ -72,6 +78,7 @@ def test_an_empty_server_says_that_it_is(told):
 def test_a_backend_is_created_shown_and_deleted(told):
     create = ["backends", "create", "twice", "driven_models:Scaler"]
     assert told(*create, "max_batch_size=4", "num_replicas=2") == "created the backend twice"
+    wait_for_both_replicas(told)
     heads, row = cells(told("backends", "list"))
     shown = dict(zip(heads, row, strict=True))
     assert shown["BACKEND"] == "twice"
@@ -219,6 +226,7 @@ def test_status_shows_replicas_and_figures(told):
     told("backends", "create", "b", "driven_models:Scaler", "num_replicas=2")
     told("endpoints", "create", "e", "--route", "/e", "--backend", "b")
     told("call", "e", "1")
+    wait_for_both_replicas(told)
     backends, replicas, endpoints = map(cells, told("status").split("\n\n"))
     assert backends[1][0] == "b"
     assert backends[1][7] == "1"
