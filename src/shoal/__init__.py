@@ -10,8 +10,9 @@ whole or as a stream::
         vector = await embed("one text")
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
+
+from shoal.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
@@ -249,22 +250,4 @@ _WHERE: Final = {
     "start": "shoal.starting",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first asked for."""
-    module = _WHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module 'shoal' has no attribute {name!r}")
-    try:
-        found = globals()[name] = getattr(import_module(module), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "shoal":
-            raise
-        raise ImportError(
-            f"shoal.{name} needs {error.name!r}: pip install 'shoal[serve]'", name=error.name
-        ) from error
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _WHERE)

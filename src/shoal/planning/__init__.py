@@ -5,8 +5,9 @@
 A name is loaded when it is first asked for, as in `shoal`: each command loads this package.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from shoal.core.simulation.results import (
@@ -56,11 +57,4 @@ _WHERE = {
     "simulate": "shoal.core.simulation.simulate",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first asked for."""
-    module = _WHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module 'shoal.planning' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(module), name)
-    return found
+__getattr__, __dir__ = lazy_names(__name__, _WHERE)

@@ -5,8 +5,9 @@ A name is loaded when it is first asked for, as in `shoal`: a worker process tha
 check, and needs one small module of this package, then starts as fast as any other.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.core.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from shoal.core.simulation.simulate import simulate
@@ -49,15 +50,4 @@ _WHERE = {
     "virtual_backend": "shoal.testing.virtual_time",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Loads a public name when it is first asked for."""
-    module = _WHERE.get(name)
-    if module is None:
-        raise AttributeError(f"module 'shoal.testing' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(module), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _WHERE)

@@ -1,0 +1,40 @@
+"""The names of a package whose modules are loaded when a name is first asked for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def lazy_names(
+    package: str, where: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Makes the ``__getattr__`` and the ``__dir__`` of a package.
+
+    Args:
+        package: Its name.
+        where: The module of each name.
+    """
+    namespace = vars(sys.modules[package])
+
+    def load(name: str) -> Any:
+        """Loads a public name when it is first asked for."""
+        module = where.get(name)
+        if module is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        try:
+            found = namespace[name] = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "shoal":
+                raise
+            raise ImportError(
+                f"{package}.{name} needs {error.name!r}: pip install 'shoal[serve]'",
+                name=error.name,
+            ) from error
+        return found
+
+    return load, lambda: sorted({*namespace, *where})
