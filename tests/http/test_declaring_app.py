@@ -147,6 +147,8 @@ def test_a_name_and_a_path_with_a_method_are_declared_once():
         (lambda app: app.traffic("there", {"b": 0.9}), ValueError),
         (lambda app: app.shadow("absent", "b", 1.0), errors.NoSuchName),
         (lambda app: app.shadow("there", "absent", 1.0), errors.NoSuchName),
+        (lambda app: app.shadow("there", [], 1.0), errors.NoSuchName),
+        (lambda app: app.traffic([], {"b": 1.0}), errors.NoSuchName),
         (lambda app: app.shadow("there", "b", 1.1), ValueError),
         (lambda app: app.shadow("there", "b", "1"), TypeError),
     ],

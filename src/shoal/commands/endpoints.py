@@ -13,7 +13,7 @@ from shoal.commands.support.planning import print_out
 from shoal.commands.support.printing import confirm, print_data
 from shoal.planning.mistake import Mistake
 from shoal.serving.clients.wire_forms import written
-from shoal.serving.names import DEFAULT_METHODS
+from shoal.serving.names import DEFAULT_METHODS, not_there
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -188,8 +188,7 @@ def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
     if name is None:
         return endpoints
     if name not in endpoints:
-        there = ", ".join(sorted(endpoints)) or "none"
-        raise Mistake(f"there is no endpoint {name!r}; there are: {there}", 1)
+        raise Mistake(not_there("endpoint", name, endpoints), 1)
     return {name: endpoints[name]}
 
 

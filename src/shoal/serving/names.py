@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any, Final, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeVar, cast
 from urllib.parse import unquote
+
+from shoal.errors import NoSuchName
+
+T = TypeVar("T")
 
 RESERVED: Final = "/-"
 """Where the server's own routes are."""
@@ -48,6 +52,32 @@ def checked_tag(what: str, tag: Any) -> str:
     if not is_tag(tag):
         raise ValueError(f"{tag!r} can't be {what}: {TAG_FORM}")
     return tag
+
+
+def not_there(kind: str, name: object, there: Iterable[str]) -> str:
+    """Says that there is no backend, or endpoint, of some name, and which there are.
+
+    Args:
+        kind: ``"backend"`` or ``"endpoint"``.
+        name: What was asked for.
+        there: The names of those that there are.
+    """
+    return f"there is no {kind} {name!r}; there are: {', '.join(sorted(there)) or 'none'}"
+
+
+def found(kind: str, name: Any, there: Mapping[str, T]) -> T:
+    """Returns the backend, or endpoint, of some name.
+
+    Raises:
+        NoSuchName: There is none of that name, which may be anything.
+    """
+    try:
+        one = there.get(name)
+    except TypeError:  # what can't be hashed is no name either
+        one = None
+    if one is None:
+        raise NoSuchName(not_there(kind, name, there))
+    return one
 
 
 def checked_route(route: Any) -> str | None:

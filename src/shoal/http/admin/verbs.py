@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from shoal.errors import NoSuchName
 from shoal.http.admin.bodies import admin_problem, members
 from shoal.http.requests.streaming import answer_with_stream
 from shoal.serving.clients.wire_forms import config_shown, without_hidden
-from shoal.serving.names import DEFAULT_METHODS
+from shoal.serving.names import DEFAULT_METHODS, found
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,10 +117,7 @@ class Verbs:
     async def show_endpoint(self, asked: Asked) -> Any:
         """``GET endpoints/{name}``."""
         name, endpoints = asked.names["name"], await self._client.list_endpoints()
-        if name not in endpoints:
-            there = ", ".join(sorted(endpoints)) or "none"
-            raise NoSuchName(f"there is no endpoint {name!r}; there are: {there}")
-        return endpoints[name]
+        return found("endpoint", name, endpoints)
 
     async def delete_endpoint(self, asked: Asked) -> Any:
         """``DELETE endpoints/{name}``."""

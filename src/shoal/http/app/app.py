@@ -18,7 +18,6 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
 from shoal.core.options.names import suggested
 from shoal.core.traffic import Shadow, Traffic
-from shoal.errors import NoSuchName
 from shoal.http.admin.imports import ImportRule
 from shoal.http.app.code import declared_on
 from shoal.http.app.declarations import (
@@ -39,7 +38,13 @@ from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.keywords import refuse_unknown
 from shoal.serving.controller.controller import Controller
-from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_path, checked_tag
+from shoal.serving.names import (
+    DEFAULT_METHODS,
+    checked_methods,
+    checked_path,
+    checked_tag,
+    found,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -295,9 +300,7 @@ class App:
             RuntimeError: The application is open.
         """
         declared = self._endpoint_to_change(endpoint)
-        if backend not in self._declared.backends:
-            there = ", ".join(sorted(self._declared.backends)) or "none"
-            raise NoSuchName(f"there is no backend {backend!r}; there are: {there}")
+        found("backend", backend, self._declared.backends)
         Shadow(backend, proportion)
         declared.shadows.append(
             DeclaredShadow(backend=backend, proportion=proportion, compare=compare)
@@ -323,11 +326,7 @@ class App:
 
     def _endpoint_to_change(self, name: str) -> DeclaredEndpoint:
         self._check_not_open(name)
-        found = self._declared.endpoints.get(name)
-        if found is None:
-            there = ", ".join(sorted(self._declared.endpoints)) or "none"
-            raise NoSuchName(f"there is no endpoint {name!r}; there are: {there}")
-        return found
+        return found("endpoint", name, self._declared.endpoints)
 
     def _check_not_open(self, what: str) -> None:
         if self._is_up():
@@ -431,11 +430,11 @@ class App:
             return page
         if self._table is not None and self._phase != "closed":
             return self._table.at(path)
-        found: dict[str, Route] = {}
+        declared: dict[str, Route] = {}
         for endpoint in self._declared.endpoints.values():
             if endpoint.path == path:
-                found |= dict.fromkeys(endpoint.methods, self._not_open)
-        return found or None
+                declared |= dict.fromkeys(endpoint.methods, self._not_open)
+        return declared or None
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

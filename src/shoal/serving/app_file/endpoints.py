@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.traffic import Shadow, Traffic
 from shoal.replicas.code.definition import split_import_path
-from shoal.serving.names import DEFAULT_METHODS, checked_methods, checked_route, checked_tag
+from shoal.serving.names import (
+    DEFAULT_METHODS,
+    checked_methods,
+    checked_route,
+    checked_tag,
+    not_there,
+)
 from shoal.serving.state.records import DeclaredEndpoint, DeclaredShadow
 
 if TYPE_CHECKING:
@@ -132,8 +138,7 @@ class EndpointChecks:
     def _is_backend(self, path: Path, tag: Any) -> bool:
         if isinstance(tag, str) and tag in self._backends:
             return True
-        there = ", ".join(sorted(self._backends)) or "none"
-        self._flaws.add(path, f"there is no backend {tag!r}; there are: {there}")
+        self._flaws.add(path, not_there("backend", tag, self._backends))
         return False
 
     def _try(self, path: Path, check: Callable[..., Any], *arguments: Any) -> Any:

@@ -15,6 +15,7 @@ import anyio
 
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName
 from shoal.serving.backends.backend import Backend
+from shoal.serving.names import found
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
@@ -89,14 +90,7 @@ class Backends:
         Raises:
             NoSuchName: There is none of that tag.
         """
-        try:
-            found = self.by_tag.get(tag)
-        except TypeError:  # what can't be hashed is no tag either
-            found = None
-        if found is None:
-            there = ", ".join(sorted(self.by_tag)) or "none"
-            raise NoSuchName(f"there is no backend {tag!r}; there are: {there}")
-        return found
+        return found("backend", tag, self.by_tag)
 
     def among(self, tags: Iterable[str]) -> dict[str, Backend]:
         """Returns those of some tags, all of which are there."""

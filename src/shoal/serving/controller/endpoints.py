@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.errors import NameTaken, NoSuchName, ShutDown
+from shoal.serving.names import found
 
 if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -30,14 +31,7 @@ class Endpoints:
         Raises:
             NoSuchName: There is none of that name.
         """
-        try:
-            found = self.by_name.get(name)
-        except TypeError:  # what can't be hashed is no name either
-            found = None
-        if found is None:
-            there = ", ".join(sorted(self.by_name)) or "none"
-            raise NoSuchName(f"there is no endpoint {name!r}; there are: {there}")
-        return found
+        return found("endpoint", name, self.by_name)
 
     def users_of(self, tag: str) -> list[str]:
         """Returns the names of those that send something to a backend."""
