@@ -17,6 +17,7 @@ import pytest
 import trio
 
 import shoal
+from shoal.batching.loops import event_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -359,3 +360,25 @@ def test_a_program_loads_no_event_loop_but_its_own(loop, other, tmp_path):
     loaded = set(ran.stdout.split())
     assert loop in loaded
     assert other not in loaded
+
+
+@pytest.mark.parametrize("comes", ["before trio", "after trio"])
+def test_trio_is_told_of_each_function_that_holds_ctrl_c(comes, monkeypatch):
+    monkeypatch.setattr(event_loop, "_mark", None)
+    monkeypatch.setattr(event_loop, "_to_mark", [])
+    if comes == "after trio":
+        event_loop.mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
+
+    def holding():
+        return trio.lowlevel.currently_ki_protected()
+
+    holding.__code__ = holding.__code__.replace()  # what trio marks, and both cases would share
+    event_loop.holds_ctrl_c(holding)
+    if comes == "before trio":
+        event_loop.mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
+
+    async def main():
+        assert not trio.lowlevel.currently_ki_protected()
+        return holding()
+
+    assert trio.run(main)

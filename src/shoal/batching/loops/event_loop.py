@@ -38,10 +38,9 @@ def holds_ctrl_c(function: F) -> F:
 
     So a KeyboardInterrupt that comes out of them was raised by the code itself.
     """
-    if _mark is None:
-        _to_mark.append(function)
-    else:
-        _mark(function)
+    _to_mark.append(function)
+    if _mark is not None:
+        mark_what_holds_ctrl_c(_mark)
     return function
 
 
@@ -49,8 +48,9 @@ def mark_what_holds_ctrl_c(mark: Callable[[Any], object]) -> None:
     """Hears how trio is told of such functions, before one is called in it."""
     global _mark
     _mark = mark
-    while _to_mark:
-        mark(_to_mark.pop())
+    with suppress(IndexError):  # all are marked, by this thread or another
+        while True:
+            mark(_to_mark.pop())
 
 
 def _if_loaded(module: str, name: str) -> Any:
