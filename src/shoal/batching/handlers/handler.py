@@ -91,7 +91,6 @@ class Handler:
         self.binding = binding or Binding.of_handler(function, prototype, of_batch=fill != "closed")
         self.threaded = not (is_async or self._async_steps)
         self._threads: anyio.CapacityLimiter | None = None
-        self._of_one = self.binding.gives == "arguments"
 
     @classmethod
     def of_one(cls, function: Callable[..., Any]) -> Handler:
@@ -104,7 +103,11 @@ class Handler:
         Cancellation: reaches an async handler; waits for the thread of a plain one.
         """
         results = await self._results(items)
-        return [results] if self._of_one else results
+        return [results] if self._is_of_one else results
+
+    @property
+    def _is_of_one(self) -> bool:
+        return self.binding.gives == "arguments"
 
     async def _results(self, items: list[Any]) -> Any:
         args, kwargs = self.binding.columns(items)
@@ -152,7 +155,7 @@ class Handler:
         args, kwargs = self.binding.columns(items)
         started = self.function(*args, **kwargs)
         steps = started if self._async_steps else self._threaded_steps(started)
-        return _of_one(steps) if self._of_one else steps
+        return _of_one(steps) if self._is_of_one else steps
 
     async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
         # One context for all steps, as a generator in one thread has. It is copied in the thread:
