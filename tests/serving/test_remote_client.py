@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 import socket
+import ssl
 import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
@@ -316,6 +317,30 @@ def test_arguments_of_the_wrong_type_are_refused():
         connect("http://x", token=b"x")
     with pytest.raises(ValueError, match="printable"):
         connect("http://x", token="a b")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("url", ["http://x", "HTTPS://x", "unix:/x.sock"])
+async def test_the_usual_authorities_are_trusted_where_tls_is_spoken_and_none_elsewhere(
+    url, monkeypatch
+):
+    made = []
+
+    class Client(httpx.AsyncClient):
+        def __init__(self, **options):
+            made.append(options["verify"])
+            gone = httpx.MockTransport(lambda _: httpx.Response(404))
+            super().__init__(base_url=options["base_url"], transport=gone)
+
+    monkeypatch.setattr(httpx, "AsyncClient", Client)
+    with pytest.raises(ConnectionError):
+        await connect(url).__aenter__()
+    [verify] = made
+    if url.startswith("HTTPS"):
+        assert verify is True
+    else:
+        assert verify.verify_mode == ssl.CERT_REQUIRED
+        assert verify.get_ca_certs() == []
 
 
 def test_without_httpx_it_says_what_to_install(monkeypatch):
