@@ -6,9 +6,10 @@ For the same reason a watchdog thread stands by, which ends the process when a d
 time. It waits on a `queue.SimpleQueue`, whose `put` is made to be called from wherever a signal
 handler interrupts.
 
-SIGHUP, by which a closed terminal tells its programs, asks for a drain as well. But it never is the
-second signal: who closes a terminal sends it twice, from the shell and from the kernel, and some
-supervisors send it right after SIGTERM. Where it is ignored, as `nohup` has it, it stays so.
+SIGHUP, by which a closed terminal tells its programs, asks for a drain as well, but does not count:
+two others are needed to end the process. Who closes a terminal sends it twice, from the shell and
+from the kernel, and some supervisors send it together with SIGTERM, when Python hears of it first.
+Where it is ignored, as `nohup` has it, it stays so.
 """
 
 from __future__ import annotations
