@@ -12,7 +12,7 @@ whole or as a stream::
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.core.lazy_names import lazy_names
+from shoal.core.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.batching.batcher import Batcher
@@ -250,4 +250,4 @@ _WHERE: Final = {
     "start": "shoal.starting",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _WHERE)
+__getattr__, __dir__ = _lazy_names(__name__, _WHERE)

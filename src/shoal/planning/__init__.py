@@ -7,7 +7,7 @@ A name is loaded when it is first asked for, as in `shoal`: each command loads t
 
 from typing import TYPE_CHECKING
 
-from shoal.core.lazy_names import lazy_names
+from shoal.core.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.core.simulation.results import (
@@ -57,4 +57,4 @@ _WHERE = {
     "simulate": "shoal.core.simulation.simulate",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _WHERE)
+__getattr__, __dir__ = _lazy_names(__name__, _WHERE)

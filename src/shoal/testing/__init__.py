@@ -7,7 +7,7 @@ check, and needs one small module of this package, then starts as fast as any ot
 
 from typing import TYPE_CHECKING
 
-from shoal.core.lazy_names import lazy_names
+from shoal.core.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from shoal.core.simulation.simulate import simulate
@@ -50,4 +50,4 @@ _WHERE = {
     "virtual_backend": "shoal.testing.virtual_time",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _WHERE)
+__getattr__, __dir__ = _lazy_names(__name__, _WHERE)
