@@ -6,6 +6,7 @@ The rules are functions from sources to complaints, so that each is also run on 
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import tomllib
 from dataclasses import dataclass
@@ -95,17 +96,10 @@ def layer_of(module: str) -> str:
 
 def imports_of(module: str, source: str, modules: Mapping[str, str]) -> Iterator[Import]:
     """Every import of a module, those for type checkers and those inside functions included."""
-    tree = ast.parse(source)
-    late = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for node in ast.walk(function)
-    }
-    for node in ast.walk(tree):
+    for node, is_late in import_statements(source):
         if isinstance(node, ast.Import):
             targets = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
+        else:
             origin = node.module or ""
             if node.level:
                 package = (
@@ -115,10 +109,25 @@ def imports_of(module: str, source: str, modules: Mapping[str, str]) -> Iterator
                 origin = ".".join([*base, *([origin] if origin else [])])
             submodules = [f"{origin}.{alias.name}" for alias in node.names]
             targets = [name if name in modules else origin for name in submodules]
-        else:
-            continue
         for target in dict.fromkeys(targets):
-            yield Import(module, target, node.lineno, id(node) in late)
+            yield Import(module, target, node.lineno, is_late)
+
+
+@functools.cache
+def import_statements(source: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """The import statements of a source, and whether each is within a function."""
+    found: list[tuple[ast.Import | ast.ImportFrom, bool]] = []
+
+    def look_into(node: ast.AST, is_late: bool) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append((node, is_late))
+        elif not isinstance(node, ast.expr):
+            is_late = is_late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for inner in ast.iter_child_nodes(node):
+                look_into(inner, is_late)
+
+    look_into(ast.parse(source), False)
+    return found
 
 
 def is_package(module: str, modules: Mapping[str, str]) -> bool:

@@ -9,6 +9,7 @@ from argparse import (
     ArgumentTypeError,
     RawDescriptionHelpFormatter,
 )
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from typing_extensions import override
@@ -19,6 +20,8 @@ from shoal.serving.names import TAG_FORM, is_tag
 if TYPE_CHECKING:
     from argparse import Action, Namespace
     from collections.abc import Callable
+
+    from _typeshed import SupportsWrite
 
 
 class CommandParser(ArgumentParser):
@@ -53,6 +56,11 @@ class CommandParser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Says what is wrong, and where the usage is told: that of a command fills a screen."""
         self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        # CPython does so from 3.11.4 on. A reader that has seen enough of the help is no error.
+        with suppress(OSError):
+            super()._print_message(message, file)
 
     def _check_first(self, args: Any) -> None:
         # Else it is told that a command is missing, or that the option's value is none.

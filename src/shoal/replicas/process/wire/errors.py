@@ -8,9 +8,9 @@ worker saw is a note on the error.
 
 from __future__ import annotations
 
+import os.path
 import pickle
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from shoal.batching.handlers import handler as handlers
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 _CALLERS: Final = {
     handlers.__file__,
     jobs.__file__,
-    *(str(Path(__file__).parents[1] / "child" / name) for name in ("main.py", "async_loop.py")),
+    *(
+        os.path.join(os.path.dirname(os.path.dirname(__file__)), "child", name)
+        for name in ("main.py", "async_loop.py")
+    ),
 }
 """The files that call the user's code."""
 
