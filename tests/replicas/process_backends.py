@@ -1,16 +1,13 @@
 """Code that the tests of process replicas run; it is imported in the workers.
 
-Hundreds of workers are started, so numpy, which takes longer to import than all else here, is
-imported by the methods that need it.
+Hundreds of workers are started, so what takes long to import, and few need, is imported by the
+methods that need it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
 import os
 import re
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -109,6 +106,8 @@ class Plain:
         os._exit(code)
 
     def crash(self, item: int) -> None:
+        import ctypes
+
         ctypes.string_at(0)
 
     def close_files(self, item: int) -> None:
@@ -216,6 +215,8 @@ class Plain:
         self._folder.wait("never")
 
     def start_child(self, item: int) -> int:
+        import subprocess
+
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
 
     def in_sleep(self, item: int) -> None:
@@ -277,7 +278,10 @@ class Panic(BaseException):
     """Like the class that Rust extensions raise."""
 
 
-ODD = {"panic": Panic, "cancelled": asyncio.CancelledError, "closed": GeneratorExit}
+def odd_errors() -> dict[str, type[BaseException]]:
+    import asyncio
+
+    return {"panic": Panic, "cancelled": asyncio.CancelledError, "closed": GeneratorExit}
 
 
 class Odd:
@@ -289,8 +293,8 @@ class Odd:
     sick = ""
 
     def pid(self, how: str) -> int:
-        if how in ODD:
-            raise ODD[how]("odd")
+        if kind := odd_errors().get(how):
+            raise kind("odd")
         return os.getpid()
 
     __call__ = pid

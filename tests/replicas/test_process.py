@@ -11,7 +11,6 @@ import pytest
 
 from replicas.playing import MODULE, is_alive, made, noted, playing
 from replicas.process_backends import (
-    ODD,
     Async,
     Odd,
     OddAsync,
@@ -19,6 +18,7 @@ from replicas.process_backends import (
     Plain,
     Unreadable,
     Unsendable,
+    odd_errors,
 )
 from shoal.batching.current import running_batch
 from shoal.core.batch import Batch, CutReason
@@ -101,7 +101,7 @@ async def test_what_is_no_exception_fails_its_work_and_its_worker_lives_on(code)
 
     async with playing(made(code)) as played:
         pid = await played.run("__call__", ["well"])
-        for how, kind in ODD.items():
+        for how, kind in odd_errors().items():
             assert kind.__name__ in await error_of(played.run("__call__", [how]))
             if code is OddAsync:
                 assert kind.__name__ in await error_of(played.run("waits", [how]))

@@ -4,62 +4,26 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
 
 import shoal
 from batching.scenes import settle
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+from serving.watched_code import (
+    Thing,
+    failing,
+    failing_steps,
+    in_a_task,
+    one,
+    plain,
+    plain_steps,
+    plainly_failing,
+    steps,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
-
-
-class Thing:
-    """An item that can be watched, here and in another process."""
-
-
-@shoal.accept_batch
-async def in_a_task(things: list[Any]) -> list[Any]:
-    return [Thing() for _ in things]
-
-
-@shoal.accept_batch
-def plain(things: list[Any]) -> list[Any]:
-    return [Thing() for _ in things]
-
-
-async def one(thing: Any) -> Any:
-    return Thing()
-
-
-@shoal.accept_batch
-async def steps(things: list[Any]) -> AsyncIterator[list[Any]]:
-    yield [Thing() for _ in things]
-
-
-@shoal.accept_batch
-def plain_steps(things: list[Any]) -> Iterator[list[Any]]:
-    yield [Thing() for _ in things]
-
-
-@shoal.accept_batch
-async def failing(things: list[Any]) -> list[Any]:
-    raise ValueError("no")
-
-
-@shoal.accept_batch
-def plainly_failing(things: list[Any]) -> list[Any]:
-    raise ValueError("no")
-
-
-@shoal.accept_batch
-async def failing_steps(things: list[Any]) -> AsyncIterator[list[Any]]:
-    yield [Thing() for _ in things]
-    raise ValueError("no")
 
 
 ASYNC: list[Any] = [in_a_task, one, steps, failing, failing_steps]
