@@ -30,7 +30,7 @@ import anyio
 
 import shoal
 from benchmarks.report import Panel, Report, parser, print_table, verdict
-from shoal.core.forming.call_options import Terms, Wishes
+from shoal.core.forming.call_options import CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.request import Request, State
 
@@ -132,7 +132,7 @@ class Line:
 
     def __init__(self, options: Mapping[str, Any], length: int) -> None:
         self._options = shoal.BatchOptions(**{**PLAIN, **options})
-        self._terms = Terms("a line", self._options)
+        self._terms = RequestOptionsFactory("a line", self._options)
         self._former = Former(self._options)
         self._former.reform(idle_slots=0)
         self._random = random.Random(SEED)
@@ -160,14 +160,14 @@ class Line:
             request.options = None
             request.error = request.batch = None
             if terms.of_each:
-                wishes = Wishes(priority=1 + item % levels, deadline_s=1 + item % 29)
+                wishes = CallOptions(priority=1 + item % levels, deadline_s=1 + item % 29)
                 request.options = terms.of(item, wishes, self._now)
             request.state = State.QUEUED
             former.arrive(request)
 
     def _hand_out(self) -> int:
         decision = self._former.decide(self._now + math.ulp(self._now))
-        if not isinstance(decision, shoal.Cut):
+        if not isinstance(decision, shoal.Dispatch):
             assert decision.until is not None
             self._now = decision.until
             return 0

@@ -110,7 +110,7 @@ def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Prints a table: the first column to the left, the figures to the right."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, ["-" * width for width in widths], *rows):
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = [waiter.rjust(width) for waiter, width in zip(row, widths, strict=True)]
         cells[0] = row[0].ljust(widths[0])
         print("  ".join(cells))
 

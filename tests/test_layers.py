@@ -64,7 +64,7 @@ CONTRACTS = {
     "shoal.batching.calls.call.StreamCall",
     "shoal.batching.calls.call.UnaryCall",
     # What a request knows of its batch, which knows its requests.
-    "shoal.core.request.Company",
+    "shoal.core.request.RequestBatch",
 }
 
 EVENT_LOOPS = {"asyncio", "trio"}

@@ -178,8 +178,8 @@ class SlowWriter:
                 writer.join(request, request.item)
             step: Step = [None] * PLACES
             for request, character, over in await to_thread.run_sync(writer.step):
-                cell = Cell(reader=request.metadata["reader"], text=character or "")
-                step[places.index(request)] = cell
+                waiter = Cell(reader=request.metadata["reader"], text=character or "")
+                step[places.index(request)] = waiter
                 if character is not None:
                     await request.send(character)
                 if over:

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from shoal.batching.open.batch import OpenBatch, OpenRequest
     from shoal.batching.options.list_cost import of_list
     from shoal.batching.retrying import retrying
-    from shoal.core.batch import Batch, CutReason
+    from shoal.core.batch import Batch, DispatchReason
     from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
     from shoal.core.options.options import BatchOptions
     from shoal.core.options.records import LatencyTarget, QueuePolicy
-    from shoal.core.policy import BatchPolicy, Cut, Hurry, LinePolicy, Wait
+    from shoal.core.policy import BatchPolicy, Dispatch, Pressure, Wait, WholeQueuePolicy
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.core.request import Request
     from shoal.errors import (
@@ -98,24 +98,22 @@ __all__ = [
     "Blueprint",
     "Client",
     "ClosingCounts",
-    "Cut",
-    "CutReason",
     "DeadlineExceeded",
     "Definition",
     "Description",
+    "Dispatch",
+    "DispatchReason",
     "EndpointStatus",
     "Handle",
     "HandlerFailed",
     "HandlerTimeout",
     "HistogramSnapshot",
     "HttpOptions",
-    "Hurry",
     "Identity",
     "InUse",
     "ItemTooLarge",
     "LatencyModelSnapshot",
     "LatencyTarget",
-    "LinePolicy",
     "Mark",
     "Method",
     "NameTaken",
@@ -126,6 +124,7 @@ __all__ = [
     "OpenBatch",
     "OpenRequest",
     "Overloaded",
+    "Pressure",
     "QueuePolicy",
     "Replica",
     "ReplicaDied",
@@ -145,6 +144,7 @@ __all__ = [
     "UnaryCall",
     "Unfinished",
     "Wait",
+    "WholeQueuePolicy",
     "WouldDeadlock",
     "WrongBatchSize",
     "WrongResultType",
@@ -185,8 +185,8 @@ _WHERE: Final = {
     "Blueprint": "shoal.replicas.contract",
     "Client": "shoal.serving.clients.protocol",
     "ClosingCounts": "shoal.core.counters",
-    "Cut": "shoal.core.policy",
-    "CutReason": "shoal.core.batch",
+    "Dispatch": "shoal.core.policy",
+    "DispatchReason": "shoal.core.batch",
     "DeadlineExceeded": "shoal.errors",
     "Definition": "shoal.replicas.code.definition",
     "Description": "shoal.replicas.code.description",
@@ -197,13 +197,13 @@ _WHERE: Final = {
     "HandlerTimeout": "shoal.errors",
     "HistogramSnapshot": "shoal.core.counters",
     "HttpOptions": "shoal.http.app.embedded",
-    "Hurry": "shoal.core.policy",
+    "Pressure": "shoal.core.policy",
     "Identity": "shoal.replicas.code.current",
     "InUse": "shoal.errors",
     "ItemTooLarge": "shoal.errors",
     "LatencyModelSnapshot": "shoal.core.latency_model",
     "LatencyTarget": "shoal.core.options.records",
-    "LinePolicy": "shoal.core.policy",
+    "WholeQueuePolicy": "shoal.core.policy",
     "Mark": "shoal.batching.calls.stream",
     "Method": "shoal.replicas.code.description",
     "NameTaken": "shoal.errors",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.arguments import CommandParser
 from shoal.commands.support.saying import say
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         return run(arguments)
-    except Mistake as mistake:
+    except CommandError as mistake:
         if str(mistake):
             say(f"shoal: {mistake}")
         return mistake.exit_code

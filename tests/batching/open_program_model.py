@@ -302,7 +302,7 @@ class OpenWorld(World):
         for run in self.runs:
             active = len(run.batch.active)
             if self.program.fill == "open":
-                assert run.batch.reason is not shoal.CutReason.OPEN, "an open batch has room"
+                assert run.batch.reason is not shoal.DispatchReason.OPEN, "an open batch has room"
             elif not self.program.steps:
                 assert active >= options.max_batch_size, "a free place was not taken"
 

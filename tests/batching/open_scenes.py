@@ -60,7 +60,7 @@ class Taker:
         self.batches: list[list[Any]] = []
         self.started: list[float] = []
         self.closed: list[float] = []
-        self.reasons: list[shoal.CutReason] = []
+        self.reasons: list[shoal.DispatchReason] = []
         self.cancelled = 0
         self.gate = anyio.Event()
         self.gate.set()

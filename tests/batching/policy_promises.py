@@ -228,9 +228,11 @@ class Promises(FormingWorld):
         return (level,) if aging_s is None else (round(request.arrived_at + level * aging_s, 6),)
 
     def _check_level(self, request: Request, options: BatchOptions) -> None:
-        wish = (request.item.whole or request.item).asks.level
+        asked_priority = (request.item.whole or request.item).asks.level
         usual = options.usual_priority
-        assert request.priority == (min(wish, options.priority_levels) if wish else usual)
+        assert request.priority == (
+            min(asked_priority, options.priority_levels) if asked_priority else usual
+        )
 
     def _window_s(self, request: Request, options: BatchOptions) -> float:
         policy = options.queue_policy(request.priority)

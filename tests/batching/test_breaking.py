@@ -91,13 +91,15 @@ class Broken(BaseException):
     """Like KeyboardInterrupt, but asyncio and the test runner don't know it."""
 
 
-class BreaksWhenAsked(shoal.LinePolicy):
+class BreaksWhenAsked(shoal.WholeQueuePolicy):
     """A rule that breaks once all three are in line."""
 
     def __init__(self, _options: Any) -> None:
         super().__init__()
 
-    def choose(self, line: Sequence[shoal.Request], now: float, hurry: shoal.Hurry | None) -> Any:
+    def choose(
+        self, line: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+    ) -> Any:
         if len(line) == 3:
             raise Broken
         return shoal.Wait(None)

@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-class InOrder(shoal.LinePolicy):
+class InOrder(shoal.WholeQueuePolicy):
     """One at a time; each test breaks another of its methods."""
 
     def __init__(self, _options: Any) -> None:
         super().__init__()
 
     def choose(
-        self, line: Sequence[shoal.Request], now: float, hurry: shoal.Hurry | None
-    ) -> tuple[Sequence[shoal.Request], shoal.CutReason]:
-        return line[:1], shoal.CutReason.FULL
+        self, line: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+    ) -> tuple[Sequence[shoal.Request], shoal.DispatchReason]:
+        return line[:1], shoal.DispatchReason.FULL
 
 
 class RefusesBad(InOrder):
@@ -37,24 +37,24 @@ class RefusesBad(InOrder):
 
 
 class BreaksWhenAsked(InOrder):
-    def decide(self, now: float, hurry: shoal.Hurry | None) -> shoal.Cut | shoal.Wait:
-        if self._line:
+    def decide(self, now: float, pressure: shoal.Pressure | None) -> shoal.Dispatch | shoal.Wait:
+        if self._queue:
             raise KeyError("decide")
-        return super().decide(now, hurry)
+        return super().decide(now, pressure)
 
     def waiting(self) -> Any:
         raise KeyError("waiting")
 
 
 class PanicsWhenAsked(InOrder):
-    def decide(self, now: float, hurry: shoal.Hurry | None) -> shoal.Cut | shoal.Wait:
-        if self._line:
+    def decide(self, now: float, pressure: shoal.Pressure | None) -> shoal.Dispatch | shoal.Wait:
+        if self._queue:
             raise Panic("decide")
-        return super().decide(now, hurry)
+        return super().decide(now, pressure)
 
 
 class PanicsInTake(InOrder):
-    def take(self, cut: shoal.Cut) -> list[shoal.Request]:
+    def take(self, dispatch: shoal.Dispatch) -> list[shoal.Request]:
         raise Panic("take")
 
 
@@ -77,8 +77,8 @@ class Loses(InOrder):
 
 
 class HandsOutTwice(InOrder):
-    def take(self, cut: shoal.Cut) -> list[shoal.Request]:
-        return super().take(cut) * 2
+    def take(self, dispatch: shoal.Dispatch) -> list[shoal.Request]:
+        return super().take(dispatch) * 2
 
 
 async def test_a_request_that_add_refuses_fails_alone() -> None:

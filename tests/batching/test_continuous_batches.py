@@ -22,7 +22,7 @@ from batching.scenes import (
     settle,
 )
 from batching.test_idle import HOUR_S, watched
-from shoal import CutReason
+from shoal import DispatchReason
 
 pytestmark = pytest.mark.anyio
 ORDERS = 30  # the order in which trio runs the tasks of a tick is random
@@ -768,7 +768,7 @@ async def test_statistics(kind: Kind) -> None:
         statistics = batcher.statistics()
         assert (statistics.running, statistics.queued, statistics.finished) == (0, 0, 3)
     statistics = batcher.statistics()
-    assert {r: n for r, n in statistics.batches.items() if n} == {CutReason.OPEN: 1}
+    assert {r: n for r, n in statistics.batches.items() if n} == {DispatchReason.OPEN: 1}
     assert (statistics.batch_size.total, statistics.batch_size.sum) == (1, 3)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import outcome, settle
-from shoal.core.batch import Batch, CutReason
+from shoal.core.batch import Batch, DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -104,7 +104,7 @@ async def test_a_thread_may_ask() -> None:
 
 
 async def test_a_batch_of_no_batcher_never_drains() -> None:
-    batch = Batch(1, CutReason.FULL, [])
+    batch = Batch(1, DispatchReason.FULL, [])
     assert not batch.draining.is_set()
     with pytest.raises(RuntimeError, match="nobody tells"):
         await batch.draining.wait()

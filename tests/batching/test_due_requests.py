@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from batching.scenes import Held, Recorder, Steps, line_up, outcome, settle
-from shoal import CutReason
+from shoal import DispatchReason
 from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ class Slow(Recorder):
     def __init__(self, run_s: Any) -> None:
         super().__init__()
         self.run_s = run_s
-        self.reasons: list[CutReason] = []
+        self.reasons: list[DispatchReason] = []
 
     async def __call__(self, items: list[Any]) -> list[Any]:
         self.reasons.append(shoal.current_batch().reason)
@@ -104,9 +104,9 @@ async def test_a_batch_leaves_at_half_of_the_time_while_nothing_was_measured() -
         callers += await line_up(tasks, call.options(deadline_s=8)("due"))
     assert handler.batches == [["no deadline", "due"]]
     assert handler.started_at == [pytest.approx(started + 2 + 4)]
-    assert handler.reasons == [CutReason.DEADLINE]
+    assert handler.reasons == [DispatchReason.DEADLINE]
     assert [caller.outcome for caller in callers] == ["no deadline", "due"]
-    assert batcher.statistics().batches[CutReason.DEADLINE] == 1
+    assert batcher.statistics().batches[DispatchReason.DEADLINE] == 1
 
 
 async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
@@ -123,7 +123,7 @@ async def test_a_batch_leaves_when_its_run_still_ends_in_time() -> None:
             (caller,) = await line_up(tasks, call.options(deadline_s=20)("due"))
             await anyio.sleep(30)
             assert caller.outcome == "due"
-            assert handler.reasons[-1] is CutReason.DEADLINE
+            assert handler.reasons[-1] is DispatchReason.DEADLINE
             assert 15 <= handler.started_at[-1] - started < 16
 
 
@@ -147,7 +147,7 @@ async def test_only_the_bucket_of_the_urgent_request_leaves_early() -> None:
         await line_up(tasks, call.options(deadline_s=10)("b1"))
         await line_up(tasks, call("b2"), call("a2"))
     assert handler.batches == [["b1", "b2"], ["a1", "a2"]]
-    assert handler.reasons == [CutReason.DEADLINE, CutReason.TIMER]
+    assert handler.reasons == [DispatchReason.DEADLINE, DispatchReason.TIMER]
 
 
 async def test_an_urgent_request_leaves_although_others_of_its_bucket_go_before_it() -> None:
@@ -176,7 +176,7 @@ async def test_a_request_that_waits_for_a_preferred_size_leaves_in_time() -> Non
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(1), call(2))
     assert [caller.outcome for caller in callers] == [1, 2]
-    assert handler.reasons == [CutReason.DEADLINE]
+    assert handler.reasons == [DispatchReason.DEADLINE]
 
 
 async def test_one_that_has_left_makes_nobody_leave_early() -> None:
@@ -212,7 +212,7 @@ async def test_the_deadline_of_the_cancel_scope_makes_a_batch_leave_in_time() ->
     async with batcher as call:
         with anyio.fail_after(10):
             assert await call("due") == "due"
-    assert handler.reasons == [CutReason.DEADLINE]
+    assert handler.reasons == [DispatchReason.DEADLINE]
 
 
 async def test_without_the_option_the_scope_only_ends_the_call() -> None:

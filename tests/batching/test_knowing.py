@@ -52,7 +52,7 @@ async def test_the_reason_says_why_the_batch_was_cut() -> None:
         await batcher.aclose()
     for got in (timer.outcome, flush.outcome, *full, drain.outcome):
         assert got[2] == got[3]
-        assert isinstance(got[2], shoal.CutReason)
+        assert isinstance(got[2], shoal.DispatchReason)
     counts = batcher.statistics().batches
     assert {reason: count for reason, count in counts.items() if count} == {
         "timer": 1,
@@ -145,7 +145,7 @@ async def test_statistics_are_a_frozen_snapshot() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         during.finished = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
-        during.batches[shoal.CutReason.FULL] = 3  # type: ignore[index]
+        during.batches[shoal.DispatchReason.FULL] = 3  # type: ignore[index]
 
 
 async def test_statistics_say_where_every_request_is() -> None:

@@ -329,7 +329,7 @@ async def test_a_stream_that_was_read_or_left_is_watched_no_more() -> None:
             await settle()
             requests = [first.request, second.request]
             del first, second
-            assert [request.cell.watch for request in requests] == [None, None]
+            assert [request.waiter.watch for request in requests] == [None, None]
 
 
 @pytest.mark.real_time

@@ -14,7 +14,7 @@ from batching.open_scenes import Kind, Taker
 from batching.scenes import LEFT, PENDING, Caller, line_up, outcome, settle
 from batching.test_idle import HOUR_S, watched
 from batching.test_reference_cycles import calls, found_after, leaves, reads
-from shoal import CutReason
+from shoal import DispatchReason
 
 pytestmark = pytest.mark.anyio
 ORDERS = 30  # the order in which trio runs the tasks of a tick is random
@@ -64,15 +64,17 @@ async def test_the_handler_starts_with_the_first_request_and_gets_the_others_as_
 @pytest.mark.parametrize(
     ("how", "reason", "closed_at"),
     [
-        ("full", CutReason.FULL, 1),
-        ("wait", CutReason.TIMER, 5),
-        ("idle", CutReason.IDLE, 3),
-        ("flush", CutReason.FLUSH, 1),
-        ("drain", CutReason.DRAIN, 1),
-        ("close", CutReason.DRAIN, 1),
+        ("full", DispatchReason.FULL, 1),
+        ("wait", DispatchReason.TIMER, 5),
+        ("idle", DispatchReason.IDLE, 3),
+        ("flush", DispatchReason.FLUSH, 1),
+        ("drain", DispatchReason.DRAIN, 1),
+        ("close", DispatchReason.DRAIN, 1),
     ],
 )
-async def test_what_ends_a_batch(kind: Kind, how: str, reason: CutReason, closed_at: float) -> None:
+async def test_what_ends_a_batch(
+    kind: Kind, how: str, reason: DispatchReason, closed_at: float
+) -> None:
     handler = Taker(kind)
     options = {"wait": {"batch_wait_timeout_s": 5}, "idle": {"idle_timeout_s": 2}}.get(
         how, {"batch_wait_timeout_s": None}
@@ -113,7 +115,7 @@ async def test_the_first_that_does_not_fit_ends_the_batch_and_begins_the_next(ki
     assert handler.batches == [[6, 3], [4, 1]]
     # The second window counts from when the 4 came.
     assert handler.closed == [1, 6]
-    assert handler.reasons == [CutReason.FULL, CutReason.TIMER]
+    assert handler.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
     assert [caller.outcome for caller in callers] == [6, 3, 4, 1]
 
 
@@ -213,7 +215,7 @@ async def test_a_flush_covers_who_waits_behind_a_busy_slot(kind: Kind) -> None:
         handler.gate.set()
         await settle()
         assert handler.batches == [[0, 1], [2]]
-        assert handler.reasons == [CutReason.FULL, CutReason.FLUSH]
+        assert handler.reasons == [DispatchReason.FULL, DispatchReason.FLUSH]
 
 
 # Slots
@@ -248,7 +250,7 @@ async def test_a_batch_ends_in_time_though_the_handler_does_not_look(
     async def handler(batch: Any) -> None:
         started.append(anyio.current_time() - made_at)
         await anyio.sleep(20)
-        assert batch.reason is CutReason.TIMER
+        assert batch.reason is DispatchReason.TIMER
         async for request in batch:
             await kind.answer(request, batch.id)
 
@@ -344,7 +346,7 @@ async def test_a_handler_that_ends_early_fails_who_is_in_its_batch(kind: Kind, h
         assert await kind.ask(call, 3) == "again"
     statistics = batcher.statistics()
     assert (statistics.finished, statistics.failed) == (2, 2)
-    assert statistics.batches[CutReason.OPEN] == 1
+    assert statistics.batches[DispatchReason.OPEN] == 1
     assert sum(statistics.batches.values()) == 2
 
 
@@ -610,7 +612,7 @@ async def test_options_change_the_batch_after_the_one_that_is_open(kind: Kind) -
         assert handler.closed == []
         await kind.line_up(tasks, call, 1)
         await settle()
-        assert handler.reasons == [CutReason.FULL]
+        assert handler.reasons == [DispatchReason.FULL]
         await kind.line_up(tasks, call, 2, 3, 4)
         await anyio.sleep(10)
         assert handler.batches == [[0, 1], [2, 3, 4]]
@@ -688,7 +690,7 @@ async def test_closing_answers_all_who_are_in_line(kind: Kind) -> None:
         assert isinstance(await outcome(kind.ask(call, 9)), shoal.BatcherClosed)
         handler.gate.set()
     assert handler.batches == [[0, 1], [2, 3], [4]]
-    assert handler.reasons == [CutReason.FULL, CutReason.FULL, CutReason.DRAIN]
+    assert handler.reasons == [DispatchReason.FULL, DispatchReason.FULL, DispatchReason.DRAIN]
     assert [caller.outcome for caller in callers] == list(range(5))
 
 
@@ -712,12 +714,12 @@ async def test_after_the_grace_all_who_are_left_fail(kind: Kind) -> None:
 
 async def test_the_batch_tells_about_itself(kind: Kind) -> None:
     async def handler(batch: Any) -> None:
-        assert (batch.id, batch.size, batch.reason) == (1, 1, CutReason.OPEN)
+        assert (batch.id, batch.size, batch.reason) == (1, 1, DispatchReason.OPEN)
         requests = aiter(batch)
         first = await anext(requests)
         assert batch.active == [first]
         current = shoal.current_batch()
-        assert (current.id, current.reason) == (1, CutReason.OPEN)
+        assert (current.id, current.reason) == (1, DispatchReason.OPEN)
         second = await anext(requests)
         assert [request.item for request in current.requests] == ["a", "b"]
         assert (batch.size, current.size, batch.active) == (2, 2, [first, second])
@@ -725,7 +727,7 @@ async def test_the_batch_tells_about_itself(kind: Kind) -> None:
         assert batch.active == [second]
         assert (first.ended, first.cancelled, second.ended) == (True, False, False)
         assert await anext(requests, None) is None
-        assert (batch.reason, current.reason) == (CutReason.FLUSH, CutReason.FLUSH)
+        assert (batch.reason, current.reason) == (DispatchReason.FLUSH, DispatchReason.FLUSH)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(in_a_task, batch.id)
         await kind.answer(second, "done")
@@ -758,8 +760,8 @@ async def test_a_request_tells_about_itself(kind: Kind) -> None:
     batcher = of(handler, kind, priority_levels=3, max_batch_size=9, batch_size_fn=float)
     async with batcher as call:
         assert await kind.ask(call, 2) == (None, 2, 2.0, None)
-        wishes = call.options(priority=1, deadline_s=5, metadata={"who": "me"})
-        assert await kind.ask(wishes, 3) == ("me", 1, 3.0, pytest.approx(5))
+        call_options = call.options(priority=1, deadline_s=5, metadata={"who": "me"})
+        assert await kind.ask(call_options, 3) == ("me", 1, 3.0, pytest.approx(5))
 
 
 async def test_a_request_is_answered_once(kind: Kind) -> None:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from shoal.batching.calls.groups import GroupCell
+from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.testing import settle
 
@@ -24,14 +24,14 @@ class Waiter:
 
     def __init__(self, parking: Parking) -> None:
         self.parking = parking
-        self.cell: Any = None
+        self.waiter: Any = None
         self.scope = anyio.CancelScope()
         self.was_woken = False
 
     async def run(self) -> None:
         with self.scope:
-            self.cell = self.parking.new_cell()
-            await self.cell
+            self.waiter = self.parking.new_waiter()
+            await self.waiter
             self.was_woken = True
 
 
@@ -44,7 +44,7 @@ async def waiters(tasks: anyio.abc.TaskGroup, parking: Parking, count: int) -> l
 
 
 def requests_of(*made: Waiter) -> list[Any]:
-    return [SimpleNamespace(cell=waiter.cell) for waiter in made]
+    return [SimpleNamespace(waiter=waiter.waiter) for waiter in made]
 
 
 async def test_a_wait_lasts_until_it_is_woken() -> None:
@@ -53,9 +53,9 @@ async def test_a_wait_lasts_until_it_is_woken() -> None:
         (waiter,) = await waiters(tasks, parking, 1)
         await anyio.sleep(3600)
         assert not waiter.was_woken
-        assert not parking.is_spent(waiter.cell)
-        parking.wake(waiter.cell)
-        assert parking.is_spent(waiter.cell)
+        assert not parking.is_spent(waiter.waiter)
+        parking.wake(waiter.waiter)
+        assert parking.is_spent(waiter.waiter)
     assert waiter.was_woken
 
 
@@ -63,11 +63,11 @@ async def test_a_second_wake_does_nothing() -> None:
     parking = parking_of_this_loop()
     async with anyio.create_task_group() as tasks:
         (waiter,) = await waiters(tasks, parking, 1)
-        parking.wake(waiter.cell)
-        parking.wake(waiter.cell)
+        parking.wake(waiter.waiter)
+        parking.wake(waiter.waiter)
         parking.wake_all(requests_of(waiter))
         await settle()
-        parking.wake(waiter.cell)
+        parking.wake(waiter.waiter)
     assert waiter.was_woken
 
 
@@ -76,8 +76,8 @@ async def test_a_wake_after_a_cancellation_in_the_same_tick_does_nothing() -> No
     async with anyio.create_task_group() as tasks:
         (waiter,) = await waiters(tasks, parking, 1)
         waiter.scope.cancel()
-        assert parking.is_spent(waiter.cell)
-        parking.wake(waiter.cell)
+        assert parking.is_spent(waiter.waiter)
+        parking.wake(waiter.waiter)
         parking.wake_all(requests_of(waiter))
     assert not waiter.was_woken
 
@@ -86,7 +86,7 @@ async def test_a_cancellation_after_a_wake_in_the_same_tick_comes_too_late() -> 
     parking = parking_of_this_loop()
     async with anyio.create_task_group() as tasks:
         (waiter,) = await waiters(tasks, parking, 1)
-        parking.wake(waiter.cell)
+        parking.wake(waiter.waiter)
         waiter.scope.cancel()
     assert waiter.was_woken
 
@@ -113,18 +113,18 @@ async def test_who_was_cancelled_and_had_no_turn_yet_has_departed() -> None:
 
 async def test_a_group_is_woken_after_its_last_request() -> None:
     parking = parking_of_this_loop()
-    groups: list[GroupCell] = []
+    groups: list[GroupWaiter] = []
     woken: list[bool] = []
 
     async def wait() -> None:
-        groups.append(GroupCell(parking, 3))
+        groups.append(GroupWaiter(parking, 3))
         await groups[0]
         woken.append(True)
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await settle()
-        requests: list[Any] = [SimpleNamespace(cell=groups[0])] * 3
+        requests: list[Any] = [SimpleNamespace(waiter=groups[0])] * 3
         parking.wake_all(requests[:2])
         await settle()
         assert not woken
@@ -135,16 +135,16 @@ async def test_a_group_is_woken_after_its_last_request() -> None:
 
 async def test_a_group_whose_caller_was_cancelled_has_departed() -> None:
     parking = parking_of_this_loop()
-    groups: list[GroupCell] = []
+    groups: list[GroupWaiter] = []
 
     async def wait() -> None:
-        groups.append(GroupCell(parking, 3))
+        groups.append(GroupWaiter(parking, 3))
         await groups[0]
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(wait)
         await settle()
-        requests: list[Any] = [SimpleNamespace(cell=groups[0])] * 3
+        requests: list[Any] = [SimpleNamespace(waiter=groups[0])] * 3
         tasks.cancel_scope.cancel()
         assert parking.departed(requests) == requests
         parking.wake_all(requests)

@@ -22,8 +22,8 @@ from batching.scenes import (
     read_all,
     settle,
 )
-from shoal import CutReason
-from shoal.core.policy import Hurry, LinePolicy, Wait
+from shoal import DispatchReason
+from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
 from shoal.testing.asgi import ask
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Noted(Recorder):
 
     def __init__(self, answer: Any = lambda item: item) -> None:
         super().__init__(answer)
-        self.reasons: list[CutReason] = []
+        self.reasons: list[DispatchReason] = []
         self._made_at = anyio.current_time()
 
     def note(self, items: list[Any]) -> None:
@@ -70,8 +70,8 @@ async def test_the_wait_ends_when_nobody_came_for_the_idle_time() -> None:
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
     assert (handler.batches, handler.ran_at) == ([[0, 1, 2]], [5])
-    assert handler.reasons == [CutReason.IDLE]
-    assert batcher.statistics().batches[CutReason.IDLE] == 1
+    assert handler.reasons == [DispatchReason.IDLE]
+    assert batcher.statistics().batches[DispatchReason.IDLE] == 1
 
 
 async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait() -> None:
@@ -82,7 +82,7 @@ async def test_of_the_idle_time_and_the_window_the_first_ends_the_wait() -> None
             await line_up(tasks, call(item))
             await anyio.sleep(1.5)
     assert (handler.batches, handler.ran_at) == ([[0, 1, 2], [3]], [4, 6.5])
-    assert handler.reasons == [CutReason.TIMER, CutReason.IDLE]
+    assert handler.reasons == [DispatchReason.TIMER, DispatchReason.IDLE]
 
 
 async def test_an_idle_time_that_has_passed_behind_a_busy_slot_is_not_waited_for_again() -> None:
@@ -133,8 +133,8 @@ async def test_costs_may_be_fractions_or_nothing() -> None:
         await outcomes_in_order(*map(call, [0, 0]))
     assert handler.batches == [[0, 0.5, 0, 0.25, 0.25], [0.75, 0], [0.5], [0, 0]]
     assert handler.reasons == [
-        *(CutReason.FULL, CutReason.FULL),
-        *(CutReason.TIMER, CutReason.TIMER),
+        *(DispatchReason.FULL, DispatchReason.FULL),
+        *(DispatchReason.TIMER, DispatchReason.TIMER),
     ]
 
 
@@ -272,7 +272,7 @@ async def test_a_full_bucket_does_not_wait_for_an_older_one_that_may_still_wait(
         await anyio.sleep(1)
         await line_up(tasks, call(11), call(12))
     assert (handler.batches, handler.ran_at) == ([[11, 12], [1]], [1, 5])
-    assert handler.reasons == [CutReason.FULL, CutReason.TIMER]
+    assert handler.reasons == [DispatchReason.FULL, DispatchReason.TIMER]
 
 
 @pytest.mark.parametrize(
@@ -546,7 +546,7 @@ async def test_with_an_idle_time_what_is_below_the_preferred_sizes_waits_for_it(
 # policy
 
 
-class Newest(LinePolicy):
+class Newest(WholeQueuePolicy):
     """The newest goes first, each alone."""
 
     def __init__(self, options: BatchOptions) -> None:
@@ -554,10 +554,12 @@ class Newest(LinePolicy):
         self.size = options.max_batch_size
 
     def choose(
-        self, line: Sequence[Request], now: float, hurry: Hurry | None
-    ) -> tuple[Sequence[Request], CutReason] | Wait:
-        chosen = [hurry.request] if hurry is not None and hurry.request else line[-self.size :]
-        return chosen[::-1], CutReason.FULL if hurry is None else hurry.reason
+        self, line: Sequence[Request], now: float, pressure: Pressure | None
+    ) -> tuple[Sequence[Request], DispatchReason] | Wait:
+        chosen = (
+            [pressure.request] if pressure is not None and pressure.request else line[-self.size :]
+        )
+        return chosen[::-1], DispatchReason.FULL if pressure is None else pressure.reason
 
 
 async def test_a_rule_of_ones_own_forms_the_batches() -> None:
@@ -574,7 +576,7 @@ async def test_a_rule_of_ones_own_forms_the_batches() -> None:
 
 
 class Broken(Newest):
-    def choose(self, line: Sequence[Request], now: float, hurry: Hurry | None) -> Any:
+    def choose(self, line: Sequence[Request], now: float, pressure: Pressure | None) -> Any:
         if len(line) > 1:
             raise ZeroDivisionError("a broken rule")
         return Wait(None)

@@ -21,7 +21,7 @@ import shoal
 from shoal import BatchOptions
 from shoal.core.forming.former import Former
 from shoal.core.policies.size_or_wait import SizeOrWait
-from shoal.core.policy import Cut
+from shoal.core.policy import Dispatch
 from shoal.core.request import Request, State
 from shoal.testing import settle
 
@@ -101,7 +101,7 @@ def test_half_of_the_line_can_leave_while_the_other_half_stays_in_order() -> Non
     assert former.live == MANY // 2
     former.drain()
     decision = former.decide(0.0)
-    assert isinstance(decision, Cut)
+    assert isinstance(decision, Dispatch)
     assert former.take(decision) == requests[1::2]
     assert former.live == len(queue_of(former)) == 0
 

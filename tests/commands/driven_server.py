@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 import trio
 
 from shoal import App
-from shoal.http.app.admin_mount import AppDoor
+from shoal.http.app.admin_mount import AppAdmin
 from shoal.http.server.server import ServerConfig, serve
 
 HANG_S = 15
@@ -23,7 +23,7 @@ def served(*, token=None, allowed=("driven_models",)):
     async def run():
         shutdown = trio.Event()
         app = App()
-        door = AppDoor(app, token=token, allowed_modules=allowed)
+        door = AppAdmin(app, token=token, allowed_modules=allowed)
 
         def started(url):
             told.extend([url, trio.lowlevel.current_trio_token(), shutdown])

@@ -12,7 +12,7 @@ import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shoal.commands.server.locations import Place
+from shoal.commands.server.locations import ServerLocation
 
 HANG_S = 15
 HERE = str(Path(__file__).parent)
@@ -58,7 +58,7 @@ class Terminal:
         }
 
     def place(self, name="default"):
-        return Place(name, self.directory / "run" / "shoal")
+        return ServerLocation(name, self.directory / "run" / "shoal")
 
     def popen(self, *arguments, **options):
         return subprocess.Popen(

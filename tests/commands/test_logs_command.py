@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from shoal.cli import main
-from shoal.commands.server.locations import Place
+from shoal.commands.server.locations import ServerLocation
 
 pytestmark = pytest.mark.real_time
 
@@ -27,7 +27,7 @@ Shoal serving default on http://127.0.0.1:1
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    place = Place.of("default")
+    place = ServerLocation.of("default")
     place.make_directory()
     return place
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.commands.support.option_values import checked, option_pairs, written
 from shoal.core.options.records import LatencyTarget, QueuePolicy
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 
 @pytest.mark.parametrize(
@@ -44,15 +44,15 @@ def test_what_is_written_is_read(text, name, value):
     ],
 )
 def test_what_is_no_option_is_told(text, complaint):
-    with pytest.raises(Mistake, match=complaint):
+    with pytest.raises(CommandError, match=complaint):
         option_pairs([text])
 
 
 def test_values_are_checked_as_those_of_a_batcher_are():
     assert checked({"max_batch_size": 3}).max_batch_size == 3
-    with pytest.raises(Mistake, match="max_batch_size must be at least 1, not 0"):
+    with pytest.raises(CommandError, match="max_batch_size must be at least 1, not 0"):
         checked({"max_batch_size": 0})
-    with pytest.raises(Mistake, match="max_batch_size must be a whole number"):
+    with pytest.raises(CommandError, match="max_batch_size must be a whole number"):
         checked({"max_batch_size": "many"})
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.commands.support.option_values import value_of
 from shoal.commands.support.pairs import config_of, json_of, weights_of
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_value_is_read_as_in_a_file_and_a_word_as_text(text, value):
     ],
 )
 def test_a_value_that_only_begins_like_toml_is_refused(text, line):
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(CommandError) as mistake:
         value_of(text)
     assert line in str(mistake.value)
 
@@ -67,7 +67,7 @@ def test_dots_lead_into_tables():
     ],
 )
 def test_options_of_another_form_are_refused(texts, line):
-    with pytest.raises(Mistake) as mistake:
+    with pytest.raises(CommandError) as mistake:
         config_of(texts)
     assert line in str(mistake.value)
     assert mistake.value.exit_code == 2
@@ -79,10 +79,10 @@ def test_weights_are_read():
 
 @pytest.mark.parametrize("texts", [["a"], ["=1"], ["a="], ["a=most"], ["a=1", "a=0"]])
 def test_weights_of_another_form_are_refused(texts):
-    with pytest.raises(Mistake):
+    with pytest.raises(CommandError):
         weights_of(texts)
 
 
 def test_what_is_not_json_is_told_shortened():
-    with pytest.raises(Mistake, match=r"^'x{60}\.\.\.' is not JSON: .*quotes"):
+    with pytest.raises(CommandError, match=r"^'x{60}\.\.\.' is not JSON: .*quotes"):
         json_of("x" * 100)

@@ -8,24 +8,24 @@ import stat
 
 import pytest
 
-from shoal.commands.server.locations import Held, Place
-from shoal.planning.mistake import Mistake
+from shoal.commands.server.locations import Held, ServerLocation
+from shoal.planning.mistake import CommandError
 
 
 @pytest.fixture
 def place(tmp_path):
-    return Place("one", tmp_path / "shoal")
+    return ServerLocation("one", tmp_path / "shoal")
 
 
 def test_the_directory_is_the_sessions_own(monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
-    assert Place.of("one").url() == "unix:/run/user/7/shoal/one.sock"
+    assert ServerLocation.of("one").url() == "unix:/run/user/7/shoal/one.sock"
 
 
 def test_without_a_session_it_is_in_the_home_directory(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setenv("HOME", "/home/me")
-    assert str(Place.of("one").log) == "/home/me/.cache/shoal/one.log"
+    assert str(ServerLocation.of("one").log) == "/home/me/.cache/shoal/one.log"
 
 
 def test_only_its_user_can_look_into_the_directory(place):
@@ -36,8 +36,8 @@ def test_only_its_user_can_look_into_the_directory(place):
 
 def test_a_directory_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match=r"can't use .*file/shoal for sockets"):
-        Place("one", tmp_path / "file" / "shoal").make_directory()
+    with pytest.raises(CommandError, match=r"can't use .*file/shoal for sockets"):
+        ServerLocation("one", tmp_path / "file" / "shoal").make_directory()
 
 
 def test_the_process_that_holds_a_name_is_known_as_long_as_it_does(place):
@@ -48,7 +48,7 @@ def test_the_process_that_holds_a_name_is_known_as_long_as_it_does(place):
 
 
 def test_a_name_that_is_held_is_refused(place):
-    with Held(place), pytest.raises(Mistake) as mistake, Held(place):
+    with Held(place), pytest.raises(CommandError) as mistake, Held(place):
         pass
     assert f"runs already as process {os.getpid()}" in str(mistake.value)
     assert "`shoal status --name one`" in str(mistake.value)

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.commands.support.run_times import run_time
 from shoal.core.simulation.results import Linear
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_jitter_goes_along():
 
 @pytest.mark.parametrize("text", ["", "n+n", "1+2", "-1", "2ms", "0.1+", "n2", "1e999", "nan", "x"])
 def test_anything_else_is_told_how_to_write_it(text):
-    with pytest.raises(Mistake, match=r"written like 0\.002\+0\.00005n"):
+    with pytest.raises(CommandError, match=r"written like 0\.002\+0\.00005n"):
         run_time(text)
 
 
 def test_no_time_at_all_is_refused():
-    with pytest.raises(Mistake, match="takes some time"):
+    with pytest.raises(CommandError, match="takes some time"):
         run_time("0+0n")

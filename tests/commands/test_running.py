@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shoal.commands.server.process import Run
+from shoal.commands.server.process import ServerProcess
 from shoal.http.server.config import ServerConfig
 
 
 def test_the_token_is_not_shown():
-    run = Run(app=None, spec="app:app", config=ServerConfig(), token="s3cret")
+    run = ServerProcess(app=None, spec="app:app", config=ServerConfig(), token="s3cret")
     assert "s3cret" not in repr(run)

@@ -53,7 +53,7 @@ async def test_lb2_a_window_longer_than_a_call_may_take_ends_in_time_for_the_cal
         callers = await line_up(tasks, call(1), call(2))
     assert [caller.outcome for caller in callers] == [1, 2]
     assert [at - started for at in handler.started_at] == [pytest.approx(5)]
-    assert batcher.statistics().batches[shoal.CutReason.DEADLINE] == 1
+    assert batcher.statistics().batches[shoal.DispatchReason.DEADLINE] == 1
 
 
 @pytest.mark.parametrize("item", [None, (), shoal.END, shoal.SKIP, StopIteration, ...])

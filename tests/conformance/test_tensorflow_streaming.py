@@ -35,7 +35,7 @@ class Streaming:
     def __init__(self, when: str = "as they come") -> None:
         self.batches: list[list[int]] = []
         self.closed_at: list[float] = []
-        self.reasons: list[shoal.CutReason] = []
+        self.reasons: list[shoal.DispatchReason] = []
         self.gate: anyio.Event | None = None
         self._at_once = when == "as they come"
         self._made_at = anyio.current_time()
@@ -78,7 +78,7 @@ async def test_ts2_full_batches_are_closed_and_none_is_empty(when: str) -> None:
             callers += await line_up(tasks, call(size))
             await settle()
         assert [caller.outcome for caller in callers] == [3, 5, 3, 1, 6]
-        assert handler.reasons == [shoal.CutReason.FULL] * 2
+        assert handler.reasons == [shoal.DispatchReason.FULL] * 2
     assert handler.batches == [[3, 5], [3, 1, 6]]
     assert batcher.statistics().batch_size.total == 2
 
@@ -106,7 +106,7 @@ async def test_ts4_the_time_out_counts_from_the_first_task_of_a_batch() -> None:
         await line_up(tasks, call(1))
     assert handler.batches == [[1, 1], [1]]
     assert handler.closed_at == [10, 15]  # the second one by the end of the batcher
-    assert handler.reasons == [shoal.CutReason.TIMER, shoal.CutReason.DRAIN]
+    assert handler.reasons == [shoal.DispatchReason.TIMER, shoal.DispatchReason.DRAIN]
 
 
 @WHEN
@@ -119,11 +119,11 @@ async def test_ts5_an_underfull_batch_is_processed_on_closing(when: str) -> None
             assert (handler.batches, handler.closed_at) == ([[1, 2]], [])
         await settle()
     assert [caller.outcome for caller in callers] == [1, 2]
-    assert handler.reasons == [shoal.CutReason.DRAIN]
+    assert handler.reasons == [shoal.DispatchReason.DRAIN]
 
 
 async def test_ts6_the_handler_has_the_batch_while_it_is_open() -> None:
-    seen: list[tuple[int, shoal.CutReason]] = []
+    seen: list[tuple[int, shoal.DispatchReason]] = []
 
     async def handler(batch: shoal.OpenBatch[int, int]) -> None:
         seen.append((batch.size, batch.reason))
@@ -133,7 +133,7 @@ async def test_ts6_the_handler_has_the_batch_while_it_is_open() -> None:
     batcher = shoal.Batcher(handler, fill="open", max_batch_size=100, batch_wait_timeout_s=None)
     async with batcher as call:
         assert await call(1) == 1
-        assert seen == [(1, shoal.CutReason.OPEN)]
+        assert seen == [(1, shoal.DispatchReason.OPEN)]
         assert await call(2) == 2
     assert len(seen) == 1
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from shoal import BatchOptions
-from shoal.core.forming.call_options import Terms
+from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
-from shoal.core.policy import Cut
-from shoal.core.request import CallOptions, Request, State
+from shoal.core.policy import Dispatch
+from shoal.core.request import Request, RequestOptions, State
 
 
 def new(
@@ -19,12 +19,12 @@ def new(
     """Makes a request that wants to be let in, `waits_s` at most."""
     made = Request()
     made.item, made.arrived_at = item, at
-    made.options = CallOptions(**asked)
+    made.options = RequestOptions(**asked)
     made.options.queue_timeout_s = waits_s
     return made
 
 
-def line(*requests: Request, idle: int = 1, **options: Any) -> Former:
+def queue(*requests: Request, idle: int = 1, **options: Any) -> Former:
     """Makes a line into which requests have been let."""
     former = Former(BatchOptions.of(options))
     former.reform(idle_slots=idle)
@@ -41,7 +41,7 @@ def come(former: Former, *requests: Request) -> None:
 def take(former: Former, now: float = 0.0) -> list[Request]:
     """Takes a batch as a slot does, which runs at once."""
     decision = former.decide(now)
-    assert isinstance(decision, Cut)
+    assert isinstance(decision, Dispatch)
     taken = former.take(decision)
     for request in taken:
         request.state = State.RUNNING
@@ -57,7 +57,9 @@ def let_time_be_up(former: Former, now: float) -> list[Request]:
 def change(former: Former, **changes: Any) -> list[Request]:
     """Changes options; returns those who can't be served any more."""
     options = former.options.changed(changes)
-    return [request for request, _ in former.change(options, Terms("it", options).renew)]
+    return [
+        request for request, _ in former.change(options, RequestOptionsFactory("it", options).renew)
+    ]
 
 
 def waiting(former: Former) -> list[Request]:

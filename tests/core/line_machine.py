@@ -18,11 +18,11 @@ from hypothesis.stateful import (
 from core.former_scenes import check
 from core.line_model import LineModel, cost_of
 from shoal import BatchOptions
-from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
+from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policies.ranked import Ranked
-from shoal.core.policy import Cut, Wait
+from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import Request, State
 
 LOOK = st.sampled_from(["not", "once", "twice"])
@@ -60,7 +60,7 @@ class LineMachine(RuleBasedStateMachine):
         self.former = Former(self.options)
         for size, seconds in data.draw(self.measured).items():
             self.former.model.observe(size, seconds)
-        self.terms = Terms("a batcher", self.options)
+        self.options_factory = RequestOptionsFactory("a batcher", self.options)
         self.model = LineModel(self.options, self.former)
         self.slots = slots
         self.waiting: Wait | None = None
@@ -97,12 +97,12 @@ class LineMachine(RuleBasedStateMachine):
         if self.former.model.samples():
             limits["deadline_s"] = None  # what is known of the run time is not modelled
         levels = self.options.priority_levels
-        wishes = Wishes(**limits, priority=None if levels == 1 else min(level, levels))
+        call_options = CallOptions(**limits, priority=None if levels == 1 else min(level, levels))
         one.options = None
         if self.options.batch_size_fn is not None and cost > self.options.max_batch_size:
             return  # it is too large
-        if self.terms.of_each or wishes != NO_WISHES:
-            one.options = self.terms.of(one.item, wishes, one.arrived_at)
+        if self.options_factory.of_each or call_options != NO_CALL_OPTIONS:
+            one.options = self.options_factory.of(one.item, call_options, one.arrived_at)
         admission = self.former.admit(one)
         what, victim = self.model.admit(one)
         assert (admission.refusal is None) == (what != "refused")
@@ -193,8 +193,8 @@ class LineMachine(RuleBasedStateMachine):
 
     def _configure(self, data: Any) -> None:
         self.options = BatchOptions(**data.draw(self.some_options))
-        self.terms = Terms("a batcher", self.options)
-        failed = self.former.change(self.options, self.terms.renew)
+        self.options_factory = RequestOptionsFactory("a batcher", self.options)
+        failed = self.former.change(self.options, self.options_factory.renew)
         waiting = [*self.model.queued, *self.model.parked]
         most = self.options.max_batch_size
         costs = self.options.batch_size_fn is not None
@@ -236,7 +236,9 @@ class LineMachine(RuleBasedStateMachine):
         decision = self.former.decide(now)
         assert not again or self.former.decide(now) == decision
         if isinstance(decision, Wait):
-            assert not (is_time and not self.has_happened), "it is Cut at the time that it named"
+            assert not (is_time and not self.has_happened), (
+                "it is Dispatch at the time that it named"
+            )
             self._sleep(decision)
             return
         self.waiting = None
@@ -270,7 +272,7 @@ class LineMachine(RuleBasedStateMachine):
         self.may_be_better = False
         self.former.wake_at = decision.wake_at
 
-    def _take(self, decision: Cut) -> list[Request]:
+    def _take(self, decision: Dispatch) -> list[Request]:
         possible = self.model.batches()
         taken = self.former.take(decision)
         assert 1 <= len(taken) <= decision.size
@@ -336,7 +338,7 @@ class LineMachine(RuleBasedStateMachine):
         self._tell_idle(self.model.idle + 1)
         while self.model.queued or self.model.parked:
             decision = self.former.decide(self.model.now)
-            assert isinstance(decision, Cut)
+            assert isinstance(decision, Dispatch)
             self._run(self._take(decision))
             self._tell_idle(self.model.idle)
             self.it_is_as_the_model()
@@ -350,11 +352,13 @@ class LineMachine(RuleBasedStateMachine):
             assert len(policy._agenda) <= LEFTOVERS
             assert len(policy._ready) <= LEFTOVERS
         else:
-            lines = [policy.line, policy._by_due] if isinstance(policy, Ranked) else [policy._line]
-            assert [len(line) for line in lines] == [0] * len(lines)
-        if self.former._gate is not None:
-            assert self.former._gate.size == 0
-            assert not self.former._gate._by_level
+            queues = (
+                [policy.queue, policy._by_due] if isinstance(policy, Ranked) else [policy._queue]
+            )
+            assert [len(queue) for queue in queues] == [0] * len(queues)
+        if self.former._control is not None:
+            assert self.former._control.size == 0
+            assert not self.former._control._by_level
         assert self.former.overdue.timers.next_at() == math.inf
 
 

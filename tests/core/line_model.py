@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.options.records import SAME
 from shoal.core.request import Request
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from shoal import BatchOptions
     from shoal.core.forming.former import Former
 
-Batch = tuple[list[Request], CutReason]
+Batch = tuple[list[Request], DispatchReason]
 
 
 def cost_of(requests: Iterable[Request]) -> float:
@@ -250,19 +250,19 @@ class LineModel:
         )
         return math.inf if own is None else own
 
-    def due(self, bucket: list[Request]) -> tuple[float, CutReason]:
+    def due(self, bucket: list[Request]) -> tuple[float, DispatchReason]:
         window = min(request.arrived_at + self.window_of(request) for request in bucket)
         if self.options.idle_timeout_s is not None:
             idle = self.newest_at[self.key(bucket[0])] + self.options.idle_timeout_s
             if idle < window:
-                return idle, CutReason.IDLE
-        return window, CutReason.TIMER
+                return idle, DispatchReason.IDLE
+        return window, DispatchReason.TIMER
 
-    def hurry(self) -> CutReason | None:
+    def pressure(self) -> DispatchReason | None:
         """Why a batch is wanted now, whichever."""
         if any(request in self.flushed for request in self.queued):
-            return CutReason.FLUSH
-        return CutReason.DRAIN if self.draining and self.queued else None
+            return DispatchReason.FLUSH
+        return DispatchReason.DRAIN if self.draining and self.queued else None
 
     def who_must_leave(self) -> list[Request]:
         """Those whose deadline comes so near that they can't wait, the first of them."""
@@ -270,33 +270,35 @@ class LineModel:
         first = min(noted.values(), default=math.inf)
         return [request for request, at in noted.items() if at == first <= self.now]
 
-    def cut(self, bucket: list[Request], hurry: CutReason | None) -> Batch | None:
+    def cut(self, bucket: list[Request], pressure: DispatchReason | None) -> Batch | None:
         """The batch that leaves a bucket now; None if it had better wait."""
         o = self.options
         size = cost_of(bucket)
         due, reason = self.due(bucket)
-        waits = hurry is None and due > self.now
+        waits = pressure is None and due > self.now
         if o.preferred_batch_sizes is not None:
-            return self._cut_preferred(bucket, waits, hurry or reason)
+            return self._cut_preferred(bucket, waits, pressure or reason)
         if size >= o.max_batch_size:
-            return fitting(bucket, o.max_batch_size), CutReason.FULL
+            return fitting(bucket, o.max_batch_size), DispatchReason.FULL
         if waits:
             return None
         below = [n for n in o.allowed_batch_sizes or () if n <= size]
         if o.padding == "down" and below:
-            return fitting(bucket, below[-1]), hurry or reason
+            return fitting(bucket, below[-1]), pressure or reason
         if o.padding == "cost" and below and below[-1] != size:
             above = min(n for n in o.allowed_batch_sizes or () if n > size)
             costs = [self.former.model.mean_s_of(n) for n in (below[-1], above)]
             if costs[0] is None:
                 return fitting(bucket, below[-1] if costs[1] is not None else above), (
-                    hurry or reason
+                    pressure or reason
                 )
             if costs[1] is not None and costs[0] / below[-1] < costs[1] / size:
-                return fitting(bucket, below[-1]), hurry or reason
-        return bucket, hurry or reason
+                return fitting(bucket, below[-1]), pressure or reason
+        return bucket, pressure or reason
 
-    def _cut_preferred(self, bucket: list[Request], waits: bool, reason: CutReason) -> Batch | None:
+    def _cut_preferred(
+        self, bucket: list[Request], waits: bool, reason: DispatchReason
+    ) -> Batch | None:
         o = self.options
         sizes = o.preferred_batch_sizes or ()
         has_window = o.batch_wait_timeout_s != 0 or o.idle_timeout_s is not None
@@ -304,23 +306,23 @@ class LineModel:
         hits = [n for n in range(1, len(fits) + 1) if cost_of(fits[:n]) in sizes]
         if has_window and not waits:
             fits = fitting(bucket, o.max_batch_size)
-            return fits, CutReason.FULL if cost_of(bucket) >= sizes[0] else reason
+            return fits, DispatchReason.FULL if cost_of(bucket) >= sizes[0] else reason
         if hits:
-            return fitting(bucket, cost_of(bucket[: hits[-1]])), CutReason.FULL
+            return fitting(bucket, cost_of(bucket[: hits[-1]])), DispatchReason.FULL
         if waits and len(fits) == len(bucket) and cost_of(fits) < sizes[-1]:
             return None
-        return fits, CutReason.FULL if cost_of(bucket) >= sizes[0] else reason
+        return fits, DispatchReason.FULL if cost_of(bucket) >= sizes[0] else reason
 
     def batches(self) -> list[Batch]:
         """The batches that may be cut now; none if all wait."""
-        hurry = self.hurry()
+        pressure = self.pressure()
         buckets = self.buckets()  # the one with the best head is first
-        cuts = [self.cut(bucket, hurry) for bucket in buckets.values()]
+        cuts = [self.cut(bucket, pressure) for bucket in buckets.values()]
         found = [cut for cut in cuts if cut is not None]
-        if hurry is not None:
+        if pressure is not None:
             return found
         wanted = [
-            self.cut(buckets[self.key(request)], CutReason.DEADLINE)
+            self.cut(buckets[self.key(request)], DispatchReason.DEADLINE)
             for request in self.who_must_leave()
         ]
         return [*found[:1], *[cut for cut in wanted if cut is not None]]

@@ -26,12 +26,12 @@ PLANNED_S = 0.1
 TARGET = LatencyTarget(p99_s=PLANNED_S, headroom=1.0)
 
 
-def line(size: float) -> float:
+def queue(size: float) -> float:
     return A_S * size + B_S
 
 
 def model_of(
-    seconds: Callable[[float], float] = line, sizes: Iterable[float] = range(1, 129)
+    seconds: Callable[[float], float] = queue, sizes: Iterable[float] = range(1, 129)
 ) -> LatencyModel:
     """Makes a model that knows run times exactly: what it bounds is what it expects."""
     model = LatencyModel()
@@ -66,18 +66,18 @@ def rule_of(
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_a_batch_grows_until_one_that_just_missed_it_would_be_late(slots: int) -> None:
     rule, _ = rule_of(slots=slots)
-    assert (1 + 1 / slots) * line(rule.limit()) == pytest.approx(PLANNED_S)
+    assert (1 + 1 / slots) * queue(rule.limit()) == pytest.approx(PLANNED_S)
 
 
 def test_headroom_is_planned_with() -> None:
     rule, _ = rule_of(target=LatencyTarget(p99_s=PLANNED_S, headroom=0.8))
-    assert 2 * line(rule.limit()) == pytest.approx(0.8 * PLANNED_S)
+    assert 2 * queue(rule.limit()) == pytest.approx(0.8 * PLANNED_S)
 
 
 def test_before_anything_is_known_one_request_goes_at_once() -> None:
     rule, now = rule_of(LatencyModel(), gap_s=0.001)
     assert rule.limit() == rule.limit(50) == 1
-    assert rule.cut_at(now, now, now, 1) <= now
+    assert rule.dispatch_at(now, now, now, 1) <= now
 
 
 def test_sizes_grow_as_they_are_measured() -> None:
@@ -85,16 +85,16 @@ def test_sizes_grow_as_they_are_measured() -> None:
     rule, now = rule_of(model, target=LatencyTarget(p99_s=10, growth=2))
     sizes: list[float] = []
     for _ in range(9):
-        assert rule.cut_at(now, now - 0.01, now, 128) <= now
+        assert rule.dispatch_at(now, now - 0.01, now, 128) <= now
         size = min(128, int(rule.limit(128)))
         sizes.append(size)
-        model.observe(size, line(size))
+        model.observe(size, queue(size))
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 128, 128]
 
 
 def test_growth_says_how_far_a_batch_ventures() -> None:
     model = LatencyModel()
-    model.observe(4, line(4))
+    model.observe(4, queue(4))
     rule, _ = rule_of(model, target=LatencyTarget(p99_s=10, growth=1.5))
     assert rule.limit(100) == rule.limit() == 6
 
@@ -108,7 +108,7 @@ def test_a_batch_beyond_the_only_size_measured_is_no_larger_than_holds_at_worst(
     model = LatencyModel()
     model.observe(1, 0.02)
     rule, now = rule_of(model)
-    rule.cut_at(now, now, now, 100)
+    rule.dispatch_at(now, now, now, 100)
     bound_s = model.bound_s(rule.limit(100))
     assert bound_s == pytest.approx(PLANNED_S)
 
@@ -116,34 +116,34 @@ def test_a_batch_beyond_the_only_size_measured_is_no_larger_than_holds_at_worst(
 def test_what_waits_goes_at_once_if_its_run_is_in_time() -> None:
     rule, now = rule_of()
     assert rule.limit() < 100
-    assert rule.cut_at(now, now - 0.09, now, 100) <= now
+    assert rule.dispatch_at(now, now - 0.09, now, 100) <= now
     assert rule.limit(100) >= 100
 
 
 def test_of_a_line_that_is_too_long_as_much_goes_as_saves_the_first() -> None:
     rule, now = rule_of(model_of(sizes=range(1, 513)), most=512)
-    rule.cut_at(now, now, now, 400)
-    assert line(rule.limit(400)) == pytest.approx(PLANNED_S)
-    rule.cut_at(now, now - 0.03, now, 400)
-    assert 0.03 + line(rule.limit(400)) == pytest.approx(PLANNED_S)
+    rule.dispatch_at(now, now, now, 400)
+    assert queue(rule.limit(400)) == pytest.approx(PLANNED_S)
+    rule.dispatch_at(now, now - 0.03, now, 400)
+    assert 0.03 + queue(rule.limit(400)) == pytest.approx(PLANNED_S)
 
 
 def test_those_who_cannot_be_saved_are_not_kept_waiting_for_small_batches() -> None:
     rule, now = rule_of(model_of(sizes=range(1, 513)), most=512)
-    rule.cut_at(now, now - 0.075, now, 400)
+    rule.dispatch_at(now, now - 0.075, now, 400)
     assert rule.limit(400) == 512
 
 
 def test_the_largest_batch_that_saves_the_first_has_one_request_at_least() -> None:
     rule, now = rule_of(model_of(lambda size: 0.085 + 0.02 * size))
-    rule.cut_at(now, now, now, 5)
+    rule.dispatch_at(now, now, now, 5)
     assert rule.limit(5) == 1
 
 
 def test_a_target_that_no_batch_can_hold_gives_the_largest_batches() -> None:
     rule, now = rule_of(target=LatencyTarget(p99_s=0.001))
     assert rule.limit() == 1
-    assert rule.cut_at(now, now, now, 50) <= now
+    assert rule.dispatch_at(now, now, now, 50) <= now
     assert rule.limit(50) == 128
 
 
@@ -156,28 +156,28 @@ def test_company_is_waited_for_while_it_saves_more_than_the_wait_costs(
     waiting: int, slots: int
 ) -> None:
     # What a newcomer saves by not waiting for a slot, less what it adds to the run of all.
-    saved = line(waiting) / slots - waiting * A_S - waiting * A_S
+    saved = queue(waiting) / slots - waiting * A_S - waiting * A_S
     worth_s = saved / (waiting + 1)
     if slots == 1:
         assert worth_s == pytest.approx((B_S - waiting * A_S) / (waiting + 1))
     rule, now = rule_of(slots=slots, gap_s=max(1e-6, worth_s * 0.95))
-    assert (rule.cut_at(now, now, now, waiting) > now) == (worth_s > 0)
+    assert (rule.dispatch_at(now, now, now, waiting) > now) == (worth_s > 0)
     rule, now = rule_of(slots=slots, gap_s=max(1e-6, worth_s * 1.05))
-    assert rule.cut_at(now, now, now, waiting) <= now
+    assert rule.dispatch_at(now, now, now, waiting) <= now
 
 
 def test_the_wait_ends_soon_after_company_should_have_come() -> None:
     rule, now = rule_of(gap_s=0.002)
-    cut_at = rule.cut_at(now, now, now, 1)
-    assert cut_at - now == pytest.approx(0.004)
-    assert rule.cut_at(cut_at, now, now, 1) <= cut_at
+    dispatch_at = rule.dispatch_at(now, now, now, 1)
+    assert dispatch_at - now == pytest.approx(0.004)
+    assert rule.dispatch_at(dispatch_at, now, now, 1) <= dispatch_at
 
 
 def test_every_arrival_extends_the_wait_until_company_is_not_worth_it() -> None:
     rule, now = rule_of(gap_s=0.001)
     oldest, waiting = now, 1
-    while (cut_at := rule.cut_at(now, oldest, now, waiting)) > now:
-        assert cut_at - now == pytest.approx(0.002)
+    while (dispatch_at := rule.dispatch_at(now, oldest, now, waiting)) > now:
+        assert dispatch_at - now == pytest.approx(0.002)
         now += 0.001
         rule.arrived(now)
         waiting += 1
@@ -190,8 +190,8 @@ def test_the_end_of_a_burst_is_noticed() -> None:
     for number in range(60):
         now += 0.5 if number % 10 == 0 else 0.0002
         rule.arrived(now)
-    assert rule.cut_at(now, now, now, 10) - now == pytest.approx(0.0004)
-    assert rule.cut_at(now + 0.001, now, now, 10) <= now + 0.001
+    assert rule.dispatch_at(now, now, now, 10) - now == pytest.approx(0.0004)
+    assert rule.dispatch_at(now + 0.001, now, now, 10) <= now + 0.001
 
 
 def test_what_has_passed_says_which_gap_it_is() -> None:
@@ -200,9 +200,9 @@ def test_what_has_passed_says_which_gap_it_is() -> None:
         now += 0.03 if number % 16 == 0 else 0.0002
         rule.arrived(now)
     # While it may be a short gap the long one is not waited for; when it is the long one, it is.
-    assert rule.cut_at(now, now, now, 1) - now == pytest.approx(0.0004)
-    assert rule.cut_at(now + 0.048, now, now, 1) - now == pytest.approx(0.06)
-    assert rule.cut_at(now + 0.048, now, now, 30) <= now + 0.048
+    assert rule.dispatch_at(now, now, now, 1) - now == pytest.approx(0.0004)
+    assert rule.dispatch_at(now + 0.048, now, now, 1) - now == pytest.approx(0.06)
+    assert rule.dispatch_at(now + 0.048, now, now, 30) <= now + 0.048
 
 
 def test_a_lone_caller_in_a_loop_never_waits() -> None:
@@ -210,9 +210,9 @@ def test_a_lone_caller_in_a_loop_never_waits() -> None:
     rule, now = rule_of(model)
     for _ in range(200):
         rule.arrived(now)
-        assert rule.cut_at(now, now, now, 1) <= now
-        now += line(1) + 0.0001
-        model.observe(1, line(1))
+        assert rule.dispatch_at(now, now, now, 1) <= now
+        now += queue(1) + 0.0001
+        model.observe(1, queue(1))
 
 
 def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:
@@ -223,9 +223,9 @@ def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:
     waits: list[bool] = []
     for _ in range(100):
         arrived_at = now
-        now += line(1)
-        model.observe(1, line(1))
-        waits.append(rule.cut_at(now, arrived_at, arrived_at, 1) > now)
+        now += queue(1)
+        model.observe(1, queue(1))
+        waits.append(rule.dispatch_at(now, arrived_at, arrived_at, 1) > now)
         now += 0.0005  # the other one has its answer, and comes again
         rule.arrived(now)
     assert not waits[0]
@@ -235,9 +235,9 @@ def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:
 def test_no_wait_makes_the_oldest_late() -> None:
     model = model_of()
     rule, now = rule_of(model, gap_s=0.002)
-    waited_s = PLANNED_S - line(2) - 0.0005
-    assert rule.cut_at(now, now - waited_s, now, 1) - now == pytest.approx(0.0005)
-    assert rule.cut_at(now, now - waited_s - 0.001, now, 1) <= now
+    waited_s = PLANNED_S - queue(2) - 0.0005
+    assert rule.dispatch_at(now, now - waited_s, now, 1) - now == pytest.approx(0.0005)
+    assert rule.dispatch_at(now, now - waited_s - 0.001, now, 1) <= now
 
 
 def test_costs_are_no_requests() -> None:
@@ -245,10 +245,10 @@ def test_costs_are_no_requests() -> None:
     model = model_of(sizes=range(10, 1290, 10))
     worth_s = (B_S - 3 * 10 * A_S) / (3 + 1)
     rule, now = rule_of(model, most=1280, gap_s=worth_s * 0.95)
-    assert rule.cut_at(now, now, now, 30, requests=3) > now
-    assert rule.cut_at(now, now, now, 30) <= now
+    assert rule.dispatch_at(now, now, now, 30, requests=3) > now
+    assert rule.dispatch_at(now, now, now, 30) <= now
     rule, now = rule_of(model, most=1280, gap_s=worth_s * 1.05)
-    assert rule.cut_at(now, now, now, 30, requests=3) <= now
+    assert rule.dispatch_at(now, now, now, 30, requests=3) <= now
 
 
 times = st.floats(0, 0.3)
@@ -279,16 +279,18 @@ def test_whatever_came_sizes_are_allowed_and_no_wait_passes_the_plan(
     for size, seconds in runs:
         model.observe(size, seconds)
     oldest, newest = now - waited_s, now - min(waited_s, since_newest_s)
-    cut_at = rule.cut_at(now, oldest, newest, waiting)
+    dispatch_at = rule.dispatch_at(now, oldest, newest, waiting)
     assert 1 <= rule.limit() <= 128
     assert 1 <= rule.limit(waiting) <= 128
     bound_s = model.bound_s(waiting)
-    if cut_at > now:
+    if dispatch_at > now:
         assert bound_s is not None
-        assert now + bound_s > oldest + PLANNED_S or cut_at + bound_s <= oldest + PLANNED_S + 1e-9
-        assert cut_at - now <= 2 * max(gaps) + 1e-9
+        assert (
+            now + bound_s > oldest + PLANNED_S or dispatch_at + bound_s <= oldest + PLANNED_S + 1e-9
+        )
+        assert dispatch_at - now <= 2 * max(gaps) + 1e-9
     # the answer holds: asked again at that time it is the same, or a cut
-    assert rule.cut_at(max(now, cut_at), oldest, newest, waiting) <= max(now, cut_at)
+    assert rule.dispatch_at(max(now, dispatch_at), oldest, newest, waiting) <= max(now, dispatch_at)
 
 
 # Traffic
@@ -301,7 +303,7 @@ class Rule(Protocol):
 
     def limit(self, waiting: float = 0) -> float: ...
 
-    def cut_at(self, now: float, oldest: float, newest: float, size: float, /) -> float: ...
+    def dispatch_at(self, now: float, oldest: float, newest: float, size: float, /) -> float: ...
 
 
 class FixedWait:
@@ -317,7 +319,7 @@ class FixedWait:
     def limit(self, waiting: float = 0) -> float:
         return self._most
 
-    def cut_at(self, now: float, oldest: float, newest: float, size: float, /) -> float:
+    def dispatch_at(self, now: float, oldest: float, newest: float, size: float, /) -> float:
         return oldest + self._wait_s
 
 
@@ -393,10 +395,10 @@ class World:
                 continue  # at one instant all comes and ends before a slot looks at the line
             while idle and waiting:
                 many = len(waiting)
-                cut_at = rule.cut_at(now, waiting[0][0], waiting[-1][0], many)
+                dispatch_at = rule.dispatch_at(now, waiting[0][0], waiting[-1][0], many)
                 most = int(rule.limit(many))
-                if cut_at > now and many < most:
-                    put(cut_at, ASK, [])
+                if dispatch_at > now and many < most:
+                    put(dispatch_at, ASK, [])
                     asked = number
                     break
                 taken = [waiting.popleft() for _ in range(min(many, most))]
@@ -495,8 +497,8 @@ def test_callers_in_two_groups_that_are_late_because_of_each_other_become_one() 
     model = model_of()
     rule, now = rule_of(model, target=LatencyTarget(p99_s=0.04), gap_s=0.0005)
     # Seven wait for a batch of one to end: they are late whatever is done.
-    model.observe(1, line(1))
-    assert rule.cut_at(now + 0.02, now, now, 7) - now == pytest.approx(0.021)
+    model.observe(1, queue(1))
+    assert rule.dispatch_at(now + 0.02, now, now, 7) - now == pytest.approx(0.021)
 
 
 def test_a_lone_caller_pays_nothing() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import come, line, new, take, waiting
-from shoal.core.batch import CutReason
+from core.former_scenes import come, new, queue, take, waiting
+from shoal.core.batch import DispatchReason
 from shoal.core.policies.buckets import Buckets
-from shoal.core.policy import Cut
+from shoal.core.policy import Dispatch
 from shoal.core.request import Request, State
 
 KEYS: dict[str, Any] = {"bucket_by": len, "max_batch_size": 2}
@@ -18,38 +18,38 @@ KEYS: dict[str, Any] = {"bucket_by": len, "max_batch_size": 2}
 
 def test_only_equal_keys_share_a_batch_and_the_oldest_request_leads() -> None:
     requests = [new(n, key=key) for n, key in enumerate("abbca")]
-    former = line(*requests, **KEYS)
+    former = queue(*requests, **KEYS)
     batches = [take(former, 9.0) for _ in range(3)]
     assert batches == [[requests[0], requests[4]], requests[1:3], [requests[3]]]
 
 
 def test_a_full_bucket_does_not_wait_for_an_older_one() -> None:
     old, *full = new(0, key="a"), new(1, key="b"), new(1, key="b")
-    former = line(old, *full, batch_wait_timeout_s=9, **KEYS)
+    former = queue(old, *full, batch_wait_timeout_s=9, **KEYS)
     assert take(former, 1.0) == full
     assert former.decide(1.0).until == 9  # type: ignore[union-attr]
 
 
 def test_of_those_that_are_due_the_oldest_goes_first_full_or_not() -> None:
     old, *full = new(0, key="a"), new(1, key="b"), new(1, key="b")
-    former = line(old, *full, batch_wait_timeout_s=5, **KEYS)
+    former = queue(old, *full, batch_wait_timeout_s=5, **KEYS)
     assert [take(former, 6.0), take(former, 6.0)] == [[old], full]
 
 
 def test_when_its_head_leaves_a_bucket_is_as_old_as_its_next() -> None:
     leaves, stays, other = new(0, key="a"), new(2, key="a"), new(1, key="b")
-    former = line(leaves, other, stays, batch_wait_timeout_s=5, **{**KEYS, "max_batch_size": 3})
+    former = queue(leaves, other, stays, batch_wait_timeout_s=5, **{**KEYS, "max_batch_size": 3})
     third = new(0, key="c")
     come(former, third)
     decision = former.decide(9.0)  # all are looked at
-    assert isinstance(decision, Cut)
+    assert isinstance(decision, Dispatch)
     former.leave(leaves)
     assert [take(former, 9.0) for _ in range(3)] == [[third], [other], [stays]]
 
 
 def test_a_bucket_is_led_by_whoever_has_the_best_rank() -> None:
     requests = [new(0, key="a", priority=2), new(1, key="b", priority=1)]
-    former = line(*requests, priority_levels=2, priority_aging_s=None, **KEYS)
+    former = queue(*requests, priority_levels=2, priority_aging_s=None, **KEYS)
     assert waiting(former) == requests[::-1]
     better = new(2, key="a", priority=1)
     come(former, better)
@@ -59,7 +59,7 @@ def test_a_bucket_is_led_by_whoever_has_the_best_rank() -> None:
 
 def test_levels_apart_share_no_batch() -> None:
     requests = [new(n, priority=level) for n, level in enumerate((2, 1, 2))]
-    former = line(*requests, priority_levels=2, priority_mixing="isolate")
+    former = queue(*requests, priority_levels=2, priority_mixing="isolate")
     assert [take(former, 9.0), take(former, 9.0)] == [[requests[1]], [requests[0], requests[2]]]
 
 
@@ -67,7 +67,7 @@ def test_levels_apart_share_no_batch() -> None:
 def test_a_slot_is_not_woken_for_a_bucket_that_is_due_later(how: str) -> None:
     name = "batch_wait_timeout_s" if how == "leaves" else "idle_timeout_s"
     first = new(0.0, key="a")
-    former = line(first, bucket_by=len, **{name: 1.0})
+    former = queue(first, bucket_by=len, **{name: 1.0})
     assert former.decide(0.0).until == 1.0  # type: ignore[union-attr]
     come(former, new(0.5, key="a"))
     if how == "leaves":
@@ -77,15 +77,15 @@ def test_a_slot_is_not_woken_for_a_bucket_that_is_due_later(how: str) -> None:
 
 def test_a_deadline_takes_its_own_bucket() -> None:
     old, due = new(0, key="a"), new(1, key="b", deadline=5)
-    former = line(old, due, batch_wait_timeout_s=60, **KEYS)
+    former = queue(old, due, batch_wait_timeout_s=60, **KEYS)
     decision = former.decide(3.0)
-    assert isinstance(decision, Cut)
-    assert decision.reason is CutReason.DEADLINE
+    assert isinstance(decision, Dispatch)
+    assert decision.reason is DispatchReason.DEADLINE
     assert take(former, 3.0) == [due]
 
 
 def test_a_bucket_that_is_empty_is_forgotten_and_keeps_no_request() -> None:
-    former = line(new(-1, key="stays"), priority_levels=2, batch_wait_timeout_s=3600, **KEYS)
+    former = queue(new(-1, key="stays"), priority_levels=2, batch_wait_timeout_s=3600, **KEYS)
     gc.collect()
     before = sum(isinstance(found, Request) for found in gc.get_objects())
     for key in range(40):
@@ -104,7 +104,7 @@ def test_a_bucket_that_is_empty_is_forgotten_and_keeps_no_request() -> None:
 
 def test_newcomers_that_lead_a_bucket_and_leave_are_forgotten() -> None:
     taken, stays = new(0, key="a", deadline=1e9), new(0, key="b", deadline=2e9)
-    former = line(taken, stays, order="deadline", **KEYS)
+    former = queue(taken, stays, order="deadline", **KEYS)
     assert take(former) == [taken]
     for n in range(5000):
         one = new(0, key="b", deadline=1e8 - n)

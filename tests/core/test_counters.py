@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.core.batch import Batch, CutReason
+from shoal.core.batch import Batch, DispatchReason
 from shoal.core.counters import (
     SIZE_BOUNDS,
     TIME_BOUNDS_S,
@@ -62,7 +62,7 @@ def test_the_bounds_rise(bounds: tuple[float, ...]) -> None:
 
 def test_a_batcher_starts_to_count_at_nothing_and_knows_every_reason() -> None:
     counters = Counters()
-    assert counters.batches == dict.fromkeys(CutReason, 0)
+    assert counters.batches == dict.fromkeys(DispatchReason, 0)
     ended = (counters.finished, counters.failed, counters.cancelled, counters.expired)
     assert (*ended, counters.rejected) == (0, 0, 0, 0, 0)
     assert counters.batch_size.snapshot().bounds == SIZE_BOUNDS
@@ -71,9 +71,9 @@ def test_a_batcher_starts_to_count_at_nothing_and_knows_every_reason() -> None:
 
 def test_two_batchers_count_apart() -> None:
     one, other = Counters(), Counters()
-    one.batches[CutReason.FULL] += 1
+    one.batches[DispatchReason.FULL] += 1
     one.batch_size.observe(1)
-    assert other.batches[CutReason.FULL] == other.batch_size.snapshot().total == 0
+    assert other.batches[DispatchReason.FULL] == other.batch_size.snapshot().total == 0
 
 
 def test_what_is_given_to_users_is_frozen() -> None:
@@ -82,11 +82,11 @@ def test_what_is_given_to_users_is_frozen() -> None:
 
 
 def test_a_batch_knows_its_size_and_shows_itself() -> None:
-    batch = Batch(7, CutReason.TIMER, [])
+    batch = Batch(7, DispatchReason.TIMER, [])
     assert (batch.id, batch.size, batch.active) == (7, 0, 0)
     assert repr(batch) == "<Batch 7 size=0 cut=timer>"
 
 
 def test_a_reason_is_its_name() -> None:
     names = ["full", "timer", "idle", "deadline", "flush", "drain", "open"]
-    assert [str(reason) for reason in CutReason] == names
+    assert [str(reason) for reason in DispatchReason] == names

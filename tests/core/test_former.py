@@ -7,54 +7,54 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core.former_scenes import change, check, come, let_time_be_up, line, new, take, waiting
-from shoal import LinePolicy, QueuePolicy
-from shoal.core.batch import CutReason
+from core.former_scenes import change, check, come, let_time_be_up, new, queue, take, waiting
+from shoal import QueuePolicy, WholeQueuePolicy
+from shoal.core.batch import DispatchReason
 from shoal.core.policies.size_or_wait import SizeOrWait
-from shoal.core.policy import Cut, Wait
+from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal import Hurry, Request
+    from shoal import Pressure, Request
 
 # When a batch goes
 
 
 def test_an_empty_line_waits_for_one() -> None:
-    assert line().decide(0.0) == Wait(None, 1)
+    assert queue().decide(0.0) == Wait(None, 1)
 
 
 def test_a_full_batch_goes_at_once() -> None:
-    former = line(new(), new(), new(), max_batch_size=2, batch_wait_timeout_s=9)
-    assert former.decide(0) == Cut(2, CutReason.FULL)
+    former = queue(new(), new(), new(), max_batch_size=2, batch_wait_timeout_s=9)
+    assert former.decide(0) == Dispatch(2, DispatchReason.FULL)
 
 
 def test_the_wait_is_counted_from_the_oldest_arrival() -> None:
     oldest = new(1)
-    former = line(oldest, new(3), batch_wait_timeout_s=5, max_batch_size=4)
+    former = queue(oldest, new(3), batch_wait_timeout_s=5, max_batch_size=4)
     assert former.decide(5.999) == Wait(6, 4)
-    assert former.decide(6) == Cut(2, CutReason.TIMER)
+    assert former.decide(6) == Dispatch(2, DispatchReason.TIMER)
     former.leave(oldest)
     assert former.decide(6) == Wait(8, 4)
 
 
 def test_without_a_window_a_batch_waits_until_it_is_full() -> None:
-    former = line(new(), batch_wait_timeout_s=None, max_batch_size=2)
+    former = queue(new(), batch_wait_timeout_s=None, max_batch_size=2)
     assert former.decide(1e9) == Wait(None, 2)
     come(former, new())
-    assert former.decide(0) == Cut(2, CutReason.FULL)
+    assert former.decide(0) == Dispatch(2, DispatchReason.FULL)
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
 def test_a_flush_is_for_what_is_in_line_then(leaving: int) -> None:
     requests = [new(), new(), new()]
-    former = line(*requests, batch_wait_timeout_s=None)
+    former = queue(*requests, batch_wait_timeout_s=None)
     former.flush()
     for one in requests[:leaving]:
         former.leave(one)
-    assert former.decide(0) == Cut(3 - leaving, CutReason.FLUSH)
+    assert former.decide(0) == Dispatch(3 - leaving, DispatchReason.FLUSH)
     assert take(former) == requests[leaving:]
     come(former, new())
     assert former.decide(0) == Wait(None, 10)
@@ -62,7 +62,7 @@ def test_a_flush_is_for_what_is_in_line_then(leaving: int) -> None:
 
 def test_a_flush_does_not_outlive_those_who_left() -> None:
     requests = [new(), new(), new()]
-    former = line(*requests, batch_wait_timeout_s=None)
+    former = queue(*requests, batch_wait_timeout_s=None)
     former.flush()
     come(former, new())
     for one in requests:
@@ -72,7 +72,7 @@ def test_a_flush_does_not_outlive_those_who_left() -> None:
 
 def test_a_flush_does_not_outlive_those_who_failed_in_a_change() -> None:
     large, small = new(item=8, cost=8), new(item=1)
-    former = line(large, small, batch_size_fn=float, batch_wait_timeout_s=None)
+    former = queue(large, small, batch_size_fn=float, batch_wait_timeout_s=None)
     former.flush()
     assert change(former, max_batch_size=5) == [large]
     assert take(former) == [small]
@@ -81,7 +81,7 @@ def test_a_flush_does_not_outlive_those_who_failed_in_a_change() -> None:
 
 
 def test_a_flush_of_an_empty_line_does_nothing() -> None:
-    former = line(batch_wait_timeout_s=None)
+    former = queue(batch_wait_timeout_s=None)
     former.flush()
     come(former, new())
     assert former.decide(0) == Wait(None, 10)
@@ -89,19 +89,19 @@ def test_a_flush_of_an_empty_line_does_nothing() -> None:
 
 def test_a_flush_goes_on_for_those_who_were_put_back() -> None:
     gone, stays = new(), new()
-    former = line(gone, stays, batch_wait_timeout_s=None)
+    former = queue(gone, stays, batch_wait_timeout_s=None)
     former.flush()
     decision = former.decide(0)
-    assert isinstance(decision, Cut)
+    assert isinstance(decision, Dispatch)
     taken = former.take(decision)
     gone.state = State.CANCELLED
     former.put_back([one for one in taken if one is stays])
-    assert former.decide(0) == Cut(1, CutReason.FLUSH)
+    assert former.decide(0) == Dispatch(1, DispatchReason.FLUSH)
     assert take(former) == [stays]
 
 
 def test_a_flush_is_of_those_who_were_handed_out_last() -> None:
-    former = line(new(), max_batch_size=1, batch_wait_timeout_s=0)
+    former = queue(new(), max_batch_size=1, batch_wait_timeout_s=0)
     former.flush()
     take(former)
     assert former.took_flushed
@@ -110,14 +110,14 @@ def test_a_flush_is_of_those_who_were_handed_out_last() -> None:
     assert not former.took_flushed
 
 
-class Emptying(LinePolicy):
+class Emptying(WholeQueuePolicy):
     """A rule that empties the list of those that it takes back."""
 
     def __init__(self, _options: Any) -> None:
         super().__init__()
 
-    def choose(self, line: Sequence[Request], now: float, hurry: Hurry | None) -> Any:
-        return line, CutReason.FULL
+    def choose(self, queue: Sequence[Request], now: float, pressure: Pressure | None) -> Any:
+        return queue, DispatchReason.FULL
 
     def put_back(self, requests: Any) -> None:
         super().put_back(requests)
@@ -126,9 +126,9 @@ class Emptying(LinePolicy):
 
 def test_a_rule_may_change_the_list_of_those_that_it_takes_back() -> None:
     requests = [new(), new()]
-    former = line(*requests, policy=Emptying)
+    former = queue(*requests, policy=Emptying)
     decision = former.decide(0)
-    assert isinstance(decision, Cut)
+    assert isinstance(decision, Dispatch)
     former.put_back(former.take(decision))
     assert former.live == len(requests)
 
@@ -137,13 +137,13 @@ def test_a_rule_may_change_the_list_of_those_that_it_takes_back() -> None:
 
 
 def test_who_is_due_leaves_at_half_of_its_time_while_no_run_time_is_known() -> None:
-    former = line(new(2, deadline=10), batch_wait_timeout_s=60)
+    former = queue(new(2, deadline=10), batch_wait_timeout_s=60)
     assert former.decide(2) == Wait(6, 10)
-    assert former.decide(6) == Cut(1, CutReason.DEADLINE)
+    assert former.decide(6) == Dispatch(1, DispatchReason.DEADLINE)
 
 
 def test_a_slot_that_waits_is_woken_for_one_who_is_due_earlier() -> None:
-    former = line(new(), batch_wait_timeout_s=60)
+    former = queue(new(), batch_wait_timeout_s=60)
     decision = former.decide(0)
     assert isinstance(decision, Wait)
     former.wake_at = decision.wake_at
@@ -153,7 +153,7 @@ def test_a_slot_that_waits_is_woken_for_one_who_is_due_earlier() -> None:
 
 def test_who_is_due_leaves_though_others_come_first() -> None:
     low = new(0, deadline=10, priority=2)
-    former = line(low, max_batch_size=2, batch_wait_timeout_s=60, priority_levels=2)
+    former = queue(low, max_batch_size=2, batch_wait_timeout_s=60, priority_levels=2)
     for _ in range(3):
         come(former, new(0, priority=1))
     while low.state is not State.RUNNING:
@@ -162,7 +162,7 @@ def test_who_is_due_leaves_though_others_come_first() -> None:
 
 
 def test_who_came_before_there_was_a_window_leaves_in_time() -> None:
-    former = line(new(0, deadline=10), idle=0)
+    former = queue(new(0, deadline=10), idle=0)
     change(former, batch_wait_timeout_s=60)
     assert former.decide(0) == Wait(5, 10)
 
@@ -171,21 +171,21 @@ def test_who_came_before_there_was_a_window_leaves_in_time() -> None:
 
 
 def test_what_idle_slots_can_take_does_not_count_as_waiting() -> None:
-    former = line(max_batch_size=4, max_queued_requests=3)
+    former = queue(max_batch_size=4, max_queued_requests=3)
     assert former.room.most == 7
     former.reform(idle_slots=0)
     assert former.room.most == 3
 
 
 def test_a_bound_of_nothing_admits_what_can_start() -> None:
-    former = line(max_batch_size=4, max_queued_requests=0)
+    former = queue(max_batch_size=4, max_queued_requests=0)
     assert former.room.most == 4
     former.reform(idle_slots=0)
     assert former.room.most == 0
 
 
 def test_idle_slots_take_as_much_as_the_costs_allow() -> None:
-    former = line(max_queued_requests=0, batch_size_fn=float)
+    former = queue(max_queued_requests=0, batch_size_fn=float)
     answers = [former.admit(new(cost=cost)).refusal for cost in (6, 5, 4, 0, 1)]
     assert [answer is None for answer in answers] == [True, False, True, True, False]
     assert "max_queued_requests=0" in str(answers[1])
@@ -193,7 +193,7 @@ def test_idle_slots_take_as_much_as_the_costs_allow() -> None:
 
 def test_a_closed_line_lets_nobody_in_and_everybody_who_waits() -> None:
     first, second = new(), new()
-    former = line(first, second, max_queued_requests=1, overload="wait", idle=0)
+    former = queue(first, second, max_queued_requests=1, overload="wait", idle=0)
     assert second.state is State.PARKED
     former.close()
     assert waiting(former) == [first, second]
@@ -204,7 +204,9 @@ def test_a_closed_line_lets_nobody_in_and_everybody_who_waits() -> None:
 
 def parked_by_cost(*costs: float, idle: int = 0) -> tuple[Any, list[Any]]:
     requests = [new(cost=cost) for cost in costs]
-    former = line(*requests, max_queued_requests=0, overload="wait", batch_size_fn=float, idle=idle)
+    former = queue(
+        *requests, max_queued_requests=0, overload="wait", batch_size_fn=float, idle=idle
+    )
     return former, requests
 
 
@@ -232,7 +234,7 @@ def test_when_the_first_parked_leaves_the_next_is_let_in_that_fits() -> None:
 
 def test_who_is_let_in_wakes_the_slot() -> None:
     first, second, third = new(), new(), new()
-    former = line(
+    former = queue(
         first,
         second,
         third,
@@ -264,7 +266,7 @@ def test_who_is_let_in_wakes_the_slot() -> None:
 
 def test_a_change_keeps_the_order_of_arrival_of_one_moment() -> None:
     low, high = new(priority=2), new(priority=1)
-    former = line(low, high, priority_levels=2, idle=0)
+    former = queue(low, high, priority_levels=2, idle=0)
     assert waiting(former) == [high, low]
     change(former, priority_levels=1)
     assert waiting(former) == [low, high]
@@ -272,7 +274,7 @@ def test_a_change_keeps_the_order_of_arrival_of_one_moment() -> None:
 
 def test_a_change_fails_who_does_not_fit_any_more_parked_or_not() -> None:
     requests = [new(item=item, cost=item) for item in (2, 8, 9)]
-    former = line(*requests, batch_size_fn=float, max_queued_requests=2, overload="wait", idle=0)
+    former = queue(*requests, batch_size_fn=float, max_queued_requests=2, overload="wait", idle=0)
     assert change(former, max_batch_size=4) == requests[1:]
     assert (former.live, former.parked) == (1, 0)
     assert [one.state for one in requests[1:]] == [State.FAILED, State.FAILED]
@@ -280,7 +282,7 @@ def test_a_change_fails_who_does_not_fit_any_more_parked_or_not() -> None:
 
 def test_a_change_lets_in_who_has_room_now() -> None:
     first, second = new(), new()
-    former = line(first, second, max_queued_requests=1, overload="wait", idle=0)
+    former = queue(first, second, max_queued_requests=1, overload="wait", idle=0)
     change(former, max_queued_requests=2)
     assert waiting(former) == [first, second]
 
@@ -288,7 +290,7 @@ def test_a_change_lets_in_who_has_room_now() -> None:
 def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:
     late = new(item=1)
     policy = QueuePolicy(timeout_s=1, timeout_action="delay")
-    former = line(late, max_batch_size=4, default_queue_policy=policy)
+    former = queue(late, max_batch_size=4, default_queue_policy=policy)
     change(former, default_queue_policy=None, batch_size_fn=float)
     assert let_time_be_up(former, 2.0) == []
     check(former)
@@ -300,7 +302,7 @@ def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:
 
 
 def test_the_line_does_not_grow_by_callers_that_come_and_go() -> None:
-    former = line(new(), batch_wait_timeout_s=None)
+    former = queue(new(), batch_wait_timeout_s=None)
     assert isinstance(former._policy, SizeOrWait)
     longest = 0
     for _ in range(10_000):
@@ -313,7 +315,7 @@ def test_the_line_does_not_grow_by_callers_that_come_and_go() -> None:
 
 
 def test_those_who_wait_for_room_and_go_do_not_grow_it_either() -> None:
-    former = line(new(), new(), max_queued_requests=0, max_batch_size=1, overload="wait")
+    former = queue(new(), new(), max_queued_requests=0, max_batch_size=1, overload="wait")
     longest = 0
     for _ in range(10_000):
         one = new()
@@ -329,7 +331,7 @@ def test_those_who_wait_for_room_and_go_do_not_grow_it_either() -> None:
 def test_callers_with_deadlines_that_come_and_go_leave_nothing_behind(
     deadline: float, idle: int
 ) -> None:
-    former = line(new(deadline=1.0), idle=idle, batch_wait_timeout_s=9)
+    former = queue(new(deadline=1.0), idle=idle, batch_wait_timeout_s=9)
     if idle:
         former.decide(0.0)
     for _ in range(1000):
@@ -337,14 +339,14 @@ def test_callers_with_deadlines_that_come_and_go_leave_nothing_behind(
         come(former, one)
         former.leave(one)
         former.overdue.forget(one)
-    assert len(former._urgency._leave_by) + len(former._urgency.unseen) < 200
+    assert len(former._pressures._leave_by) + len(former._pressures.unseen) < 200
     assert len(former.overdue.timers) == 1
 
 
 def test_a_flush_keeps_nobody_after_it() -> None:
-    former = line(new(), batch_wait_timeout_s=None)
+    former = queue(new(), batch_wait_timeout_s=None)
     former.flush()
     take(former)
     former.decide(0)
-    assert not former._urgency._handed_out
-    assert not former._urgency.covered
+    assert not former._pressures._handed_out
+    assert not former._pressures.covered

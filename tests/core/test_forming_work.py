@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import shoal
-from core.former_scenes import line, new, take
+from core.former_scenes import new, queue, take
 from shoal import QueuePolicy
 from shoal.core.request import State
 
@@ -86,7 +86,7 @@ def by_deadline(size: int, keys: int) -> int:
 
     requests = [one() for _ in range(size + 2 * STEPS)]
     options: dict[str, Any] = {"bucket_by": len} if keys > 1 else {}
-    former = line(
+    former = queue(
         *requests, idle=0, max_batch_size=1, order="deadline", priority_aging_s=None, **options
     )
     take(former, 1e9)
@@ -140,7 +140,7 @@ def calls_of_steps(size: int, options: dict[str, Any]) -> int:
         return new(0, priority=level, key=place // 4, deadline=1e6 + place * 7919 % 10_007)
 
     requests = [one() for _ in range(size + 2 * STEPS)]
-    former = line(idle=0, max_batch_size=4, **{"batch_wait_timeout_s": 60, **options})
+    former = queue(idle=0, max_batch_size=4, **{"batch_wait_timeout_s": 60, **options})
     for request in requests:
         request.state = State.FAILED  # if it is refused
         former.admit(request)
@@ -161,7 +161,7 @@ def test_a_line_is_emptied_in_linear_time(rule: str) -> None:
         options = {name: value for name, value in RULES[rule].items() if name != "overload"}
         options.pop("max_queued_requests", None)
         requests = [new(n / size, priority=1, key=n % 50) for n in range(size)]
-        former = line(*requests, idle=0, max_batch_size=4, **options)
+        former = queue(*requests, idle=0, max_batch_size=4, **options)
         former.drain()
 
         def empty() -> None:
@@ -177,7 +177,7 @@ def test_a_line_is_emptied_in_linear_time(rule: str) -> None:
 def test_who_meets_a_full_line_does_not_count_its_buckets() -> None:
     def work(size: int) -> int:
         requests = [new(key=key) for key in range(size)]
-        former = line(*requests, bucket_by=len, batch_size_fn=len, max_queued_requests=size)
+        former = queue(*requests, bucket_by=len, batch_size_fn=len, max_queued_requests=size)
         return calls_of(lambda: former.admit(new(key=0)))
 
     assert work(MANY) <= work(FEW) + 5

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.core.queues.level_queue import LevelLine
-from shoal.core.queues.queue import ArrivalLine, RankedLine, is_worth_a_sweep
+from shoal.core.queues.level_queue import LevelQueue
+from shoal.core.queues.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep
 from shoal.core.request import State
 from shoal.testing import make_request
 
 LINES: dict[str, Any] = {
-    "by arrival": (ArrivalLine, lambda one: one.options.number),
+    "by arrival": (ArrivalQueue, lambda one: one.options.number),
     "by level": (
-        partial(LevelLine, lambda one: (one.priority, one.options.number)),
+        partial(LevelQueue, lambda one: (one.priority, one.options.number)),
         lambda one: (one.priority, one.options.number),
     ),
     "by rank": (
-        partial(RankedLine, lambda one: one.cost),
+        partial(RankedQueue, lambda one: one.cost),
         lambda one: (one.cost, one.options.number),
     ),
 }
@@ -42,16 +42,16 @@ STEPS = st.lists(
 @given(steps=STEPS)
 def test_a_line_is_a_sorted_list(name: str, steps: list[tuple[str, Any]]) -> None:
     make, order = LINES[name]
-    line, here = make(), []
+    queue, here = make(), []
     for number, (what, how) in enumerate(steps):
         if what == "push":
             one = make_request(priority=how, cost=how)
             assert one.options is not None
             one.options.number = number
-            line.push(one)
+            queue.push(one)
             here.append(one)
             here.sort(key=order)
-            assert line.is_led_by(one) == (here[0] is one)
+            assert queue.is_led_by(one) == (here[0] is one)
         elif what == "leave" and here:
             here.pop(how % len(here)).state = State.CANCELLED
         elif what == "take":
@@ -59,32 +59,32 @@ def test_a_line_is_a_sorted_list(name: str, steps: list[tuple[str, Any]]) -> Non
                 (n for n in range(len(here)) if sum(one.cost for one in here[: n + 1]) > how),
                 len(here),
             )
-            assert line.take(how) == here[:size]
+            assert queue.take(how) == here[:size]
             del here[:size]
         elif what == "pop, put back":
             popped = []
             for _ in range(min(how, len(here))):
-                popped.append(line.first())
-                line.pop()
-            line.put_back(popped)
+                popped.append(queue.first())
+                queue.pop()
+            queue.put_back(popped)
         elif what == "sweep":
-            line.sweep()
-            assert len(line) == len(here)
-        assert list(line) == here
-        assert line.first() is (here[0] if here else None)
-        assert len(line) >= len(here)
-    line.clear()
-    assert (list(line), line.first(), len(line)) == ([], None, 0)
+            queue.sweep()
+            assert len(queue) == len(here)
+        assert list(queue) == here
+        assert queue.first() is (here[0] if here else None)
+        assert len(queue) >= len(here)
+    queue.clear()
+    assert (list(queue), queue.first(), len(queue)) == ([], None, 0)
 
 
 def test_a_line_is_worth_a_sweep_when_most_of_it_has_left() -> None:
-    line = ArrivalLine()
+    queue = ArrivalQueue()
     for _ in range(200):
-        line.push(make_request())
-    assert [is_worth_a_sweep(line, live) for live in (200, 136, 135, 0)] == [
+        queue.push(make_request())
+    assert [is_worth_a_sweep(queue, live) for live in (200, 136, 135, 0)] == [
         False,
         False,
         False,
         True,
     ]
-    assert [is_worth_a_sweep(line, live) for live in (101, 100, 99)] == [False, False, True]
+    assert [is_worth_a_sweep(queue, live) for live in (101, 100, 99)] == [False, False, True]

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from core.former_scenes import change, come, let_time_be_up, line, new, take, waiting
+from core.former_scenes import change, come, let_time_be_up, new, queue, take, waiting
 from shoal import BatchOptions, QueuePolicy
 from shoal.core.policies.ranks import rank_of
 
@@ -27,13 +27,13 @@ def test_where_nothing_is_asked_for_there_is_no_rank() -> None:
 
 def test_levels_come_first_and_arrivals_then() -> None:
     requests = [new(n, priority=level) for n, level in enumerate((3, 1, 2, 1, 3))]
-    former = line(*requests, priority_levels=3, priority_aging_s=None, **ONE)
+    former = queue(*requests, priority_levels=3, priority_aging_s=None, **ONE)
     assert waiting(former) == [requests[n] for n in (1, 3, 2, 0, 4)]
 
 
 def test_a_level_is_made_up_for_by_waiting() -> None:
     low, before, after = new(0, priority=2), new(9, priority=1), new(11, priority=1)
-    former = line(low, before, after, priority_levels=2, **ONE)
+    former = queue(low, before, after, priority_levels=2, **ONE)
     assert waiting(former) == [before, low, after]
 
 
@@ -41,7 +41,7 @@ def test_a_level_is_made_up_for_by_waiting() -> None:
 def test_nobody_is_overtaken_for_longer_than_ageing_takes(levels_lower: int) -> None:
     """One of the highest level comes each second, and one can be served each second."""
     low = new(0, priority=1 + levels_lower)
-    former = line(low, priority_levels=3, priority_aging_s=10.0, **ONE)
+    former = queue(low, priority_levels=3, priority_aging_s=10.0, **ONE)
     for second in range(100):
         come(former, new(second, priority=1))
         if take(former, second) == [low]:
@@ -54,19 +54,19 @@ def test_nobody_is_overtaken_for_longer_than_ageing_takes(levels_lower: int) -> 
 @pytest.mark.parametrize("order", ["arrival", "deadline"])
 def test_strict_levels_do_not_age(order: str, never: float | None) -> None:
     low, high = new(0, priority=2), new(1e9, priority=1)
-    former = line(low, high, priority_levels=2, priority_aging_s=never, order=order, **ONE)
+    former = queue(low, high, priority_levels=2, priority_aging_s=never, order=order, **ONE)
     assert waiting(former) == [high, low]
 
 
 def test_where_levels_age_at_once_there_are_none() -> None:
     low, high = new(0, priority=2), new(1, priority=1)
-    former = line(low, high, priority_levels=2, priority_aging_s=0, **ONE)
+    former = queue(low, high, priority_levels=2, priority_aging_s=0, **ONE)
     assert waiting(former) == [low, high]
 
 
 def test_the_earliest_deadline_is_first() -> None:
     late, early, never = new(0, deadline=9), new(1, deadline=5), new(2)
-    former = line(late, never, early, order="deadline", priority_aging_s=None, **ONE)
+    former = queue(late, never, early, order="deadline", priority_aging_s=None, **ONE)
     assert waiting(former) == [early, late, never]
     change(former, priority_aging_s=4.0)  # and one without is due 4 s after its arrival
     assert waiting(former) == [early, never, late]
@@ -74,7 +74,7 @@ def test_the_earliest_deadline_is_first() -> None:
 
 def test_deadlines_of_a_lower_level_count_as_later() -> None:
     low, high = new(0, deadline=5, priority=2), new(0, deadline=14, priority=1)
-    former = line(low, high, order="deadline", priority_levels=2, **ONE)
+    former = queue(low, high, order="deadline", priority_levels=2, **ONE)
     assert waiting(former) == [high, low]
 
 
@@ -84,7 +84,7 @@ def test_who_waited_for_too_long_lets_the_others_of_its_level_go_first(
     order: str, aging_s: float | None
 ) -> None:
     late, other = new(0.0), new(25.0)
-    former = line(
+    former = queue(
         late, other, priority_aging_s=aging_s, order=order, default_queue_policy=LATE, **ONE
     )
     assert let_time_be_up(former, 31.0) == []
@@ -97,7 +97,7 @@ def test_who_waited_for_too_long_lets_the_others_of_its_level_go_first(
 def test_who_waited_for_too_long_to_be_let_in_is_late_as_well() -> None:
     first, second, late, other = new(), new(), new(), new(5)
     policy = QueuePolicy(timeout_s=1, timeout_action="delay")
-    former = line(
+    former = queue(
         first,
         second,
         late,
@@ -118,7 +118,7 @@ def test_who_waited_for_too_long_to_be_let_in_is_late_as_well() -> None:
 @pytest.mark.parametrize("aging_s", [None, 10.0])
 def test_those_who_waited_for_too_long_stay_in_order(order: str, aging_s: float | None) -> None:
     requests = [new(n / 4) for n in range(3)]
-    former = line(
+    former = queue(
         *requests, order=order, priority_aging_s=aging_s, default_queue_policy=LATE, **ONE
     )
     assert let_time_be_up(former, 31.0) == []
@@ -129,7 +129,7 @@ def test_those_who_waited_for_too_long_stay_in_order(order: str, aging_s: float 
 def test_who_is_late_and_who_is_not_are_ranked_alike_after_a_change() -> None:
     first, second = new(0.0), new(1.0, waits_s=1.0)
     policy = QueuePolicy(timeout_s=5, timeout_action="delay")
-    former = line(first, second, priority_levels=2, default_queue_policy=policy, **ONE)
+    former = queue(first, second, priority_levels=2, default_queue_policy=policy, **ONE)
     assert let_time_be_up(former, 2.0) == let_time_be_up(former, 5.0) == []
     assert waiting(former) == [second, first]
     change(former, max_batch_size=2)
@@ -140,6 +140,6 @@ def test_who_is_late_and_who_is_not_are_ranked_alike_after_a_change() -> None:
 def test_a_call_can_only_shorten_the_time_of_its_level() -> None:
     policy = QueuePolicy(timeout_s=10)
     usual, shorter, longer = new(), new(waits_s=5), new(waits_s=50)
-    former = line(usual, shorter, longer, default_queue_policy=policy, **ONE)
+    former = queue(usual, shorter, longer, default_queue_policy=policy, **ONE)
     assert let_time_be_up(former, 5.0) == [shorter]
     assert let_time_be_up(former, 10.0) == [usual, longer]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from shoal.core.request import TRANSITIONS, CallOptions, Request, State
+from shoal.core.request import TRANSITIONS, Request, RequestOptions, State
 
 ENDS = {State.FINISHED, State.FAILED, State.CANCELLED}
 
@@ -47,7 +47,7 @@ def test_whoever_waits_can_leave_and_can_be_failed() -> None:
         assert {State.CANCELLED, State.FAILED} <= TRANSITIONS[state]
 
 
-def request(options: CallOptions | None = None, state: State = State.QUEUED) -> Request:
+def request(options: RequestOptions | None = None, state: State = State.QUEUED) -> Request:
     made = Request()
     made.item = "an item"
     made.options = options
@@ -61,11 +61,11 @@ def test_a_call_without_options_has_no_deadline_and_no_metadata() -> None:
 
 
 def test_a_request_shows_the_options_of_its_call() -> None:
-    shown = request(CallOptions(12.5, {"user": 7}))
+    shown = request(RequestOptions(12.5, {"user": 7}))
     assert shown.deadline == 12.5
     assert shown.metadata == {"user": 7}
-    assert request(CallOptions()).metadata == {}
-    told = request(CallOptions(priority=3, cost=2.5, key=("a", 1)))
+    assert request(RequestOptions()).metadata == {}
+    told = request(RequestOptions(priority=3, cost=2.5, key=("a", 1)))
     assert (told.priority, told.cost, told.key) == (3, 2.5, ("a", 1))
 
 
@@ -74,8 +74,8 @@ def test_a_call_without_options_is_like_all_others() -> None:
 
 
 def test_a_call_is_due_at_its_deadline_unless_something_else_is_said() -> None:
-    assert CallOptions(12.5).due == 12.5
-    assert CallOptions().due is None
+    assert RequestOptions(12.5).due == 12.5
+    assert RequestOptions().due is None
 
 
 @pytest.mark.parametrize("state", State)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core.former_scenes import come, line, new
-from shoal import LinePolicy
-from shoal.core.batch import CutReason
+from core.former_scenes import come, new, queue
+from shoal import WholeQueuePolicy
+from shoal.core.batch import DispatchReason
 from shoal.core.policies.user_policy import Guarded
 from shoal.core.policy import Wait
 from shoal.core.request import State
@@ -16,7 +16,7 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shoal import Hurry, Request
+    from shoal import Pressure, Request
 
 ALL: dict[str, dict[str, Any]] = {
     "SizeOrWait": {},
@@ -26,7 +26,7 @@ ALL: dict[str, dict[str, Any]] = {
 }
 
 
-class Own(LinePolicy):
+class Own(WholeQueuePolicy):
     """A user's policy, with names of its own that a former's rule has for something else."""
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class Own(LinePolicy):
         self.size = 1000
         self.append = self.extend = self.by_arrival = self.size_beside = self.size_of_all = None
 
-    def choose(self, line: Sequence[Request], now: float, hurry: Hurry | None) -> Any:
-        return line, CutReason.FULL
+    def choose(self, queue: Sequence[Request], now: float, pressure: Pressure | None) -> Any:
+        return queue, DispatchReason.FULL
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_line_of_each_rule_knows_how_much_waits(name: str) -> None:
     requests = [new(key="a"), new(key="b"), new(key="b")]
-    former = line(*requests, **ALL[name])
+    former = queue(*requests, **ALL[name])
     assert type(former._policy).__name__ == name
     assert former.size == 3
     assert former.scheduling_capacity == 7
@@ -52,7 +52,7 @@ def test_a_line_of_each_rule_knows_how_much_waits(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_many_come_as_if_one_after_the_other(name: str) -> None:
-    former = line(**ALL[name])
+    former = queue(**ALL[name])
     assert former.decide(0.0) == Wait(None, 0 if name == "Guarded" else 1)
     former.wake_at = 1
     requests = [new(), new()]
@@ -71,12 +71,12 @@ def test_a_rule_that_must_decide_is_asked_when_many_come() -> None:
 
 def test_those_who_came_at_one_moment_are_in_order_of_arrival() -> None:
     first, second, earlier = new(1, priority=2), new(1, priority=1), new(0, priority=2)
-    former = line(first, second, earlier, priority_levels=2)
+    former = queue(first, second, earlier, priority_levels=2)
     assert former._policy.by_arrival() == [earlier, first, second]
 
 
 def test_a_plain_line_is_in_order_of_arrival_as_it_is() -> None:
     let_in_late, other = new(0), new(1)
-    former = line(other, batch_wait_timeout_s=9)
+    former = queue(other, batch_wait_timeout_s=9)
     come(former, let_in_late)
     assert former._policy.by_arrival() == [other, let_in_late]

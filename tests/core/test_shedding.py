@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import change, come, line, new, waiting
+from core.former_scenes import change, come, new, queue, waiting
 from shoal import QueuePolicy
-from shoal.core.policy import Cut
+from shoal.core.policy import Dispatch
 from shoal.core.request import State
 
 
 def full_line(overload: str, *levels: int, **options: Any) -> Any:
     requests = [new(n, priority=level) for n, level in enumerate(levels)]
-    former = line(
+    former = queue(
         *requests,
         idle=0,
         max_queued_requests=len(levels),
@@ -55,7 +55,7 @@ def test_the_newest_of_the_lowest_level_is_shed_for_a_higher_one(
 
 def test_who_was_put_back_is_as_old_as_before() -> None:
     old, gone, recent = new(0, priority=2), new(0, priority=2), new(1, priority=2)
-    former = line(
+    former = queue(
         old,
         gone,
         recent,
@@ -66,7 +66,7 @@ def test_who_was_put_back_is_as_old_as_before() -> None:
         priority_levels=2,
     )
     decision = former.decide(5)
-    assert isinstance(decision, Cut)
+    assert isinstance(decision, Dispatch)
     assert former.take(decision) == [old, gone]
     gone.state = State.CANCELLED
     former.put_back([old])
@@ -76,19 +76,19 @@ def test_who_was_put_back_is_as_old_as_before() -> None:
 
 @pytest.mark.parametrize("overload", ["shed_oldest", "shed_lowest"])
 def test_callers_that_come_and_go_leave_nothing_behind(overload: str) -> None:
-    former = line(new(), idle=0, max_queued_requests=100, overload=overload)
+    former = queue(new(), idle=0, max_queued_requests=100, overload=overload)
     for _ in range(1000):
         one = new()
         former.admit(one)
         former.leave(one)
-    assert former._gate is not None
-    assert former._gate._shedding is not None
-    assert former._gate._shedding._places < 200
+    assert former._control is not None
+    assert former._control._shedding is not None
+    assert former._control._shedding._places < 200
 
 
 def test_the_bound_holds_while_some_are_parked_from_before() -> None:
     first, second = new(0), new(1)
-    former = line(first, second, idle=0, max_queued_requests=1, overload="wait")
+    former = queue(first, second, idle=0, max_queued_requests=1, overload="wait")
     change(former, overload="shed_oldest")
     former.admit(new(2))
     assert former.live <= former.room.most
@@ -96,7 +96,7 @@ def test_the_bound_holds_while_some_are_parked_from_before() -> None:
 
 def test_a_level_has_a_bound_of_its_own() -> None:
     policy = QueuePolicy(max_queued_requests=1)
-    former = line(idle=0, priority_levels=2, queue_policies={2: policy}, overload="wait")
+    former = queue(idle=0, priority_levels=2, queue_policies={2: policy}, overload="wait")
     answers = [former.admit(new(priority=level)).refusal for level in (2, 2, 1, 1)]
     assert [answer is None for answer in answers] == [True, False, True, True]
     assert answers[1] == "1 requests of priority 2 are waiting, which is its bound"
@@ -104,7 +104,7 @@ def test_a_level_has_a_bound_of_its_own() -> None:
 
 def test_who_leaves_gives_its_place_in_the_level_back() -> None:
     one = new()
-    former = line(one, idle=0, default_queue_policy=QueuePolicy(max_queued_requests=1))
+    former = queue(one, idle=0, default_queue_policy=QueuePolicy(max_queued_requests=1))
     assert former.admit(new()).refusal is not None
     former.leave(one)
     assert former.admit(new()).refusal is None

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 import shoal
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, QueuePolicy
-from shoal.core.policy import Hurry, LinePolicy, Wait
+from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
 from shoal.core.simulation.results import Arrival, Linear, Outcome
 from shoal.core.simulation.simulate import simulate
 from shoal.errors import ItemTooLarge
@@ -47,7 +47,7 @@ class Engine:
     def __init__(self) -> None:
         self.outcomes: dict[int, Outcome] = {}
         self.latency_s: dict[int, float] = {}
-        self.batches: list[tuple[float, CutReason, tuple[int, ...]]] = []
+        self.batches: list[tuple[float, DispatchReason, tuple[int, ...]]] = []
 
 
 async def played(
@@ -63,9 +63,9 @@ async def played(
 
     async def handler(items: list[Item]) -> list[Item]:
         batch = shoal.current_batch()
-        cut_at = anyio.current_time() - began_at
+        dispatch_at = anyio.current_time() - began_at
         places = tuple(request.item.place for request in batch.requests)
-        seen.batches.append((cut_at, batch.reason, places))
+        seen.batches.append((dispatch_at, batch.reason, places))
         await anyio.sleep(run_time(sum(item.cost for item in items) if by_cost else len(items)))
         return items
 
@@ -73,7 +73,7 @@ async def played(
     async with batcher as call:
 
         async def caller(arrival: Arrival) -> None:
-            wishes = {
+            call_options = {
                 name: value
                 for name in ("priority", "deadline_s", "queue_timeout_s")
                 if (value := getattr(arrival, name)) is not None
@@ -81,7 +81,7 @@ async def played(
             await anyio.sleep_until(began_at + arrival.at)
             place = arrival.item.place
             try:
-                await (call.options(**wishes) if wishes else call)(arrival.item)
+                await (call.options(**call_options) if call_options else call)(arrival.item)
             except shoal.Overloaded as error:
                 shed = "shed" in str(error)
                 seen.outcomes[place] = Outcome.SHED if shed else Outcome.REJECTED
@@ -109,8 +109,8 @@ def assert_the_same(simulation: Simulation, engine: Engine) -> None:
     for number, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         assert one == other, f"batch {number}"
     assert len(ours) == len(theirs)
-    cut_at = [batch.cut_at for batch in simulation.batches]
-    assert cut_at == pytest.approx([at for at, _, _ in engine.batches], abs=SAME_TIME_S)
+    dispatch_at = [batch.dispatched_at for batch in simulation.batches]
+    assert dispatch_at == pytest.approx([at for at, _, _ in engine.batches], abs=SAME_TIME_S)
     outcomes = [engine.outcomes[place] for place in range(len(simulation.outcomes))]
     assert simulation.outcomes == outcomes
     latency_s = [engine.latency_s.get(place, math.nan) for place in range(len(outcomes))]
@@ -122,7 +122,9 @@ def compared(
 ) -> Simulation:
     """Simulates a trace, plays it, and holds the two against each other."""
     simulation = simulate(trace, BatchOptions(**options), run_time)
-    drains = [batch.cut_at for batch in simulation.batches if batch.reason is CutReason.DRAIN]
+    drains = [
+        batch.dispatched_at for batch in simulation.batches if batch.reason is DispatchReason.DRAIN
+    ]
     drain_at = min([*drains, 1e6])
     engine = run_virtually(played, trace, options, run_time.sampler(), drain_at, backend=backend)
     assert_the_same(simulation, engine)
@@ -130,7 +132,7 @@ def compared(
 
 
 def some_trace(
-    *, rate: float = 250.0, requests: int = 300, seed: int = 2, **wishes: Sequence[Any]
+    *, rate: float = 250.0, requests: int = 300, seed: int = 2, **call_options: Sequence[Any]
 ) -> list[Arrival]:
     """Makes a trace in which calls come in bursts and wish one of several things each."""
     chance = random.Random(seed)
@@ -139,27 +141,27 @@ def some_trace(
     for place in range(requests):
         at += chance.expovariate(rate * chance.choice([0.3, 1, 5]))
         item = Item(place, chance.choice([1, 2, 3.5]), chance.randrange(3))
-        chosen = {name: chance.choice(values) for name, values in wishes.items()}
+        chosen = {name: chance.choice(values) for name, values in call_options.items()}
         trace.append(Arrival(at, item, **chosen))
     return trace
 
 
-class Pairs(LinePolicy):
+class Pairs(WholeQueuePolicy):
     """A user's rule: two at a time, the newest first."""
 
     def choose(
-        self, line: Sequence[Request], now: float, hurry: Hurry | None
-    ) -> tuple[Sequence[Request], CutReason] | Wait:
-        if len(line) < 2 and hurry is None:
+        self, queue: Sequence[Request], now: float, pressure: Pressure | None
+    ) -> tuple[Sequence[Request], DispatchReason] | Wait:
+        if len(queue) < 2 and pressure is None:
             return (
-                Wait(line[0].arrived_at + 0.05)
-                if line[0].arrived_at + 0.05 > now
+                Wait(queue[0].arrived_at + 0.05)
+                if queue[0].arrived_at + 0.05 > now
                 else (
-                    line,
-                    CutReason.TIMER,
+                    queue,
+                    DispatchReason.TIMER,
                 )
             )
-        return line[:-3:-1], CutReason.FULL if hurry is None else hurry.reason
+        return queue[:-3:-1], DispatchReason.FULL if pressure is None else pressure.reason
 
 
 def cost(item: Item) -> float:
@@ -307,8 +309,8 @@ SCENES: dict[str, tuple[dict[str, Any], dict[str, Sequence[Any]]]] = {
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_simulation_does_what_the_engine_does(scene, backend):
-    options, wishes = SCENES[scene]
-    compared(backend, some_trace(**wishes), options)
+    options, call_options = SCENES[scene]
+    compared(backend, some_trace(**call_options), options)
 
 
 def one_of(*values: Any) -> st.SearchStrategy[Any]:
@@ -362,12 +364,12 @@ def mixes(draw: st.DrawFn) -> dict[str, Any]:
 @given(options=mixes(), seed=st.integers(0, 1000), rate=st.sampled_from([100.0, 250.0, 600.0]))
 def test_a_simulation_does_what_the_engine_does_with_any_mix_of_options(options, seed, rate):
     levels = range(1, options.get("priority_levels", 1) + 1)
-    wishes = {
+    call_options = {
         "priority": (None, *levels),
         "deadline_s": (None, None, 0.0437, 0.1007),
         "queue_timeout_s": (None, None, 0.0301),
     }
-    trace = some_trace(rate=rate, requests=60, seed=seed, **wishes)
+    trace = some_trace(rate=rate, requests=60, seed=seed, **call_options)
     compared("trio", trace, options)
 
 
@@ -388,7 +390,7 @@ def test_bare_times_are_calls_of_nothing(wait_s):
 def test_requests_of_one_instant_share_a_batch():
     simulation = simulate([1, 1, 1, 5], BatchOptions(), Linear(1.0, 0.0))
     assert [batch.requests for batch in simulation.batches] == [(0, 1, 2), (3,)]
-    assert [batch.cut_at for batch in simulation.batches] == [1, 5]
+    assert [batch.dispatched_at for batch in simulation.batches] == [1, 5]
 
 
 def test_requests_that_come_when_a_batch_ends_are_in_the_next_one():
@@ -432,17 +434,20 @@ def test_an_empty_trace_makes_no_batch():
 def test_what_would_wait_for_ever_is_drained_when_nobody_comes_any_more():
     options = BatchOptions(max_batch_size=2, batch_wait_timeout_s=None)
     simulation = simulate([0, 1, 2], options, Linear(5.0, 0.0))
-    assert [(batch.cut_at, batch.reason) for batch in simulation.batches] == [
-        (1, CutReason.FULL),
-        (6, CutReason.DRAIN),
+    assert [(batch.dispatched_at, batch.reason) for batch in simulation.batches] == [
+        (1, DispatchReason.FULL),
+        (6, DispatchReason.DRAIN),
     ]
-    assert simulation.reasons[CutReason.DRAIN] == 1
+    assert simulation.reasons[DispatchReason.DRAIN] == 1
 
 
 def test_a_batch_that_everybody_leaves_frees_its_slot():
     trace = [Arrival(0, deadline_s=1.0), Arrival(0.5, deadline_s=3.0)]
     simulation = simulate(trace, BatchOptions(max_batch_size=1), Linear(2.0, 0.0))
-    assert [(batch.cut_at, batch.run_s) for batch in simulation.batches] == [(0, 1.0), (1.0, 2.0)]
+    assert [(batch.dispatched_at, batch.run_s) for batch in simulation.batches] == [
+        (0, 1.0),
+        (1.0, 2.0),
+    ]
     assert simulation.outcomes == [Outcome.EXPIRED, Outcome.FINISHED]
 
 
@@ -485,8 +490,8 @@ def test_items_that_are_split_are_refused():
         simulate([0], options, RUN_TIME)
 
 
-class Never(LinePolicy):
-    def choose(self, line: Sequence[Request], now: float, hurry: Hurry | None) -> Wait:
+class Never(WholeQueuePolicy):
+    def choose(self, queue: Sequence[Request], now: float, pressure: Pressure | None) -> Wait:
         return Wait(None)
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import come, line, new, take
+from core.former_scenes import come, new, queue, take
 from shoal import BatchOptions
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.policies.sizing import load_of, padded
-from shoal.core.policy import Cut, Wait
+from shoal.core.policy import Dispatch, Wait
 
 
 def sizes_of(former: Any, now: float = 0.0) -> list[float]:
@@ -33,22 +33,22 @@ def sizes_of(former: Any, now: float = 0.0) -> list[float]:
 def test_what_fits_goes_and_what_does_not_stays_first(
     costs: list[float], batches: list[float]
 ) -> None:
-    assert sizes_of(line(*[new(cost=cost) for cost in costs], batch_size_fn=float)) == batches
+    assert sizes_of(queue(*[new(cost=cost) for cost in costs], batch_size_fn=float)) == batches
 
 
 @pytest.mark.parametrize("costs", [[0.9, 0.1], [0.7, 0.2, 0.1], [0.1] * 10])
 def test_costs_that_sum_up_to_the_bound_share_a_batch(costs: list[float]) -> None:
-    former = line(*[new(cost=cost) for cost in costs], max_batch_size=1, batch_size_fn=float)
+    former = queue(*[new(cost=cost) for cost in costs], max_batch_size=1, batch_size_fn=float)
     assert len(take(former)) == len(costs)
 
 
 def test_an_item_that_does_not_fit_makes_the_batch_before_it_full() -> None:
-    former = line(new(cost=6), batch_size_fn=float, batch_wait_timeout_s=9)
+    former = queue(new(cost=6), batch_size_fn=float, batch_wait_timeout_s=9)
     assert isinstance(former.decide(0), Wait)
     come(former, new(cost=5))
     decision = former.decide(0)
-    assert isinstance(decision, Cut)
-    assert decision.reason is CutReason.FULL
+    assert isinstance(decision, Dispatch)
+    assert decision.reason is DispatchReason.FULL
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_item_that_does_not_fit_makes_the_batch_before_it_full() -> None:
 def test_eighteen_requests_where_16_and_32_are_allowed(
     padding: str, measured: dict[int, float], batches: list[int]
 ) -> None:
-    former = line(
+    former = queue(
         *[new() for _ in range(18)],
         max_batch_size=32,
         allowed_batch_sizes=(16, 32),
@@ -79,7 +79,7 @@ def test_eighteen_requests_where_16_and_32_are_allowed(
 
 def test_one_that_is_larger_than_the_size_to_cut_back_to_goes_alone() -> None:
     requests = [new(cost=3), new(cost=0.5)]
-    former = line(
+    former = queue(
         *requests,
         max_batch_size=4,
         batch_size_fn=float,
@@ -104,7 +104,7 @@ def test_the_load_of_a_batch_has_its_padding() -> None:
 
 
 def preferring(count: int, **options: Any) -> Any:
-    return line(
+    return queue(
         *[new() for _ in range(count)],
         max_batch_size=10,
         preferred_batch_sizes=(4, 8),
@@ -120,7 +120,7 @@ def test_the_largest_preferred_size_that_is_there_goes_at_once(
 ) -> None:
     former = preferring(count, batch_wait_timeout_s=5)
     decision = former.decide(0)
-    assert isinstance(decision, Wait if goes is None else Cut)
+    assert isinstance(decision, Wait if goes is None else Dispatch)
     if goes is not None:
         assert len(take(former)) == goes
 
@@ -136,7 +136,7 @@ def test_without_a_window_the_preferred_size_goes_or_what_is_there(count: int, g
 
 
 def test_what_cannot_grow_to_a_preferred_size_does_not_wait() -> None:
-    former = line(
+    former = queue(
         new(cost=3),
         new(cost=6),
         preferred_batch_sizes=(4, 8),

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from shoal import BatchOptions, ItemTooLarge
-from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
+from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.testing import make_request
 
 
-def terms(**options: Any) -> Terms:
-    return Terms("a batcher", BatchOptions.of(options))
+def options_factory(**options: Any) -> RequestOptionsFactory:
+    return RequestOptionsFactory("a batcher", BatchOptions.of(options))
 
 
 def cost_of(given: Any) -> float:
-    return terms(batch_size_fn=lambda _: given).of("an item", NO_WISHES, 0.0).cost
+    return options_factory(batch_size_fn=lambda _: given).of("an item", NO_CALL_OPTIONS, 0.0).cost
 
 
 @pytest.mark.parametrize("given", [0, 3, 2.5, True, Fraction(1, 2), Decimal("0.5"), 10])
@@ -53,14 +53,14 @@ def test_a_broken_function_breaks_its_call() -> None:
 
     for name in ("batch_size_fn", "bucket_by"):
         with pytest.raises(KeyError, match="broken"):
-            terms(**{name: broken}).of("an item", NO_WISHES, 0.0)
+            options_factory(**{name: broken}).of("an item", NO_CALL_OPTIONS, 0.0)
 
 
 def test_a_key_can_be_hashed() -> None:
-    made = terms(bucket_by=lambda item: item)
-    assert made.of((2, 3), NO_WISHES, 0.0).key == (2, 3)
+    made = options_factory(bucket_by=lambda item: item)
+    assert made.of((2, 3), NO_CALL_OPTIONS, 0.0).key == (2, 3)
     with pytest.raises(TypeError, match="such as a tuple, not"):
-        made.of([2, 3], NO_WISHES, 0.0)
+        made.of([2, 3], NO_CALL_OPTIONS, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -84,27 +84,27 @@ def test_the_earliest_end_counts(
     deadline: float | None,
     due: float | None,
 ) -> None:
-    made = terms(request_timeout_s=limit_s)
-    asked = made.of("an item", Wishes(deadline_s), 100.0, scope)
+    made = options_factory(request_timeout_s=limit_s)
+    asked = made.of("an item", CallOptions(deadline_s), 100.0, scope)
     assert (asked.deadline, asked.due) == (deadline, due)
 
 
 def test_a_call_has_its_own_priority_or_the_usual_one() -> None:
-    made = terms(priority_levels=5)
-    assert made.of(None, NO_WISHES, 0.0).priority == 3
-    assert made.of(None, Wishes(priority=1), 0.0).priority == 1
+    made = options_factory(priority_levels=5)
+    assert made.of(None, NO_CALL_OPTIONS, 0.0).priority == 3
+    assert made.of(None, CallOptions(priority=1), 0.0).priority == 1
     with pytest.raises(ValueError, match="from 1, the highest, to priority_levels=5, not 6"):
-        made.of(None, Wishes(priority=6), 0.0)
+        made.of(None, CallOptions(priority=6), 0.0)
     with pytest.raises(TypeError, match="priority must be a whole number"):
-        made.of(None, Wishes(priority=1.5), 0.0)  # type: ignore[arg-type]
+        made.of(None, CallOptions(priority=1.5), 0.0)  # type: ignore[arg-type]
 
 
 def test_who_waits_gets_new_terms_and_keeps_its_wishes() -> None:
     request = make_request("abc", arrived_at=1.0)
-    before = terms(priority_levels=5).of("abc", Wishes(4.0, {"a": 1}, 5, 2.0), 1.0)
+    before = options_factory(priority_levels=5).of("abc", CallOptions(4.0, {"a": 1}, 5, 2.0), 1.0)
     request.options = before
     before.delayed_at = 3.0
-    after = terms(priority_levels=3, batch_size_fn=len, bucket_by=str.upper)
+    after = options_factory(priority_levels=3, batch_size_fn=len, bucket_by=str.upper)
     assert after.renew(request) is None
     asked = request.options
     assert asked is not before
@@ -115,15 +115,15 @@ def test_who_waits_gets_new_terms_and_keeps_its_wishes() -> None:
 
 def test_who_waits_is_told_why_it_cannot_be_served_any_more() -> None:
     request = make_request("abc")
-    error = terms(batch_size_fn=len, max_batch_size=2).renew(request)
+    error = options_factory(batch_size_fn=len, max_batch_size=2).renew(request)
     assert isinstance(error, ItemTooLarge)
-    assert isinstance(terms(bucket_by=int).renew(request), ValueError)
+    assert isinstance(options_factory(bucket_by=int).renew(request), ValueError)
 
 
 def test_where_all_are_alike_nobody_needs_a_record() -> None:
     request = make_request("abc")
     request.options = None
-    assert terms().renew(request) is None
+    assert options_factory().renew(request) is None
     assert request.options is None
-    assert not terms().of_each
-    assert terms(batch_size_fn=len).of_each
+    assert not options_factory().of_each
+    assert options_factory(batch_size_fn=len).of_each

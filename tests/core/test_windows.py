@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from core.former_scenes import come, line, new, take
+from core.former_scenes import come, new, queue, take
 from shoal import QueuePolicy
-from shoal.core.batch import CutReason
-from shoal.core.policy import Cut, Wait
+from shoal.core.batch import DispatchReason
+from shoal.core.policy import Dispatch, Wait
 
 
 @pytest.mark.parametrize(
     ("window_s", "reason", "at"),
     [
-        (0, CutReason.IDLE, 1.5),  # beside an idle time-out 0 is no bound
-        (None, CutReason.IDLE, 1.5),
-        (5, CutReason.IDLE, 1.5),
-        (1.25, CutReason.TIMER, 1.25),
+        (0, DispatchReason.IDLE, 1.5),  # beside an idle time-out 0 is no bound
+        (None, DispatchReason.IDLE, 1.5),
+        (5, DispatchReason.IDLE, 1.5),
+        (1.25, DispatchReason.TIMER, 1.25),
     ],
 )
 def test_the_wait_ends_when_nobody_came_for_so_long(
-    window_s: float | None, reason: CutReason, at: float
+    window_s: float | None, reason: DispatchReason, at: float
 ) -> None:
-    former = line(new(0), new(0.5), idle_timeout_s=1, batch_wait_timeout_s=window_s)
+    former = queue(new(0), new(0.5), idle_timeout_s=1, batch_wait_timeout_s=window_s)
     assert former.decide(0.5) == Wait(at)
-    assert former.decide(at) == Cut(2, reason)
+    assert former.decide(at) == Dispatch(2, reason)
 
 
 def test_an_arrival_makes_the_wait_longer_and_wakes_nobody() -> None:
-    former = line(new(0), idle_timeout_s=1)
+    former = queue(new(0), idle_timeout_s=1)
     former.wake_at = former.decide(0).wake_at  # type: ignore[union-attr]
     assert not former.admit(new(0.75)).ring
     assert former.decide(1) == Wait(1.75)
 
 
 def test_who_must_leave_earlier_wakes_the_slot() -> None:
-    former = line(
+    former = queue(
         new(0, priority=2),
         priority_levels=2,
         batch_wait_timeout_s=10,
@@ -50,7 +50,7 @@ def test_who_must_leave_earlier_wakes_the_slot() -> None:
 
 
 def test_a_level_without_a_window_of_its_own_only_fills_the_room_of_others() -> None:
-    former = line(
+    former = queue(
         new(0, priority=2),
         priority_levels=2,
         max_batch_size=3,
@@ -60,12 +60,12 @@ def test_a_level_without_a_window_of_its_own_only_fills_the_room_of_others() -> 
     come(former, new(1e9, priority=1))
     assert len(take(former, 1e9)) == 2
     come(former, *[new(0, priority=2) for _ in range(3)])
-    assert former.decide(0) == Cut(3, CutReason.FULL)
+    assert former.decide(0) == Dispatch(3, DispatchReason.FULL)
 
 
 def test_when_who_must_leave_first_has_left_the_others_wait_on() -> None:
     hasty = new(0, priority=1)
-    former = line(
+    former = queue(
         hasty,
         new(0, priority=2),
         priority_levels=2,

@@ -161,7 +161,9 @@ async def test_a_reader_that_leaves_is_replaced_and_the_others_go_on(playing, mo
     monkeypatch.setattr(lanes, "_LEAVING", 0)
 
     def readers(frame):
-        return [cell and cell["reader"] for cell in frame["steps"][-1]] if frame["steps"] else []
+        return (
+            [waiter and waiter["reader"] for waiter in frame["steps"][-1]] if frame["steps"] else []
+        )
 
     async with playing() as (theirs, _, watch), watch.stream(Watch()) as frames:
         before = readers(await until(frames, lambda each: readers(each) and all(readers(each))))

@@ -12,7 +12,7 @@ from serving.fake_client import FakeClient
 from shoal.errors import NotAllowed, NotDurable, ReplicaDied, ReplicaNotStarted, WrongBatchSize
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.imports import ImportRule
-from shoal.http.admin.mount import Door
+from shoal.http.admin.mount import AdminListener
 from shoal.http.requests.exchange import JSON
 from shoal.testing.asgi import Call, ask, calling
 
@@ -25,7 +25,7 @@ CREATE = {"tag": "a", "definition": "models.text:Embed"}
 
 
 def door(client, *, token=None, allowed=("*",), **more):
-    return Door(AdminApi(client, token=token, allowed_modules=allowed, **more))
+    return AdminListener(AdminApi(client, token=token, allowed_modules=allowed, **more))
 
 
 @pytest.fixture
@@ -523,7 +523,7 @@ async def test_a_door_has_the_application_behind_it(client):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b'"ready"'})
 
-    behind = Door(AdminApi(client, token=None, allowed_modules=None), app)
+    behind = AdminListener(AdminApi(client, token=None, allowed_modules=None), app)
     assert (await ask(behind, "/-/readyz", method="GET")).json() == "ready"
     assert (await talk(behind, "GET", "status")).status == 200
 

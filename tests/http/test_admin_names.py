@@ -13,12 +13,12 @@ import pytest
 from shoal.errors import NotAllowed
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.imports import ImportRule
-from shoal.http.admin.mount import Door
+from shoal.http.admin.mount import AdminListener
 from shoal.http.app.app import App
 from shoal.serving.config.keywords import BackendKeywords
 from shoal.serving.controller.controller import Controller
 from shoal.serving.state.file import StateFile
-from shoal.serving.state.records import DeclaredBackend, DeclaredEndpoint, DeclaredShadow
+from shoal.serving.state.records import BackendRecord, EndpointRecord, ShadowRecord
 from shoal.testing.asgi import ask
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -56,7 +56,7 @@ def config_with(field: str, module: str = HOLDS) -> dict[str, Any]:
 
 async def talk(controller: Controller, method: str, path: str, body: Any) -> Any:
     api = AdminApi(controller, token="correct-horse", allowed_modules=[HOLDS])
-    return await ask(Door(api), f"/-/api/{path}", body, method=method, headers=HEADERS)
+    return await ask(AdminListener(api), f"/-/api/{path}", body, method=method, headers=HEADERS)
 
 
 def test_all_options_that_take_a_path_are_known() -> None:
@@ -138,7 +138,7 @@ async def failure_of(controller: Controller, tag: str) -> str:
 async def test_an_option_out_of_a_state_file_is_of_an_allowed_module(
     field: str, tmp_path: Any
 ) -> None:
-    declared = DeclaredBackend(tag="b", import_path=CODE, config=config_with(field, "os"))
+    declared = BackendRecord(tag="b", import_path=CODE, config=config_with(field, "os"))
     with closing(written(tmp_path / "state.db", declared)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
             assert "'os" in await failure_of(controller, "b")
@@ -150,8 +150,8 @@ async def test_an_option_out_of_a_state_file_is_of_an_allowed_module(
 async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(
     field: str, tmp_path: Any
 ) -> None:
-    declared = DeclaredBackend(tag="b", import_path=CODE, config=config_with(field))
-    endpoint = DeclaredEndpoint(name="e", traffic={"b": 1})
+    declared = BackendRecord(tag="b", import_path=CODE, config=config_with(field))
+    endpoint = EndpointRecord(name="e", traffic={"b": 1})
     with closing(written(tmp_path / "state.db", declared, endpoint)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
             if field == "placement":
@@ -164,9 +164,9 @@ async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(
 @pytest.mark.parametrize(
     "declared",
     [
-        DeclaredBackend(tag="b", import_path="os:system"),
-        DeclaredBackend(tag="b", import_path=f"{HOLDS}:system"),
-        DeclaredBackend(
+        BackendRecord(tag="b", import_path="os:system"),
+        BackendRecord(tag="b", import_path=f"{HOLDS}:system"),
+        BackendRecord(
             tag="b",
             import_path=CODE,
             config={"placement": "process", "env": {"LD_PRELOAD": "/tmp/evil.so"}},
@@ -174,7 +174,7 @@ async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(
     ],
 )
 async def test_code_out_of_a_state_file_is_an_allowed_modules_own(
-    declared: DeclaredBackend, tmp_path: Any
+    declared: BackendRecord, tmp_path: Any
 ) -> None:
     with closing(written(tmp_path / "state.db", declared)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
@@ -183,12 +183,12 @@ async def test_code_out_of_a_state_file_is_an_allowed_modules_own(
 
 async def test_a_comparison_out_of_a_state_file_is_an_allowed_modules_own(tmp_path: Any) -> None:
     shadows = {
-        "c": DeclaredShadow(proportion=1, compare="os:system"),
-        "d": DeclaredShadow(proportion=1, compare=f"{HOLDS}:system"),
-        "f": DeclaredShadow(proportion=1, compare=OWN),
+        "c": ShadowRecord(proportion=1, compare="os:system"),
+        "d": ShadowRecord(proportion=1, compare=f"{HOLDS}:system"),
+        "f": ShadowRecord(proportion=1, compare=OWN),
     }
-    changes = [DeclaredBackend(tag=tag, import_path=CODE) for tag in "bcdf"]
-    endpoint = DeclaredEndpoint(name="e", traffic={"b": 1}, shadows=shadows)
+    changes = [BackendRecord(tag=tag, import_path=CODE) for tag in "bcdf"]
+    endpoint = EndpointRecord(name="e", traffic={"b": 1}, shadows=shadows)
     with closing(written(tmp_path / "state.db", *changes, endpoint)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
             flows = controller.endpoints["e"].shadows

@@ -58,7 +58,7 @@ def app_of(handler, **options):
 
 def options_of(app):
     (backend,) = app.controller.backends.values()
-    return backend.lines["__call__"].batcher.options
+    return backend.method_batchers["__call__"].batcher.options
 
 
 # Handlers
@@ -593,14 +593,14 @@ class Bug(BaseException):
 @anyio_test
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), Bug("a panic")])
 async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug):
-    cut = ClosedSlots._cut
+    cut = ClosedSlots._dispatch
 
     def breaking(slots, decision):
         if slots._former.options.max_batch_size == 7:
             raise bug
         return cut(slots, decision)
 
-    monkeypatch.setattr(ClosedSlots, "_cut", breaking)
+    monkeypatch.setattr(ClosedSlots, "_dispatch", breaking)
     app = app_of(doubled)
     app.endpoint("/broken", name="broken", max_batch_size=7)(doubled)
     async with app.lifespan():

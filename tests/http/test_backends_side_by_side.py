@@ -101,4 +101,10 @@ async def test_a_batched_function_is_there_before_what_comes_after_it() -> None:
         assert app.controller is not None
         assert [*app.controller.backends] == ["embed", "Calls", "other"]
         assert await (await app.controller.get_handle("Calls")).call(1) == 42
-        assert app.controller.backends["embed"].lines["__call__"].batcher.statistics().finished == 1
+        assert (
+            app.controller.backends["embed"]
+            .method_batchers["__call__"]
+            .batcher.statistics()
+            .finished
+            == 1
+        )

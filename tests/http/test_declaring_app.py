@@ -302,7 +302,7 @@ async def test_a_batched_function_is_served_and_called_by_one_batcher():
 
     async with app.lifespan():
         assert app.controller is not None
-        line = app.controller.backends["tripled"].lines["__call__"]
+        line = app.controller.backends["tripled"].method_batchers["__call__"]
         assert tripled.batcher is line.batcher
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask_it)

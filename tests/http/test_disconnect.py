@@ -41,7 +41,7 @@ def app(held):
 
 
 def statistics(app):
-    return app.controller.backends["held"].lines["__call__"].batcher.statistics()
+    return app.controller.backends["held"].method_batchers["__call__"].batcher.statistics()
 
 
 async def test_a_client_that_leaves_the_line_never_reaches_the_handler(app, held):

@@ -9,7 +9,7 @@ import pytest
 
 from serving.fake_client import FakeClient, full_status
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import Door
+from shoal.http.admin.mount import AdminListener
 from shoal.http.server.config import ServerConfig
 from shoal.http.server.server import serve
 from shoal.serving.clients.remote_client import connect
@@ -29,7 +29,7 @@ def fake():
 @asynccontextmanager
 async def operating(fake, tmp_path):
     """A client of a server's door, behind which is a client that is not real."""
-    door = Door(AdminApi(fake, token=None, allowed_modules=None))
+    door = AdminListener(AdminApi(fake, token=None, allowed_modules=None))
     stop = anyio.Event()
 
     async def run(*, task_status):

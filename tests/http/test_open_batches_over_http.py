@@ -66,7 +66,7 @@ def serving(handler, **options):
 
 
 def statistics(app):
-    return app.controller.backends["it"].lines["__call__"].batcher.statistics()
+    return app.controller.backends["it"].method_batchers["__call__"].batcher.statistics()
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ async def test_what_is_no_method_for_callers_is_not_found(method):
         assert b"negative" not in answer.body
         with pytest.raises(shoal.NoSuchName, match="negative"):  # code of ours may be told
             await (await client.get_handle("e")).options(method_name=method).call(3)
-        assert set(client.backends["b"].lines) == {"__call__"}
+        assert set(client.backends["b"].method_batchers) == {"__call__"}
         assert stage.calls == []
 
 

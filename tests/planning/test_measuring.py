@@ -9,7 +9,7 @@ import pytest
 
 import shoal
 from shoal.planning.measuring import Measured, measure, opened
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.testing import run_virtually
 
 SIZES = [1, 2, 4, 6]
@@ -114,7 +114,7 @@ def test_a_handler_that_fails_is_shown(in_slot, capsys):
             raise error
         return [error] * len(items)
 
-    with pytest.raises(Mistake, match="a batch of 1 failed, see above") as told:
+    with pytest.raises(CommandError, match="a batch of 1 failed, see above") as told:
         measured(handler)
     assert told.value.exit_code == 1
     assert "LookupError: no weights" in capsys.readouterr().err
@@ -128,13 +128,15 @@ def test_a_handler_whose_batches_grow_is_refused(fill):
             for request in joined:
                 request.finish(request.item)
 
-    with pytest.raises(Mistake, match="tune is for handlers that answer a whole batch in one run"):
+    with pytest.raises(
+        CommandError, match="tune is for handlers that answer a whole batch in one run"
+    ):
         measured(handler)
 
 
 @pytest.mark.parametrize("handler", [3, Model, len(SIZES)])
 def test_what_is_no_handler_is_refused(handler):
-    with pytest.raises(Mistake, match="a handler must be a function of a list"):
+    with pytest.raises(CommandError, match="a handler must be a function of a list"):
         measured(handler)
 
 

@@ -18,7 +18,7 @@ import anyio.lowlevel
 from shoal.batching.current import current_batch
 from shoal.replicas.code.current import current_replica_tag
 from shoal.replicas.code.endpoint_call import CallOut
-from shoal.replicas.process.child.endpoints import way_out
+from shoal.replicas.process.child.endpoints import parent_channel
 from shoal.testing.replicas.folder import Folder
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Plain:
     def __init__(self, folder: str = "") -> None:
         self._folder = Folder(folder)
         self._kept: list[Any] = []
-        self._way = way_out.get(None)
+        self._way = parent_channel.get(None)
 
     def __call__(self, items: list[int]) -> list[int]:
         return [2 * item for item in items]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.replicas.process.child.calls import Stacked, stacked
-from shoal.replicas.process.wire.shared_memory import Arena, Region, new_memory
+from shoal.replicas.process.wire.shared_memory import Region, SharedMemory, new_memory
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_both_ends_of_the_memory_see_the_same():
     fd = new_memory(10_000)
     if fd is None:
         pytest.skip("there is no such memory here")
-    ours, theirs = Arena(fd, 10_000), Arena(fd, 10_000)
+    ours, theirs = SharedMemory(fd, 10_000), SharedMemory(fd, 10_000)
     os.close(fd)
     places = ours.requests.reserve([b"to them"])
     ours.requests.write(places, [b"to them"], pause=False)

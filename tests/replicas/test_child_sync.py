@@ -10,12 +10,12 @@ import pytest
 from replicas.process_backends import Plain
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.code.instance import Instance
-from shoal.replicas.process.child.calls import Answers
+from shoal.replicas.process.child.calls import CallAnswers
 from shoal.replicas.process.child.control import Control
-from shoal.replicas.process.child.draining import Draining
+from shoal.replicas.process.child.draining import ThreadsafeDraining
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.frames import FrameReader, Kind, receive, send
-from shoal.replicas.process.wire.messages import Post, packed
+from shoal.replicas.process.wire.messages import MessageCodec, packed
 
 
 @pytest.fixture
@@ -24,11 +24,16 @@ def ends(tmp_path):
     control, watched = socket.socketpair()
     ours.settimeout(10)
     instance = Instance(Definition(Plain, (str(tmp_path),)))
-    work = SyncWork(Answers(Post(), instance, Draining()), Control(control), data, FrameReader())
+    work = SyncWork(
+        CallAnswers(MessageCodec(), instance, ThreadsafeDraining()),
+        Control(control),
+        data,
+        FrameReader(),
+    )
     worker = threading.Thread(target=work.run)
     worker.start()
     yield ours, FrameReader()
-    send(ours, Post().frame(Kind.CLOSE, 0))
+    send(ours, MessageCodec().frame(Kind.CLOSE, 0))
     worker.join(10)
     for sock in (data, ours, control, watched):
         sock.close()
@@ -39,7 +44,7 @@ def test_a_stream_that_was_cancelled_while_another_waited_does_not_wait_for_its_
     ours, reader = ends
 
     def tell(kind: Kind, id_: int, content: object = None) -> None:
-        send(ours, Post().frame(kind, id_, packed(content)))
+        send(ours, MessageCodec().frame(kind, id_, packed(content)))
 
     def heard(id_: int) -> list[Kind]:
         kinds = []

@@ -21,7 +21,7 @@ from replicas.process_backends import (
     odd_errors,
 )
 from shoal.batching.current import running_batch
-from shoal.core.batch import Batch, CutReason
+from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied
 from shoal.testing.replicas.folder import Folder
 from shoal.testing.requests import make_request
@@ -147,7 +147,7 @@ async def test_code_knows_its_batch_and_metadata_that_can_not_be_sent_is_left_ou
             make_request("a", deadline=now + 60, metadata=metadata, priority=3),
             make_request("b"),
         ]
-        running_batch.set(Batch(1, CutReason.FULL, requests))
+        running_batch.set(Batch(1, DispatchReason.FULL, requests))
         first, second = await played.replica.run("batch", ["a", "b"])
     item, metadata, left_s, priority, cancelled = first
     assert (item, metadata, priority, cancelled) == ("a", {"user": "ann", "list": [1]}, 3, False)
@@ -236,7 +236,7 @@ async def test_a_plain_generator_that_is_cancelled_is_closed_and_its_worker_live
 
 
 async def test_a_worker_that_does_not_read_hangs_nobody(folder):
-    replica = made(Plain, folder.path, cancel_grace_s=0.05, arena_bytes=0)
+    replica = made(Plain, folder.path, cancel_grace_s=0.05, shared_memory_bytes=0)
     async with playing(replica) as played, anyio.create_task_group() as tasks:
         tasks.start_soon(played.run, "hold", ["a"])
         await noted(folder, "holds a")

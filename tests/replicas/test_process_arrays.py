@@ -21,7 +21,7 @@ FOUR = 4 * 2**20
 
 def used(replica) -> int:
     """The shared memory for requests that is not given back."""
-    return replica._conversation.post.outgoing.used
+    return replica._conversation.codec.outgoing.used
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def arrays(size: int) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("arena_bytes", [0, FOUR])
+@pytest.mark.parametrize("shared_memory_bytes", [0, FOUR])
 @pytest.mark.parametrize("code", [Plain, Async])
-async def test_arrays_come_back_as_they_went(arena_bytes, code):
-    async with playing(made(code, arena_bytes=arena_bytes)) as played:
+async def test_arrays_come_back_as_they_went(shared_memory_bytes, code):
+    async with playing(made(code, shared_memory_bytes=shared_memory_bytes)) as played:
         for size in 3 * LARGE, 10, LARGE, ARRAY:
             items = arrays(size)
             for _ in range(3):
@@ -55,7 +55,7 @@ async def test_arrays_come_back_as_they_went(arena_bytes, code):
 
 
 async def test_results_are_the_callers_own(folder):
-    async with playing(made(arena_bytes=FOUR)) as played:
+    async with playing(made(shared_memory_bytes=FOUR)) as played:
         first = (await played.run("echo", [np.full(ARRAY, 1.0)]))[0]
         second = (await played.run("echo", [np.full(ARRAY, 2.0)]))[0]
         third = (await played.run("echo", [np.full(ARRAY, 3.0)]))[0]
@@ -64,7 +64,7 @@ async def test_results_are_the_callers_own(folder):
 
 
 async def test_memory_is_given_back_when_a_batch_has_ended():
-    replica = made(arena_bytes=FOUR)
+    replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
         for _ in range(10):
             await played.run("sums", [np.ones(LARGE)])
@@ -73,7 +73,7 @@ async def test_memory_is_given_back_when_a_batch_has_ended():
 
 
 async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back_later():
-    replica = made(arena_bytes=FOUR)
+    replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
         await played.run("keep", [np.full(LARGE // 4, 1.0)])
         await played.run("keep", [np.full(LARGE // 4, 2.0)])
@@ -88,7 +88,7 @@ async def test_an_item_that_code_keeps_does_not_change_and_its_memory_comes_back
 
 
 async def test_memory_comes_back_from_a_batch_that_fails():
-    replica = made(arena_bytes=FOUR)
+    replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
         for _ in range(5):
             with pytest.raises(TypeError):
@@ -101,7 +101,7 @@ async def test_memory_comes_back_from_a_batch_that_fails():
 
 @pytest.mark.parametrize("code", [Plain, Async])
 async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
-    replica = made(code, folder.path, arena_bytes=FOUR)
+    replica = made(code, folder.path, shared_memory_bytes=FOUR)
     async with playing(replica) as played:
         for nth in range(3):
             async with anyio.create_task_group() as tasks:
@@ -117,7 +117,7 @@ async def test_memory_comes_back_from_calls_that_are_cancelled(code, folder):
 
 
 async def test_memory_comes_back_from_a_call_that_was_cancelled_before_it_was_sent():
-    replica = made(arena_bytes=FOUR)
+    replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
         with anyio.CancelScope() as scope:
             scope.cancel()
@@ -129,7 +129,7 @@ async def test_memory_comes_back_from_a_call_that_was_cancelled_before_it_was_se
 
 async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
     items = [np.full((3, 50, 50), float(nth)) for nth in range(8)]
-    async with playing(made(arena_bytes=FOUR)) as played:
+    async with playing(made(shared_memory_bytes=FOUR)) as played:
         for _ in range(2):
             shape, is_shared, total = await played.run("one_array", items)
             assert shape == (8, 3, 50, 50)
@@ -144,7 +144,7 @@ async def test_equal_arrays_of_a_batch_are_one_array_without_a_copy():
 
 
 async def test_steps_of_a_stream_may_be_arrays():
-    replica = made(arena_bytes=FOUR)
+    replica = made(shared_memory_bytes=FOUR)
     async with playing(replica) as played:
         steps = await played.steps("arrays", [30])
         assert [step[0][0] for step in steps] == list(range(30))
@@ -152,7 +152,7 @@ async def test_steps_of_a_stream_may_be_arrays():
 
 
 async def test_many_batches_of_arrays_at_once_are_not_mixed_up():
-    async with playing(made(Async, arena_bytes=FOUR)) as played:
+    async with playing(made(Async, shared_memory_bytes=FOUR)) as played:
 
         async def call(number: int) -> None:
             for _ in range(5):
@@ -165,7 +165,7 @@ async def test_many_batches_of_arrays_at_once_are_not_mixed_up():
 
 
 async def test_code_that_truncates_the_shared_memory_does_not_kill_its_parent():
-    async with playing(made(arena_bytes=FOUR)) as played:
+    async with playing(made(shared_memory_bytes=FOUR)) as played:
         assert set(await played.run("truncate", [0])) == {"PermissionError"}
         [echo] = await played.run("echo", [np.ones(LARGE)])
     assert echo.sum() == LARGE

@@ -36,7 +36,7 @@ class Chaos:
         """Plays one replica after another, and kills each."""
         for number in range(self.kills):
             code = (Plain, Async)[number % 2]
-            replica = made(code, number=number, arena_bytes=2**21, cancel_grace_s=10.0)
+            replica = made(code, number=number, shared_memory_bytes=2**21, cancel_grace_s=10.0)
             self.played = Played(replica)
             before = self.counts["answers"]
             async with anyio.create_task_group() as tasks:

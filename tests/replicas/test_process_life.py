@@ -422,12 +422,12 @@ async def test_a_worker_that_sends_what_is_no_frame_is_killed(channel, rubbish):
         assert isinstance(played.error, ReplicaDied)
 
 
-@pytest.mark.parametrize("arena_bytes", [2**62, 2**50])
-async def test_a_worker_that_finds_no_memory_leaves_nothing_open(arena_bytes):
-    await failed_start(f"{MODULE}:Plain", arena_bytes=arena_bytes)
+@pytest.mark.parametrize("shared_memory_bytes", [2**62, 2**50])
+async def test_a_worker_that_finds_no_memory_leaves_nothing_open(shared_memory_bytes):
+    await failed_start(f"{MODULE}:Plain", shared_memory_bytes=shared_memory_bytes)
     gc.collect()
     before = os.listdir("/proc/self/fd")
-    await failed_start(f"{MODULE}:Plain", arena_bytes=arena_bytes)
+    await failed_start(f"{MODULE}:Plain", shared_memory_bytes=shared_memory_bytes)
     gc.collect()
     assert os.listdir("/proc/self/fd") == before
 

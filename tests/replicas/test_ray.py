@@ -23,7 +23,7 @@ from replicas.ray_backends import (
     RaisingInTheLoop,
 )
 from shoal.batching.current import running_batch
-from shoal.core.batch import Batch, CutReason
+from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import (
     HandlerFailed,
     ReplicaDied,
@@ -218,7 +218,9 @@ async def test_async_code_has_the_kind_of_event_loop_of_the_program(folder, anyi
 async def test_deadlines_arrive_as_the_time_that_is_left(folder):
     async with playing(Model, folder.path) as played:
         now = anyio.current_time()
-        batch = Batch(1, CutReason.FULL, [make_request(1, deadline=now + 1000), make_request(2)])
+        batch = Batch(
+            1, DispatchReason.FULL, [make_request(1, deadline=now + 1000), make_request(2)]
+        )
         token = running_batch.set(batch)
         left_s, nothing = await played.replica.run("seconds_left", [1, 2])
         running_batch.reset(token)

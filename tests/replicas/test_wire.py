@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, receive, rest_of, send
-from shoal.replicas.process.wire.messages import Post, packed, places_of
+from shoal.replicas.process.wire.messages import MessageCodec, packed, places_of
 
 
 def joined(parts) -> bytes:
@@ -74,7 +74,9 @@ def test_what_is_small_goes_into_the_pickle_and_what_is_large_beside_it():
 
 def test_frames_cross_a_blocking_socket():
     ours, theirs = socket.socketpair()
-    frames = [Post().frame(Kind.RUN, nth, packed("x" * nth)) for nth in (1, 100_000, 1_000_000)]
+    frames = [
+        MessageCodec().frame(Kind.RUN, nth, packed("x" * nth)) for nth in (1, 100_000, 1_000_000)
+    ]
     with ours, theirs:
         sender = threading.Thread(target=lambda: [send(ours, list(f)) for f in frames])
         sender.start()
@@ -83,4 +85,6 @@ def test_frames_cross_a_blocking_socket():
         sender.join()
         ours.close()
         assert receive(theirs, reader) is None
-    assert [Post().opened_here(frame) for frame in got] == ["x" * n for n in (1, 100_000, 10**6)]
+    assert [MessageCodec().opened_here(frame) for frame in got] == [
+        "x" * n for n in (1, 100_000, 10**6)
+    ]

@@ -212,7 +212,7 @@ class FaultProgram:
 
     async def _until_in_force(self, tag: str) -> None:
         """Waits until no batch gathers any more under the options of before."""
-        lines = self._controller.backends[tag].lines.values()
+        lines = self._controller.backends[tag].method_batchers.values()
         while any(line.batcher._session._intake.adopt for line in lines):  # noqa: ASYNC110 - nobody tells
             await anyio.sleep(0.01)
 
@@ -298,7 +298,7 @@ class FaultProgram:
         )
 
     async def _change_what_needs_new_replicas(self, tag: str) -> None:
-        await self._set(tag, arena_bytes=self._random.randint(1, 1000))
+        await self._set(tag, shared_memory_bytes=self._random.randint(1, 1000))
 
     async def _scale(self, tag: str) -> None:
         await self._controller.scale_backend(tag, self._random.randint(1, 3))

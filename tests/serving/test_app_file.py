@@ -13,7 +13,7 @@ from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused, written
 from shoal.serving.app_file.positions import lines_of_keys
 from shoal.serving.names import DEFAULT_METHODS
-from shoal.serving.state.records import DeclaredBackend, DeclaredEndpoint, DeclaredShadow
+from shoal.serving.state.records import BackendRecord, EndpointRecord, ShadowRecord
 
 WHOLE = """\
 [server]
@@ -80,7 +80,7 @@ def flaws_of(read):
 def test_a_file_is_read(read):
     app = read(WHOLE)
     assert app.server == {"host": "::1", "port": 9000, "answer_timeout_s": None}
-    assert app.backends["large"] == DeclaredBackend(tag="large", import_path="models:large")
+    assert app.backends["large"] == BackendRecord(tag="large", import_path="models:large")
     small = app.backends["small"]
     assert small.import_path == "models:Small"
     assert small.init_args == ("small.onnx", 3)
@@ -91,17 +91,15 @@ def test_a_file_is_read(read):
     assert small.config["user_config"] == "none"
     assert small.config["autoscaling"]["max_replicas"] == 4
     assert app.endpoints == {
-        "classify": DeclaredEndpoint(
+        "classify": EndpointRecord(
             name="classify",
             route="/classify",
             methods=("GET", "POST"),
             traffic={"small": 0.9, "large": 0.1},
-            shadows={"large": DeclaredShadow(proportion=0.5, compare="models:alike")},
+            shadows={"large": ShadowRecord(proportion=0.5, compare="models:alike")},
         ),
-        "by-hand": DeclaredEndpoint(
-            name="by-hand", methods=DEFAULT_METHODS, traffic={"large": 1.0}
-        ),
-        "later": DeclaredEndpoint(name="later", route="/later", methods=DEFAULT_METHODS),
+        "by-hand": EndpointRecord(name="by-hand", methods=DEFAULT_METHODS, traffic={"large": 1.0}),
+        "later": EndpointRecord(name="later", route="/later", methods=DEFAULT_METHODS),
     }
 
 

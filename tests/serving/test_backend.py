@@ -48,7 +48,7 @@ async def test_who_waits_for_the_first_replica_is_told_that_it_is_closed() -> No
     stage = Stage()
     stage.start = never
     async with anyio.create_task_group() as tasks, running(echo, stage) as backend:
-        [caller] = await line_up(tasks, backend.line("__call__"))
+        [caller] = await line_up(tasks, backend.method_batcher("__call__"))
         await settle()
         with anyio.fail_after(100):
             await backend.close(at_once=True)
@@ -61,7 +61,7 @@ async def test_who_waits_for_the_first_replica_is_told_that_it_was_cancelled() -
     stage.start = never
     async with anyio.create_task_group() as tasks:
         async with running(echo, stage) as backend:
-            [caller] = await line_up(tasks, backend.line("__call__"))
+            [caller] = await line_up(tasks, backend.method_batcher("__call__"))
             await settle()
         await settle()
         assert isinstance(caller.outcome, ShoalError)
@@ -73,7 +73,7 @@ async def test_a_replica_takes_any_number_of_batches_where_none_is_said() -> Non
     config: dict[str, Any] = {"max_batch_size": 1, "max_concurrent_batches": None}
     async with running(slowly, stage, **config) as backend, anyio.create_task_group() as tasks:
         await backend.ready()
-        line = await backend.line("__call__")
+        line = await backend.method_batcher("__call__")
         await line_up(tasks, *[line.entry().begin((5.0,), {}, None) for _ in range(50)])
         await settle()
         assert line.batcher.statistics().batches_running == 50
@@ -84,7 +84,7 @@ async def test_who_waits_for_replicas_to_drain_does_not_outwait_their_backend() 
     async with anyio.create_task_group() as tasks:
         async with running(slowly, Stage(), num_replicas=2, max_batch_size=1) as backend:
             await backend.ready()
-            line = await backend.line("__call__")
+            line = await backend.method_batcher("__call__")
             await line_up(tasks, *[line.entry().begin((50.0,), {}, None) for _ in range(2)])
             await settle()
             [scaling] = await line_up(tasks, scale(backend, 1))

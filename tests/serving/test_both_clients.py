@@ -12,7 +12,7 @@ import pytest
 
 from shoal import errors
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import Door
+from shoal.http.admin.mount import AdminListener
 from shoal.http.requests.settings import HttpSettings
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.config.config import BackendConfig
@@ -33,7 +33,7 @@ async def here():
 @asynccontextmanager
 async def remote():
     async with Controller() as controller:
-        door = Door(AdminApi(controller, token=None, allowed_modules=[CODE]))
+        door = AdminListener(AdminApi(controller, token=None, allowed_modules=[CODE]))
         transport = httpx.ASGITransport(app=door)
         async with RemoteClient("http://localhost", transport=transport) as client:
             yield client

@@ -306,7 +306,7 @@ async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(
     stage = Stage()
 
     async def health(replica: ScriptedReplica) -> None:
-        if replica.blueprint.options.arena_bytes == 7:
+        if replica.blueprint.options.shared_memory_bytes == 7:
             if dies:
                 replica.die()
             raise ZeroDivisionError("ill")
@@ -315,10 +315,10 @@ async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(
     async with serving(Healthy, stage, num_replicas=2) as (controller, handle, _):
         await settle()
         with pytest.raises(ReplicaNotStarted):
-            await change(controller, arena_bytes=7)
+            await change(controller, shared_memory_bytes=7)
         assert [replica.number for replica in stage.alive] == [0, 1]
         assert await handle.call(0) is None
-        config = {"placement": stage, "arena_bytes": 7}
+        config = {"placement": stage, "shared_memory_bytes": 7}
         with pytest.raises(ReplicaNotStarted):
             await controller.create_backend("other", Healthy, config=config)
 
@@ -336,7 +336,7 @@ async def test_old_replicas_serve_while_a_new_one_is_checked_for_the_first_time(
         serving(Healthy, stage) as (controller, handle, _),
         anyio.create_task_group() as tasks,
     ):
-        [changing] = await line_up(tasks, change(controller, arena_bytes=7))
+        [changing] = await line_up(tasks, change(controller, shared_memory_bytes=7))
         await anyio.sleep(5)
         await outcomes(*[handle.call(0) for _ in range(20)])
         assert {number for number, _ in stage.calls} == {0}
@@ -428,7 +428,7 @@ async def test_a_change_that_fails_waits_for_no_replica_that_can_not_be_started(
     async with serving(echo, stage) as (controller, _, _):
         now = anyio.current_time()
         with pytest.raises(ReplicaNotStarted, match="no luck"):
-            await change(controller, arena_bytes=7)
+            await change(controller, shared_memory_bytes=7)
         assert anyio.current_time() - now < 5
         now = anyio.current_time()
         with pytest.raises(ReplicaNotStarted, match="no luck"):
@@ -492,7 +492,7 @@ async def test_plain_code_that_hangs_in_reconfigure_loses_its_replica_and_holds_
             gate.set()
 
 
-@pytest.mark.parametrize("more", [{"arena_bytes": 7}, {"num_replicas": 3}, {}])
+@pytest.mark.parametrize("more", [{"shared_memory_bytes": 7}, {"num_replicas": 3}, {}])
 async def test_a_change_that_can_not_be_written_down_leaves_the_old_replicas(
     more: dict[str, Any],
 ) -> None:
@@ -577,9 +577,9 @@ async def test_an_update_that_is_cancelled_while_replicas_are_told_is_taken_back
 
 async def test_what_only_a_new_replica_can_take_in_replaces_them() -> None:
     async with serving(echo, num_replicas=2) as (controller, handle, stage):
-        await change(controller, arena_bytes=7)
+        await change(controller, shared_memory_bytes=7)
         assert [replica.number for replica in stage.alive] == [2, 3]
-        assert {replica.blueprint.options.arena_bytes for replica in stage.alive} == {7}
+        assert {replica.blueprint.options.shared_memory_bytes for replica in stage.alive} == {7}
         assert await handle.call(1) == 1
 
 
@@ -620,16 +620,16 @@ async def test_an_update_that_fails_at_its_last_step_undoes_the_first() -> None:
     async with serving(Configured, stage, user_config=1) as (controller, handle, _):
         before = await controller.get_backend_config("b")
         with pytest.raises(ReplicaNotStarted):
-            await change(controller, arena_bytes=7, user_config=2, num_replicas=2)
+            await change(controller, shared_memory_bytes=7, user_config=2, num_replicas=2)
         await anyio.sleep(100)
         assert await controller.get_backend_config("b") == before
         [replica] = stage.alive
-        assert replica.blueprint.options.arena_bytes == before.replica.arena_bytes
+        assert replica.blueprint.options.shared_memory_bytes == before.replica.shared_memory_bytes
         assert await handle.call(0) == 1
 
 
 @pytest.mark.parametrize(
-    ("change_of", "told"), [({"arena_bytes": 7}, [1]), ({"num_replicas": 2}, [1, 2, 1])]
+    ("change_of", "told"), [({"shared_memory_bytes": 7}, [1]), ({"num_replicas": 2}, [1, 2, 1])]
 )
 async def test_what_replicas_were_told_is_taken_back_when_a_later_step_fails(
     change_of: dict[str, Any], told: list[Any]
@@ -810,13 +810,13 @@ async def test_a_backend_that_is_gone_can_not_be_changed() -> None:
             assert isinstance(await outcome(verb), NoSuchName)
 
 
-class Refusing(shoal.LinePolicy):
+class Refusing(shoal.WholeQueuePolicy):
     """Goes with no options."""
 
     def __init__(self, options: Any) -> None:
         raise ValueError("does not go with these options")
 
-    def choose(self, line: Any, now: float, hurry: bool) -> Any:
+    def choose(self, line: Any, now: float, pressure: bool) -> Any:
         raise NotImplementedError
 
 
@@ -824,7 +824,7 @@ async def test_an_update_that_a_line_refuses_replaces_nothing() -> None:
     async with serving(echo) as (controller, _, stage):
         before = await controller.get_backend_config("b")
         with pytest.raises(ValueError, match="does not go with these"):
-            await change(controller, arena_bytes=12345, policy=Refusing)
+            await change(controller, shared_memory_bytes=12345, policy=Refusing)
         await anyio.sleep(100)
         assert len(stage.replicas) == 1
         assert await controller.get_backend_config("b") == before
@@ -867,7 +867,7 @@ async def test_changes_of_a_backend_that_was_made_again_come_one_after_the_other
 @pytest.mark.real_time
 @pytest.mark.parametrize(
     ("deadly", "more"),
-    [("deadly", {}), ("deadly later", {}), ("deadly later", {"arena_bytes": 4096})],
+    [("deadly", {}), ("deadly later", {}), ("deadly later", {"shared_memory_bytes": 4096})],
 )
 async def test_a_user_config_that_kills_processes_loses_no_call_and_changes_nothing(
     deadly: str, more: dict[str, Any]

@@ -339,7 +339,9 @@ async def test_a_create_that_shutdown_overtakes_is_told_so() -> None:
         assert len(stage.starting) == len(stage.ended) == 1
 
 
-@pytest.mark.parametrize("change", [{"num_replicas": 3}, {"arena_bytes": 5}, {"user_config": 2}])
+@pytest.mark.parametrize(
+    "change", [{"num_replicas": 3}, {"shared_memory_bytes": 5}, {"user_config": 2}]
+)
 async def test_shutdown_ends_though_an_update_is_under_way(change: dict[str, Any]) -> None:
     class Code:
         def reconfigure(self, config: Any) -> None: ...
@@ -360,7 +362,7 @@ async def test_shutdown_ends_though_an_update_is_under_way(change: dict[str, Any
         assert stage.alive == []
 
 
-@pytest.mark.parametrize("change", [{"num_replicas": 3}, {"arena_bytes": 5}])
+@pytest.mark.parametrize("change", [{"num_replicas": 3}, {"shared_memory_bytes": 5}])
 async def test_an_update_that_is_cancelled_during_shutdown_starts_nothing(
     change: dict[str, Any],
 ) -> None:
@@ -466,10 +468,10 @@ class Breaking(SizeOrWait):
 
     is_broken = False
 
-    def decide(self, now: float, hurry: Any) -> Any:
+    def decide(self, now: float, pressure: Any) -> Any:
         if type(self).is_broken:
             raise ZeroDivisionError("a broken rule")
-        return super().decide(now, hurry)
+        return super().decide(now, pressure)
 
 
 @pytest.fixture
@@ -580,7 +582,7 @@ async def test_a_verb_that_is_cancelled_at_any_moment_is_done_or_not_begun(
             "scale": lambda: controller.scale_backend("b", 4),
             "restart": lambda: controller.restart_backend("b"),
             "told": lambda: update("b", {"user_config": 2}),
-            "new": lambda: update("b", {"user_config": 2, "arena_bytes": 2}),
+            "new": lambda: update("b", {"user_config": 2, "shared_memory_bytes": 2}),
         }
         async with anyio.create_task_group() as tasks:
             [caller] = await line_up(tasks, kinds[verb]())

@@ -13,7 +13,7 @@ import pytest
 from batching.scenes import line_up, outcome
 from shoal.errors import InUse, NameTaken, NotDurable, ReplicaNotStarted, ShutDown
 from shoal.serving.controller.controller import Controller
-from shoal.serving.controller.journal import Declarations
+from shoal.serving.controller.journal import Journal
 from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ async def test_the_file_is_not_closed_while_a_change_is_being_written(
 
 async def test_nothing_is_written_once_the_file_was_let_go(tmp_path: Path) -> None:
     """A verb may be on its way to the file when the controller ends."""
-    declarations = Declarations(StateFile.open(tmp_path / "state.db"))
+    declarations = Journal(StateFile.open(tmp_path / "state.db"))
     declarations.close()
     with pytest.raises(ShutDown):
         await declarations.delete_backend("b")

@@ -11,7 +11,7 @@ import shoal
 from batching.scenes import LEFT, PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Gated, Stage, echo, failing, serving, slowly
 from shoal.core.policies.size_or_wait import SizeOrWait
-from shoal.core.policy import Cut
+from shoal.core.policy import Dispatch
 from shoal.errors import BackendUnavailable, BatcherClosed, ReplicaDied
 from shoal.replicas.code.current import current_replica_tag, running_replica
 
@@ -569,11 +569,11 @@ async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
     class Breaking(SizeOrWait):
         is_broken = False
 
-        def decide(self, now: float, hurry: Any) -> Any:
+        def decide(self, now: float, pressure: Any) -> Any:
             if self.is_broken:
                 raise ZeroDivisionError
-            decision = super().decide(now, hurry)
-            if isinstance(decision, Cut):
+            decision = super().decide(now, pressure)
+            if isinstance(decision, Dispatch):
                 cutters.append(self)
             return decision
 
@@ -595,7 +595,7 @@ async def test_a_method_whose_batcher_broke_keeps_no_place() -> None:
         [waiting] = await line_up(tasks, other.call(2))
         await settle()
         policy_of_other.is_broken = True
-        controller.backends["b"].lines["other"].batcher.flush()
+        controller.backends["b"].method_batchers["other"].batcher.flush()
         await settle()
         assert isinstance(waiting.outcome, BatcherClosed)
         held.gate.set()

@@ -189,7 +189,7 @@ async def test_a_function_of_one_item_fails_its_call_alone(name: str, how: str) 
             assert await handle.call("well") == "well"
 
 
-class OwnRule(shoal.LinePolicy):
+class OwnRule(shoal.WholeQueuePolicy):
     """Raises, in one of its methods, what the request in line says."""
 
     raises_in = ""
@@ -203,18 +203,18 @@ class OwnRule(shoal.LinePolicy):
                 answered(request.item)
 
     def choose(
-        self, line: Sequence[shoal.Request], now: float, hurry: shoal.Hurry | None
-    ) -> tuple[Sequence[shoal.Request], shoal.CutReason]:
+        self, line: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+    ) -> tuple[Sequence[shoal.Request], shoal.DispatchReason]:
         self._say("choose", line)
-        return line[:1], shoal.CutReason.FULL
+        return line[:1], shoal.DispatchReason.FULL
 
     def add(self, request: shoal.Request) -> bool:
         self._say("add", [request])
         return super().add(request)
 
-    def take(self, cut: shoal.Cut) -> list[shoal.Request]:
-        self._say("take", self._line)
-        return super().take(cut)
+    def take(self, dispatch: shoal.Dispatch) -> list[shoal.Request]:
+        self._say("take", self._queue)
+        return super().take(dispatch)
 
     def remove(self, request: shoal.Request) -> None:
         self._say("remove", [request])

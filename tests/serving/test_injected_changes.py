@@ -44,7 +44,7 @@ class Code:
 
 VERBS: dict[str, Callable[[Controller], Awaitable[None]]] = {
     "tell": lambda c: c.update_backend_config("b", {"user_config": 2}),
-    "replace": lambda c: c.update_backend_config("b", {"user_config": 2, "arena_bytes": 7}),
+    "replace": lambda c: c.update_backend_config("b", {"user_config": 2, "shared_memory_bytes": 7}),
     "tell and scale": lambda c: c.update_backend_config("b", {"user_config": 2, "num_replicas": 3}),
     "scale up": lambda c: c.scale_backend("b", 3),
     "scale down": lambda c: c.scale_backend("b", 1),
@@ -137,7 +137,7 @@ class Scene:
     def _wanted(self, before: BackendConfig) -> BackendConfig:
         changes: dict[str, dict[str, Any]] = {
             "tell": {"user_config": 2},
-            "replace": {"user_config": 2, "arena_bytes": 7},
+            "replace": {"user_config": 2, "shared_memory_bytes": 7},
             "tell and scale": {"user_config": 2, "num_replicas": 3},
             "scale up": {"num_replicas": 3},
             "scale down": {"num_replicas": 1},

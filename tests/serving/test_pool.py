@@ -10,7 +10,7 @@ import pytest
 
 from batching.scenes import PENDING, Caller, settle
 from shoal.errors import BackendUnavailable
-from shoal.serving.replica_set.pool import LineRoom, Member, Pool
+from shoal.serving.replica_set.pool import Member, Pool, PoolRoom
 
 pytestmark = pytest.mark.anyio
 
@@ -35,7 +35,7 @@ def filled(*tags: str, slots: int = 1, most: int | None = None) -> tuple[Pool, l
 
 
 def free(pool: Pool, size: int) -> int:
-    return LineRoom(pool, lambda: size).free
+    return PoolRoom(pool, lambda: size).free
 
 
 def taken(pool: Pool, size: int = 1) -> str | None:
@@ -240,7 +240,7 @@ async def test_each_change_of_room_is_told() -> None:
 
 async def test_a_line_that_had_to_wait_goes_before_others() -> None:
     pool, (first, second) = filled("a", "b")
-    large, small = LineRoom(pool, lambda: 4), LineRoom(pool, lambda: 1)
+    large, small = PoolRoom(pool, lambda: 4), PoolRoom(pool, lambda: 1)
     with pool.at_work(first, 1):
         with pool.at_work(second, 1):
             assert large.is_full()
@@ -252,7 +252,7 @@ async def test_a_line_that_had_to_wait_goes_before_others() -> None:
 
 async def test_a_small_batch_does_not_take_the_place_that_a_large_one_waits_for() -> None:
     pool, (only,) = filled("a", slots=4, most=4)
-    large, small = LineRoom(pool, lambda: 4), LineRoom(pool, lambda: 1)
+    large, small = PoolRoom(pool, lambda: 4), PoolRoom(pool, lambda: 1)
     with pool.at_work(only, 1):
         assert small.free == 3
         assert large.is_full()
@@ -264,7 +264,7 @@ async def test_a_small_batch_does_not_take_the_place_that_a_large_one_waits_for(
 
 async def test_a_line_that_rests_gives_its_place_up() -> None:
     pool, (only,) = filled("a", slots=4, most=4)
-    large, small = LineRoom(pool, lambda: 4), LineRoom(pool, lambda: 1)
+    large, small = PoolRoom(pool, lambda: 4), PoolRoom(pool, lambda: 1)
     told: list[int] = []
     with pool.at_work(only, 1):
         assert large.is_full()
@@ -285,7 +285,7 @@ async def test_an_idle_replica_takes_a_batch_of_any_size() -> None:
 
 async def test_a_batch_that_runs_again_goes_before_any_line() -> None:
     pool, (only,) = filled("a")
-    line = LineRoom(pool, lambda: 1)
+    line = PoolRoom(pool, lambda: 1)
     async with anyio.create_task_group() as tasks:
         with pool.at_work(only, 1):
             waiting = await tasks.start(Caller(pool.wait(1)).run)
@@ -299,7 +299,7 @@ async def test_a_batch_that_runs_again_goes_before_any_line() -> None:
 
 async def test_lines_are_told_when_a_batch_that_was_to_run_again_is_given_up() -> None:
     pool, (only,) = filled("a")
-    line = LineRoom(pool, lambda: 1)
+    line = PoolRoom(pool, lambda: 1)
     told: list[int] = []
     async with anyio.create_task_group() as tasks:
         with pool.at_work(only, 1):

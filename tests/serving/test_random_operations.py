@@ -150,10 +150,16 @@ class Program:
         elif kind == "tell death":
             await self._update(update(tag, {"user_config": DEADLY, "max_batch_size": second + 1}))
         elif kind == "tell illness":
-            changes = {"user_config": SICKENING, "arena_bytes": second, "num_replicas": first + 1}
+            changes = {
+                "user_config": SICKENING,
+                "shared_memory_bytes": second,
+                "num_replicas": first + 1,
+            }
             await self._update(update(tag, changes))
         elif kind == "replace":
-            await self._update(update(tag, {"arena_bytes": second, "num_replicas": second % 3 + 1}))
+            await self._update(
+                update(tag, {"shared_memory_bytes": second, "num_replicas": second % 3 + 1})
+            )
         elif kind == "restart":
             await self._update(controller.restart_backend(tag))
         elif kind == "traffic":

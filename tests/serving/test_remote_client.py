@@ -22,7 +22,7 @@ from anyio.from_thread import BlockingPortal
 from serving.fake_client import FakeClient, full_status
 from shoal import errors
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import Door
+from shoal.http.admin.mount import AdminListener
 from shoal.http.requests.settings import HttpSettings
 from shoal.http.server.server import ServerConfig, serve
 from shoal.serving.clients.remote_client import RemoteClient, connect
@@ -41,7 +41,7 @@ def fake():
 
 
 def door(fake, token=None, allowed=("*",), settings=None):
-    return Door(AdminApi(fake, token=token, allowed_modules=allowed, settings=settings))
+    return AdminListener(AdminApi(fake, token=token, allowed_modules=allowed, settings=settings))
 
 
 @asynccontextmanager
@@ -705,11 +705,11 @@ async def test_a_cell_of_a_notebook_may_block(fake, monkeypatch):
     app = door(fake)
 
     def look():
-        async def cell():
+        async def waiter():
             with connect(url).sync as client:
                 return client.status()
 
-        return anyio.run(cell)
+        return anyio.run(waiter)
 
     async with served(app) as url:
         assert await anyio.to_thread.run_sync(look) == full_status()

@@ -10,7 +10,7 @@ import pytest
 from batching.scenes import Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving
 from shoal.errors import InUse, NoSuchName
-from shoal.serving.endpoints.shadow import MOST_COPIES, Answer
+from shoal.serving.endpoints.shadow import MOST_COPIES, PrimaryAnswer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -375,9 +375,9 @@ async def test_no_copy_waits_for_a_stream_whose_caller_left_as_it_began(
     entered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = 0
-    wait = Answer.wait
+    wait = PrimaryAnswer.wait
 
-    async def counted(answer: Answer) -> bool:
+    async def counted(answer: PrimaryAnswer) -> bool:
         nonlocal waiting
         waiting += 1
         try:
@@ -385,7 +385,7 @@ async def test_no_copy_waits_for_a_stream_whose_caller_left_as_it_began(
         finally:
             waiting -= 1
 
-    monkeypatch.setattr(Answer, "wait", counted)
+    monkeypatch.setattr(PrimaryAnswer, "wait", counted)
 
     async def code(items: list[int]) -> AsyncGenerator[list[int], None]:
         await anyio.sleep(1)

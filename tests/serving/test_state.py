@@ -13,12 +13,12 @@ import pytest
 from shoal.errors import NotDurable, StateRefused
 from shoal.serving.state.file import StateFile
 from shoal.serving.state.records import (
-    DeclaredBackend,
-    DeclaredEndpoint,
-    DeclaredShadow,
+    BackendRecord,
     DeclaredState,
     DeletedBackend,
     DeletedEndpoint,
+    EndpointRecord,
+    ShadowRecord,
 )
 from shoal.serving.state.tables import _all_of, _row_checksum, _version_checksum
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-EMBED = DeclaredBackend(
+EMBED = BackendRecord(
     tag="embed",
     import_path="models:Embed",
     init_args=("a path", 3, 0.1, None, True, [1, {"deep": []}]),
     init_kwargs={"z": "ö\0\n\ud800", "a": 2**80, "": {}},
     config={"num_replicas": 2, "user_config": {"b": 1, "a": 2}},
 )
-SHOWN = DeclaredEndpoint(
+SHOWN = EndpointRecord(
     name="shown",
     route="/shown",
     methods=("GET", "POST"),
     traffic={"embed": 0.1, "other": 0.9},
-    shadows={"third": DeclaredShadow(proportion=0.25, compare="models:alike")},
+    shadows={"third": ShadowRecord(proportion=0.25, compare="models:alike")},
 )
-HIDDEN = DeclaredEndpoint(name="hidden", traffic={"embed": 1})
+HIDDEN = EndpointRecord(name="hidden", traffic={"embed": 1})
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def written(path: Path) -> Path:
     with closing(StateFile.open(path)) as state:
         state.apply(EMBED)
         state.apply(SHOWN, HIDDEN)
-        state.apply(*[DeclaredBackend(tag=f"more-{n}", import_path="a:B") for n in range(20)])
+        state.apply(*[BackendRecord(tag=f"more-{n}", import_path="a:B") for n in range(20)])
         state.apply(*[DeletedBackend(f"more-{n}") for n in range(10)])
     return path
 
@@ -107,8 +107,8 @@ def test_mappings_keep_their_order(path: Path) -> None:
 
 
 def test_what_is_declared_again_takes_the_place_of_what_was(path: Path) -> None:
-    again = DeclaredBackend(tag="embed", import_path="models:Other")
-    closed = DeclaredEndpoint(name="shown")
+    again = BackendRecord(tag="embed", import_path="models:Other")
+    closed = EndpointRecord(name="shown")
     with closing(StateFile.open(path)) as state:
         state.apply(EMBED, SHOWN)
         state.apply(again, closed)
@@ -116,7 +116,7 @@ def test_what_is_declared_again_takes_the_place_of_what_was(path: Path) -> None:
 
 
 def test_what_is_deleted_is_gone(path: Path) -> None:
-    same_name = DeclaredEndpoint(name="embed")
+    same_name = EndpointRecord(name="embed")
     with closing(StateFile.open(path)) as state:
         state.apply(EMBED, SHOWN, same_name)
         state.apply(DeletedBackend("embed"), DeletedEndpoint("shown"))
@@ -125,7 +125,7 @@ def test_what_is_deleted_is_gone(path: Path) -> None:
 
 def test_changes_that_belong_together_are_made_in_order(path: Path) -> None:
     with closing(StateFile.open(path)) as state:
-        state.apply(EMBED, DeletedBackend("embed"), DeclaredEndpoint(name="shown"), SHOWN)
+        state.apply(EMBED, DeletedBackend("embed"), EndpointRecord(name="shown"), SHOWN)
     assert load(path) == DeclaredState(endpoints={"shown": SHOWN})
 
 
@@ -403,7 +403,7 @@ def test_a_row_put_back_from_an_older_time_is_seen(written: Path) -> None:
     with closing(sqlite3.connect(written)) as database:
         old = database.execute("SELECT * FROM declared WHERE name = 'embed'").fetchone()
     with closing(StateFile.open(written)) as state:
-        state.apply(DeclaredBackend(tag="embed", import_path="models:Newer"))
+        state.apply(BackendRecord(tag="embed", import_path="models:Newer"))
     alter(written, "INSERT OR REPLACE INTO declared VALUES (?, ?, ?, ?)", *old)
     assert "damaged" in refusal(written)
 
@@ -429,7 +429,7 @@ def test_a_row_that_is_no_declaration_is_refused(path: Path, kind: str, body: st
 
 def test_a_refusal_shows_nothing_of_what_is_declared(path: Path) -> None:
     with closing(StateFile.open(path)) as state:
-        state.apply(DeclaredBackend(tag="b", import_path="a:B", init_args=("secret",)))
+        state.apply(BackendRecord(tag="b", import_path="a:B", init_args=("secret",)))
     path.write_bytes(path.read_bytes().replace(b"secret", b"secre\xff"))
     assert "the backend 'b'" in refusal(path)
     assert "secre" not in refusal(path)
@@ -452,35 +452,35 @@ def test_a_refusal_shows_nothing_of_what_is_declared(path: Path) -> None:
 )
 def test_an_init_arg_that_json_would_change_is_not_kept(value: object, says: str) -> None:
     with pytest.raises(NotDurable, match=says):
-        DeclaredBackend(tag="b", import_path="a:B", init_args=(value,))
+        BackendRecord(tag="b", import_path="a:B", init_args=(value,))
     with pytest.raises(NotDurable):
-        DeclaredBackend(tag="b", import_path="a:B", init_kwargs={"x": value})
+        BackendRecord(tag="b", import_path="a:B", init_kwargs={"x": value})
     with pytest.raises(NotDurable):
-        DeclaredBackend(tag="b", import_path="a:B", config={"user_config": value})
+        BackendRecord(tag="b", import_path="a:B", config={"user_config": value})
 
 
 def test_a_number_too_long_for_json_is_not_kept() -> None:
     with pytest.raises(NotDurable, match="JSON"):
-        DeclaredBackend(tag="b", import_path="a:B", init_args=(10**5000,))
+        BackendRecord(tag="b", import_path="a:B", init_args=(10**5000,))
 
 
 def test_what_holds_itself_is_not_kept() -> None:
     endless: list[object] = []
     endless.append(endless)
     with pytest.raises(NotDurable, match="too deeply"):
-        DeclaredBackend(tag="b", import_path="a:B", init_args=(endless,))
+        BackendRecord(tag="b", import_path="a:B", init_args=(endless,))
 
 
 def test_code_and_comparisons_are_kept_by_their_import_paths() -> None:
     code: object = len
     with pytest.raises(NotDurable, match=r"the code of the backend 'b'.*import path"):
-        DeclaredBackend(tag="b", import_path=code)  # type: ignore[arg-type]
+        BackendRecord(tag="b", import_path=code)  # type: ignore[arg-type]
     with pytest.raises(NotDurable, match="import path"):
-        DeclaredShadow(proportion=1, compare=code)  # type: ignore[arg-type]
+        ShadowRecord(proportion=1, compare=code)  # type: ignore[arg-type]
 
 
 def test_a_record_is_not_changed_by_what_it_was_made_of() -> None:
     user_config = {"a": [1]}
-    backend = DeclaredBackend(tag="b", import_path="a:B", config={"user_config": user_config})
+    backend = BackendRecord(tag="b", import_path="a:B", config={"user_config": user_config})
     user_config["a"].append(2)
     assert backend.config == {"user_config": {"a": [1]}}

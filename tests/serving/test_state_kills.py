@@ -21,13 +21,13 @@ import pytest
 
 from shoal.serving.state.file import StateFile
 from shoal.serving.state.records import (
+    BackendRecord,
     Change,
-    DeclaredBackend,
-    DeclaredEndpoint,
-    DeclaredShadow,
     DeclaredState,
     DeletedBackend,
     DeletedEndpoint,
+    EndpointRecord,
+    ShadowRecord,
 )
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def one_change(rng: random.Random) -> Change:
     if kind < 0.5:
         # Of some pages at times, so that pages come and go, and a change is more than one write.
         text = "x" * int(10 ** rng.uniform(0, 4.3))
-        return DeclaredBackend(
+        return BackendRecord(
             tag=name,
             import_path="models:M",
             init_args=(text,),
@@ -60,12 +60,12 @@ def one_change(rng: random.Random) -> Change:
         )
     if kind < 0.7:
         share = rng.random()
-        return DeclaredEndpoint(
+        return EndpointRecord(
             name=name,
             route=f"/{name}",
             methods=("GET", "POST"),
             traffic={"a": share, "b": 1 - share},
-            shadows={"c": DeclaredShadow(proportion=rng.random(), compare="models:alike")},
+            shadows={"c": ShadowRecord(proportion=rng.random(), compare="models:alike")},
         )
     return DeletedBackend(name) if kind < 0.9 else DeletedEndpoint(name)
 
@@ -74,9 +74,9 @@ def after(state: DeclaredState, changes: list[Change]) -> DeclaredState:
     backends, endpoints = dict(state.backends), dict(state.endpoints)
     for one in changes:
         match one:
-            case DeclaredBackend():
+            case BackendRecord():
                 backends[one.tag] = one
-            case DeclaredEndpoint():
+            case EndpointRecord():
                 endpoints[one.name] = one
             case DeletedBackend():
                 backends.pop(one.tag, None)

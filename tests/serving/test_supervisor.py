@@ -315,7 +315,7 @@ async def test_a_replacement_that_can_not_start_leaves_the_old_replicas_and_the_
         stage.start = failing("no luck")
         before = await controller.get_backend_config("b")
         with pytest.raises(ReplicaNotStarted, match="no luck"):
-            await controller.update_backend_config("b", {"arena_bytes": 5})
+            await controller.update_backend_config("b", {"shared_memory_bytes": 5})
         assert await controller.get_backend_config("b") == before
         await anyio.sleep(100)
         assert numbers(stage.alive) == [0, 1]
@@ -324,8 +324,8 @@ async def test_a_replacement_that_can_not_start_leaves_the_old_replicas_and_the_
         stage.replicas[0].die()
         await anyio.sleep(60)
         assert len(stage.alive) == 2
-        assert {r.blueprint.options.arena_bytes for r in stage.alive} == {
-            before.replica.arena_bytes
+        assert {r.blueprint.options.shared_memory_bytes for r in stage.alive} == {
+            before.replica.shared_memory_bytes
         }
 
 
@@ -341,7 +341,7 @@ async def test_a_change_that_fails_half_way_leaves_exactly_the_old_replicas(
         stage.start = failing(numbers=lambda number: number >= failing_one)
         verbs: dict[str, Callable[[], Awaitable[None]]] = {
             "restart": lambda: controller.restart_backend("b"),
-            "update": lambda: controller.update_backend_config("b", {"arena_bytes": 5}),
+            "update": lambda: controller.update_backend_config("b", {"shared_memory_bytes": 5}),
             "scale": lambda: controller.scale_backend("b", 6),
         }
         with pytest.raises(ReplicaNotStarted):
@@ -384,12 +384,12 @@ async def test_a_change_whose_caller_leaves_while_the_old_replicas_drain_stays()
         callers += await line_up(tasks, handle.call(15.0))
         await settle()
         with anyio.move_on_after(5) as leaving:
-            await controller.update_backend_config("b", {"arena_bytes": 5})
+            await controller.update_backend_config("b", {"shared_memory_bytes": 5})
         assert leaving.cancelled_caught
         await anyio.sleep(20)
         assert [caller.outcome for caller in callers] == [15, 15]
-        assert {r.blueprint.options.arena_bytes for r in stage.alive} == {5}
-        assert (await controller.get_backend_config("b")).replica.arena_bytes == 5
+        assert {r.blueprint.options.shared_memory_bytes for r in stage.alive} == {5}
+        assert (await controller.get_backend_config("b")).replica.shared_memory_bytes == 5
 
 
 async def test_another_config_waits_for_no_failure_of_the_one_before() -> None:
@@ -425,14 +425,14 @@ async def test_a_backend_that_can_not_start_is_mended_by_another_config() -> Non
     async with serving(echo, stage) as (controller, handle, _):
 
         async def start(replica: Any) -> str | None:
-            return None if replica.blueprint.options.arena_bytes == 7 else "wrong size"
+            return None if replica.blueprint.options.shared_memory_bytes == 7 else "wrong size"
 
         stage.start = start
         stage.replicas[0].die()
         await anyio.sleep(60)
         assert status_of(controller).state == "unavailable"
         with anyio.fail_after(100):
-            await controller.update_backend_config("b", {"arena_bytes": 7})
+            await controller.update_backend_config("b", {"shared_memory_bytes": 7})
         assert await handle.call(1) == 1
 
 

@@ -123,7 +123,7 @@ class Updates:
         await self._set(user_config=self._random.randint(1, 5))
 
     async def _set_what_needs_new_replicas(self) -> None:
-        await self._set(arena_bytes=self._random.randint(1, 1000))
+        await self._set(shared_memory_bytes=self._random.randint(1, 1000))
 
     async def _scale(self) -> None:
         await self._controller.scale_backend(self._tag(), self._random.randint(1, 4))

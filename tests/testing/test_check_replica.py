@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from shoal.batching.current import running_batch
-from shoal.core.batch import Batch, CutReason
+from shoal.core.batch import Batch, DispatchReason
 from shoal.errors import HandlerFailed, ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.current import running_replica
 from shoal.replicas.code.description import Description
@@ -190,7 +190,7 @@ class TellsAnotherTag(TaskReplica):
 
 class HasItsOwnBatches(TaskReplica):
     async def run(self, method, items):
-        token = running_batch.set(Batch(0, CutReason.FLUSH, []))
+        token = running_batch.set(Batch(0, DispatchReason.FLUSH, []))
         try:
             return await super().run(method, items)
         finally:

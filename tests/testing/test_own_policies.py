@@ -9,19 +9,19 @@ import pytest
 
 import shoal
 from batching.scenes import LEFT, Caller, line_up
-from shoal.core.batch import CutReason
-from shoal.core.policy import LinePolicy, Wait
+from shoal.core.batch import DispatchReason
+from shoal.core.policy import Wait, WholeQueuePolicy
 from shoal.testing import ScriptedHandler, check_policy, settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shoal.core.options.options import BatchOptions
-    from shoal.core.policy import Hurry
+    from shoal.core.policy import Pressure
     from shoal.core.request import Request
 
 
-class EvenBeforeOdd(LinePolicy):
+class EvenBeforeOdd(WholeQueuePolicy):
     """Even numbers leave at once, together; odd ones when nobody else waits, or in a hurry."""
 
     def __init__(self, options: BatchOptions) -> None:
@@ -29,12 +29,12 @@ class EvenBeforeOdd(LinePolicy):
         self.size = options.max_batch_size
 
     def choose(
-        self, line: Sequence[Request], now: float, hurry: Hurry | None
-    ) -> tuple[Sequence[Request], CutReason] | Wait:
+        self, line: Sequence[Request], now: float, pressure: Pressure | None
+    ) -> tuple[Sequence[Request], DispatchReason] | Wait:
         even = [request for request in line if request.item % 2 == 0]
         if even:
-            return even[: self.size], CutReason.FULL
-        return Wait(None) if hurry is None else (line[: self.size], hurry.reason)
+            return even[: self.size], DispatchReason.FULL
+        return Wait(None) if pressure is None else (line[: self.size], pressure.reason)
 
 
 def test_it_keeps_its_promises():

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shoal.core.batch import CutReason
-from shoal.core.policy import BatchPolicy, Cut, LinePolicy, Wait
+from shoal.core.batch import DispatchReason
+from shoal.core.policy import BatchPolicy, Dispatch, Wait, WholeQueuePolicy
 from shoal.testing import check_policy, make_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from random import Random
 
-    from shoal.core.policy import Hurry
+    from shoal.core.policy import Pressure
     from shoal.core.request import Request
 
 SIZE = 3
@@ -26,40 +26,40 @@ class SizeOrWindow(BatchPolicy):
     """The plainest policy there is; each of those below breaks one promise of its own."""
 
     def __init__(self) -> None:
-        self.line: list[Request] = []
+        self.queue: list[Request] = []
 
     def add(self, request: Request) -> bool:
-        self.line.append(request)
+        self.queue.append(request)
         return False
 
     def remove(self, request: Request) -> None:
-        self.line.remove(request)
+        self.queue.remove(request)
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        if not self.line:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        if not self.queue:
             return Wait(None, 1)
-        if hurry is not None:
-            return Cut(SIZE, hurry.reason)
-        if len(self.line) >= SIZE:
-            return Cut(SIZE, CutReason.FULL)
-        due = self.line[0].arrived_at + WINDOW_S
-        return Cut(SIZE, CutReason.TIMER) if due <= now else Wait(due, SIZE)
+        if pressure is not None:
+            return Dispatch(SIZE, pressure.reason)
+        if len(self.queue) >= SIZE:
+            return Dispatch(SIZE, DispatchReason.FULL)
+        due = self.queue[0].arrived_at + WINDOW_S
+        return Dispatch(SIZE, DispatchReason.TIMER) if due <= now else Wait(due, SIZE)
 
-    def take(self, cut: Cut) -> list[Request]:
-        taken, self.line = self.line[: cut.size], self.line[cut.size :]
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        taken, self.queue = self.queue[: dispatch.size], self.queue[dispatch.size :]
         return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        self.line = [*requests, *self.line]
+        self.queue = [*requests, *self.queue]
 
     def waiting(self) -> Iterable[Request]:
-        return self.line
+        return self.queue
 
 
 class LosesOne(SizeOrWindow):
-    def take(self, cut: Cut) -> list[Request]:
-        taken = super().take(cut)
-        del self.line[3:4]
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        taken = super().take(dispatch)
+        del self.queue[3:4]
         return taken
 
 
@@ -69,14 +69,14 @@ class LosesWhatIsPutBack(SizeOrWindow):
 
 
 class KeepsWhatItHandsOut(SizeOrWindow):
-    def take(self, cut: Cut) -> list[Request]:
-        return self.line[: cut.size]
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        return self.queue[: dispatch.size]
 
 
 class HandsOutTwiceAtOnce(SizeOrWindow):
-    def take(self, cut: Cut) -> list[Request]:
-        taken = super().take(cut)
-        return [*taken, taken[0]] if len(taken) < cut.size else taken
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        taken = super().take(dispatch)
+        return [*taken, taken[0]] if len(taken) < dispatch.size else taken
 
 
 class HandsOutAgain(SizeOrWindow):
@@ -84,11 +84,11 @@ class HandsOutAgain(SizeOrWindow):
 
     last: Request | None = None
 
-    def take(self, cut: Cut) -> list[Request]:
-        taken = super().take(cut)
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        taken = super().take(dispatch)
         again = [] if self.last is None else [self.last]
         self.last = taken[0]
-        return taken if len(taken) == cut.size else [*taken, *again]
+        return taken if len(taken) == dispatch.size else [*taken, *again]
 
 
 class HandsOutWhoHasLeft(SizeOrWindow):
@@ -97,140 +97,142 @@ class HandsOutWhoHasLeft(SizeOrWindow):
 
 
 class WaitsUnderAHurry(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         return super().decide(now, None)
 
 
 class DoesNotHurryForOne(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        return super().decide(now, None if hurry is None or hurry.request is not None else hurry)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return super().decide(
+            now, None if pressure is None or pressure.request is not None else pressure
+        )
 
 
 class HurriesOnceForOne(SizeOrWindow):
     last: Request | None = None
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        wanted = None if hurry is None else hurry.request
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        wanted = None if pressure is None else pressure.request
         is_asked_again = wanted is not None and wanted is self.last
         self.last = wanted
-        return super().decide(now, None if is_asked_again else hurry)
+        return super().decide(now, None if is_asked_again else pressure)
 
 
 class SaysThatOneWaitsTwice(SizeOrWindow):
     def waiting(self) -> Iterable[Request]:
-        return [*self.line, *self.line[:1]]
+        return [*self.queue, *self.queue[:1]]
 
 
 class SaysThatAnotherWaits(SizeOrWindow):
     last: Sequence[Request] = ()
 
-    def take(self, cut: Cut) -> list[Request]:
-        self.last = super().take(cut)
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        self.last = super().take(dispatch)
         return [*self.last]
 
     def waiting(self) -> Iterable[Request]:
-        return [*self.last[:1], *self.line[1:]] if self.last and self.line else self.line
+        return [*self.last[:1], *self.queue[1:]] if self.last and self.queue else self.queue
 
 
 class TakesNothing(SizeOrWindow):
-    def take(self, cut: Cut) -> list[Request]:
+    def take(self, dispatch: Dispatch) -> list[Request]:
         return []
 
 
 class TakesTooMuch(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        decision = super().decide(now, hurry)
-        return Cut(2, decision.reason) if isinstance(decision, Cut) else decision
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        decision = super().decide(now, pressure)
+        return Dispatch(2, decision.reason) if isinstance(decision, Dispatch) else decision
 
-    def take(self, cut: Cut) -> list[Request]:
-        return super().take(Cut(SIZE, cut.reason))
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        return super().take(Dispatch(SIZE, dispatch.reason))
 
 
 class CutsNothing(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        decision = super().decide(now, hurry)
-        return Cut(0, decision.reason) if isinstance(decision, Cut) else decision
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        decision = super().decide(now, pressure)
+        return Dispatch(0, decision.reason) if isinstance(decision, Dispatch) else decision
 
 
 class CutsAnEmptyLine(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        return super().decide(now, hurry) if self.line else Cut(1, CutReason.TIMER)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return super().decide(now, pressure) if self.queue else Dispatch(1, DispatchReason.TIMER)
 
 
 class HurriesAnEmptyLine(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        if not self.line and hurry is not None:
-            return Cut(1, hurry.reason)
-        return super().decide(now, hurry)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        if not self.queue and pressure is not None:
+            return Dispatch(1, pressure.reason)
+        return super().decide(now, pressure)
 
 
 class NamesNothing(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        decision = super().decide(now, hurry)
-        return decision if isinstance(decision, Cut) else Wait(None)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        decision = super().decide(now, pressure)
+        return decision if isinstance(decision, Dispatch) else Wait(None)
 
 
 class WaitsForCompanyForEver(SizeOrWindow):
     """Behind its back it looks as if it had good reason to wait, whoever comes."""
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        return super().decide(now, hurry) if hurry is not None else Wait(None)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return super().decide(now, pressure) if pressure is not None else Wait(None)
 
 
 class NamesATimeThatHasCome(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        decision = super().decide(now, hurry)
-        return Wait(now) if isinstance(decision, Wait) and self.line else decision
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        decision = super().decide(now, pressure)
+        return Wait(now) if isinstance(decision, Wait) and self.queue else decision
 
 
 class NamesATimeAndThenAnother(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        decision = super().decide(now, hurry)
-        if isinstance(decision, Cut) and decision.reason is CutReason.TIMER:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        decision = super().decide(now, pressure)
+        if isinstance(decision, Dispatch) and decision.reason is DispatchReason.TIMER:
             return Wait(now + WINDOW_S, SIZE)
         return decision
 
 
 class NamesATimeForNobody(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        return super().decide(now, hurry) if self.line else Wait(now + WINDOW_S, 1)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return super().decide(now, pressure) if self.queue else Wait(now + WINDOW_S, 1)
 
 
 class SleepsWhenItIsFull(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        decision = super().decide(now, hurry)
-        return Wait(decision.until) if isinstance(decision, Wait) and self.line else decision
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        decision = super().decide(now, pressure)
+        return Wait(decision.until) if isinstance(decision, Wait) and self.queue else decision
 
 
 class SleepsThroughAnUrgentOne(SizeOrWindow):
     """A request with an odd item has half the window, and nobody is told."""
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        decision = super().decide(now, hurry)
-        if isinstance(decision, Cut) or not self.line:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        decision = super().decide(now, pressure)
+        if isinstance(decision, Dispatch) or not self.queue:
             return decision
-        due = min(request.arrived_at + WINDOW_S / (1 + request.item % 2) for request in self.line)
-        return Cut(SIZE, CutReason.TIMER) if due <= now else Wait(due, SIZE)
+        due = min(request.arrived_at + WINDOW_S / (1 + request.item % 2) for request in self.queue)
+        return Dispatch(SIZE, DispatchReason.TIMER) if due <= now else Wait(due, SIZE)
 
 
 class LetsTooManyJoin(SizeOrWindow):
     def take_within(self, room: float) -> list[Request]:
-        return self.take(Cut(int(room) + 1, CutReason.FULL))
+        return self.take(Dispatch(int(room) + 1, DispatchReason.FULL))
 
 
 class LetsTheSameJoinAgain(SizeOrWindow):
     def take_within(self, room: float) -> list[Request]:
-        return self.line[:1]
+        return self.queue[:1]
 
 
 class PutsBackToTheEnd(SizeOrWindow):
     def put_back(self, requests: Sequence[Request]) -> None:
-        self.line += requests
+        self.queue += requests
 
 
 class DecidesOtherwise(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        return super().decide(now, hurry) if self.line else None
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return super().decide(now, pressure) if self.queue else None
 
 
 BROKEN = {
@@ -240,16 +242,16 @@ BROKEN = {
     HandsOutTwiceAtOnce: "exactly once",
     HandsOutAgain: "exactly once",
     HandsOutWhoHasLeft: "exactly once",
-    WaitsUnderAHurry: "with a hurry",
-    DoesNotHurryForOne: "with a hurry",
-    HurriesOnceForOne: "with a hurry",
+    WaitsUnderAHurry: "with a pressure",
+    DoesNotHurryForOne: "with a pressure",
+    HurriesOnceForOne: "with a pressure",
     SaysThatOneWaitsTwice: "exactly once",
     SaysThatAnotherWaits: "exactly once",
     TakesNothing: "at least one request and at most its size",
     TakesTooMuch: "at least one request and at most its size",
     CutsNothing: "at least one request and at most its size",
-    CutsAnEmptyLine: "an empty line",
-    HurriesAnEmptyLine: "an empty line",
+    CutsAnEmptyLine: "an empty queue",
+    HurriesAnEmptyLine: "an empty queue",
     NamesNothing: "when to decide again",
     WaitsForCompanyForEver: "when to decide again",
     NamesATimeThatHasCome: "the time that Wait named",
@@ -260,7 +262,7 @@ BROKEN = {
     LetsTooManyJoin: "no more than there is room for",
     LetsTheSameJoinAgain: "exactly once",
     PutsBackToTheEnd: "its old place",
-    DecidesOtherwise: "decide says Cut or Wait",
+    DecidesOtherwise: "decide says Dispatch or Wait",
 }
 
 
@@ -269,46 +271,46 @@ class AddTells(SizeOrWindow):
 
     def add(self, request: Request) -> bool:
         super().add(request)
-        return len(self.line) in (1, SIZE)
+        return len(self.queue) in (1, SIZE)
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        decision = super().decide(now, hurry)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        decision = super().decide(now, pressure)
         return Wait(decision.until) if isinstance(decision, Wait) else decision
 
 
 class LetsOthersJoin(SizeOrWindow):
     def take_within(self, room: float) -> list[Request]:
-        return self.take(Cut(int(room), CutReason.FULL))
+        return self.take(Dispatch(int(room), DispatchReason.FULL))
 
 
 class OnlyWhenFull(SizeOrWindow):
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        if hurry is None and len(self.line) < SIZE:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        if pressure is None and len(self.queue) < SIZE:
             return Wait(None, SIZE)
-        return super().decide(now, hurry)
+        return super().decide(now, pressure)
 
 
-class UntilIdle(LinePolicy):
+class UntilIdle(WholeQueuePolicy):
     """Its time moves on with each arrival; it has no other end than the next one's absence."""
 
-    def choose(self, line, now, hurry):
-        if hurry is not None:
-            return line[:SIZE], hurry.reason
+    def choose(self, line, now, pressure):
+        if pressure is not None:
+            return line[:SIZE], pressure.reason
         due = line[-1].arrived_at + WINDOW_S
-        return (line[:SIZE], CutReason.IDLE) if due <= now else Wait(due)
+        return (line[:SIZE], DispatchReason.IDLE) if due <= now else Wait(due)
 
 
-class EqualItems(LinePolicy):
+class EqualItems(WholeQueuePolicy):
     """Takes from all over the line, and waits only for company."""
 
-    def choose(self, line, now, hurry):
+    def choose(self, line, now, pressure):
         groups: dict[int, list[Request]] = {}
         for request in line:
             groups.setdefault(request.item, []).append(request)
         for group in groups.values():
             if len(group) >= SIZE:
-                return group[:SIZE], CutReason.FULL
-        return Wait(None) if hurry is None else (groups[line[0].item][:SIZE], hurry.reason)
+                return group[:SIZE], DispatchReason.FULL
+        return Wait(None) if pressure is None else (groups[line[0].item][:SIZE], pressure.reason)
 
 
 @pytest.mark.slow
@@ -334,7 +336,7 @@ def test_the_report_says_how_to_come_there_again():
         check_policy(WaitsUnderAHurry, seeds=[seed])
     assert str(again.value) == str(found.value)
     last = str(found.value).splitlines()[-1]
-    assert re.fullmatch(r"decide\(.*, hurry=\w+\).* -> Wait\(until=.*, wake_at=3\)", last)
+    assert re.fullmatch(r"decide\(.*, pressure=\w+\).* -> Wait\(until=.*, wake_at=3\)", last)
 
 
 def test_the_first_programs_are_short_and_show_every_step():
@@ -400,9 +402,9 @@ def test_some_requests_were_parked_before_they_are_added():
     class NotesTheTime(SizeOrWindow):
         now = 0.0
 
-        def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+        def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
             self.now = now
-            return super().decide(now, hurry)
+            return super().decide(now, pressure)
 
         def add(self, request: Request) -> bool:
             waited.append(self.now > request.arrived_at)

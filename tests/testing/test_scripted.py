@@ -31,7 +31,7 @@ async def test_the_test_answers_each_batch():
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call("eel"), call("herring"))
         batch = await handler.next_batch()
-        assert (batch.items, batch.reason) == (["eel", "herring"], shoal.CutReason.TIMER)
+        assert (batch.items, batch.reason) == (["eel", "herring"], shoal.DispatchReason.TIMER)
         assert [request.item for request in batch.requests] == batch.items
         batch.answer([3, 7])
         await settle()

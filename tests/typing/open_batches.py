@@ -37,7 +37,7 @@ async def in_steps(batch: OpenBatch[int, str]) -> None:
 async def what_a_batch_tells(batch: OpenBatch[int, str], request: OpenRequest[int, str]) -> None:
     assert_type(batch.id, int)
     assert_type(batch.size, int)
-    assert_type(batch.reason, shoal.CutReason)
+    assert_type(batch.reason, shoal.DispatchReason)
     assert_type(batch.active, list[OpenRequest[int, str]])
     assert_type(batch.join_nowait(), list[OpenRequest[int, str]])
     assert_type(await batch.join(), list[OpenRequest[int, str]])

@@ -39,7 +39,7 @@ from shoal.batching.running.stream import StreamRun
 from shoal.batching.running.time_limits import TimeLimits
 from shoal.batching.running.unary import UnaryRun
 from shoal.core.counters import ClosingCounts
-from shoal.core.forming.call_options import Terms
+from shoal.core.forming.call_options import RequestOptionsFactory
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -129,15 +129,15 @@ class Session:
                     self.state = "draining"
                     self.slots.draining.set()
                     with anyio.move_on_after(self._options.graceful_shutdown_timeout_s):
-                        if self._drops_line:
-                            self._intake.drop_line()
+                        if self._drops_queue:
+                            self._intake.drop_queue()
                         if self._others_at_rest is not None:
                             self.stop_waiting()
                             await self._others_at_rest()
                         self._intake.close()
                         await self.slots.ended.wait()
                     if not self.slots.ended.is_set():
-                        self._fail_line()
+                        self._fail_queue()
                         self.slots.cancel()
                         with anyio.move_on_after(LAST_ANSWERS_S):
                             await self.slots.ended.wait()
@@ -166,7 +166,7 @@ class Session:
         if drop_queued:
             self._begin_counting()
             if self.state == "draining":
-                self._fail_line()
+                self._fail_queue()
         self.stop()
         if running_batch.get(None) in self.slots.batches:  # a handler of ours: not for itself
             await anyio.lowlevel.checkpoint()
@@ -212,8 +212,8 @@ class Session:
 
     def drain(self) -> None:
         """Waits out no more windows, and drops what is in line where the options say so."""
-        if self._drops_line:
-            self._intake.drop_line()
+        if self._drops_queue:
+            self._intake.drop_queue()
         self.stop_waiting()
 
     def stop_waiting(self) -> None:
@@ -247,9 +247,9 @@ class Session:
             self.configure(self._options)
 
     def _take_in(self, options: BatchOptions) -> None:
-        terms = Terms(self._name, options)
+        options_factory = RequestOptionsFactory(self._name, options)
         ending: BaseException | None = None
-        for request, error in self._intake.former.change(options, terms.renew):
+        for request, error in self._intake.former.change(options, options_factory.renew):
             if ending is None and ends_the_program(error):
                 ending = error
             told = error if isinstance(error, Exception) else own_copy(error)
@@ -281,7 +281,7 @@ class Session:
         )
 
     @property
-    def _drops_line(self) -> bool:
+    def _drops_queue(self) -> bool:
         if self._drop_asked is not None:
             return self._drop_asked
         return self._options.drop_queued_on_shutdown
@@ -325,7 +325,7 @@ class Session:
             logger.error("%s: the batcher broke", self._name, exc_info=error)
         self._end()
 
-    def _fail_line(self) -> None:
+    def _fail_queue(self) -> None:
         """Fails what is in line; no call is taken any more."""
         self._intake.close()
         self._intake.fail(self._intake.former.clear(), None)

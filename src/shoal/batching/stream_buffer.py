@@ -23,9 +23,9 @@ class StreamBuffer:
 
     Invariants:
         ``len(items) <= capacity``.
-        ``reader`` is the cell of the task that waits for an item; it waits only while `items` is
+        ``reader`` is the waiter of the task that waits for an item; it waits only while `items` is
         empty and the request has not ended.
-        ``hold`` is the cell of the slot that waits for room; it waits only while `items` is full.
+        ``hold`` is the waiter of the slot that waits for room; it waits only while `items` is full.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class StreamBuffer:
 
 def is_full(request: Request) -> bool:
     """Says whether a stream's reader has left as many items as may wait for it."""
-    buffer: StreamBuffer = request.cell
+    buffer: StreamBuffer = request.waiter
     return len(buffer.items) >= buffer.capacity
 
 
@@ -106,13 +106,13 @@ async def wait_for_readers(
     """
     while full:
         now = parking.now()
-        hold = parking.new_cell()
+        hold = parking.new_waiter()
         for request in full:
-            request.cell.begin_hold(hold, now)
+            request.waiter.begin_hold(hold, now)
         scope = parking.new_scope()
         due: dict[Request, float] = {}
         if limit_s is not None:
-            due = {request: now + limit_s - request.cell.held_s for request in full}
+            due = {request: now + limit_s - request.waiter.held_s for request in full}
             scope.deadline = min(due.values())
         try:
             with scope:
@@ -120,7 +120,7 @@ async def wait_for_readers(
         finally:
             now = parking.now()
             for request in full:
-                request.cell.end_hold(now)
+                request.waiter.end_hold(now)
         full = [request for request in full if request.state is State.RUNNING and is_full(request)]
         if limit_s is not None:
             for request in full:
@@ -133,5 +133,5 @@ def too_slow(name: str, request: Request, limit_s: float | None) -> SlowReader:
     """Makes the error of a reader that held its batch back for too long."""
     return SlowReader(
         f"a stream of {name} held its batch back for {limit_s} s: "
-        f"its reader left {request.cell.capacity} items waiting"
+        f"its reader left {request.waiter.capacity} items waiting"
     )

@@ -12,7 +12,7 @@ from shoal.commands.support.planning import print_out
 from shoal.commands.support.printing import print_data
 from shoal.commands.support.saying import in_one_line
 from shoal.errors import ShoalError
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -104,13 +104,15 @@ def _telling(
     async def checked(client: RemoteClient) -> None:
         try:
             await call(client)
-        except (ShoalError, ConnectionError, Mistake):
+        except (ShoalError, ConnectionError, CommandError):
             raise
         except Exception as error:
             said = in_one_line(error)
             what, advice, code = said.partition("; write ")
             if advice and "handle." in code:  # how a program would have to call it
-                raise Mistake(f"{what}; {'leave out' if streams else 'add'} --stream") from error
-            raise Mistake(f"{type(error).__name__}: {said}", 1) from error
+                raise CommandError(
+                    f"{what}; {'leave out' if streams else 'add'} --stream"
+                ) from error
+            raise CommandError(f"{type(error).__name__}: {said}", 1) from error
 
     return checked

@@ -17,7 +17,7 @@ from shoal.commands.support.listing import listed, weights
 from shoal.commands.support.planning import print_out
 from shoal.commands.support.printing import print_data
 from shoal.commands.support.saying import say
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.replicas.code.definition import qualified_name
 from shoal.replicas.placements import placement_name
 from shoal.serving.app_file.flaws import AppFileRefused
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping, Sequence
 
-    from shoal.http.app.declarations import DeclaredEndpoint
+    from shoal.http.app.declarations import EndpointDeclaration
     from shoal.http.app.inspection import BackendPlan, Plan
 
 _EXAMPLE: Final = """\
@@ -57,7 +57,7 @@ def _run(arguments: Namespace) -> int:
 
     app = shoals_in(application_of(arguments.application))
     if app is None:
-        raise Mistake(f"{arguments.application} is no shoal.App; there is nothing to check")
+        raise CommandError(f"{arguments.application} is no shoal.App; there is nothing to check")
     plan = plan_of(app)
     if plan.complaints:
         raise _refusal(app, plan)
@@ -71,7 +71,7 @@ def _run(arguments: Namespace) -> int:
     return 0
 
 
-def _refusal(app: Any, plan: Plan) -> Mistake:
+def _refusal(app: Any, plan: Plan) -> CommandError:
     """Says all that is wrong but the last, which is returned."""
     if app.file is not None:
         for one in plan.complaints:
@@ -80,7 +80,7 @@ def _refusal(app: Any, plan: Plan) -> Mistake:
     *others, last = [f"{'.'.join(one.path)}: {one}" for one in plan.complaints]
     for line in others:
         say(f"shoal: {line}")
-    return Mistake(last)
+    return CommandError(last)
 
 
 def _as_tables(plan: Plan) -> str:
@@ -148,7 +148,7 @@ def _as_data(plan: Plan, server: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _endpoint_as_data(endpoint: DeclaredEndpoint) -> dict[str, Any]:
+def _endpoint_as_data(endpoint: EndpointDeclaration) -> dict[str, Any]:
     return {
         "route": endpoint.path,
         "methods": list(endpoint.methods),

@@ -11,7 +11,7 @@ from shoal.commands.support.listing import endpoints_listed, shadows_listed, tra
 from shoal.commands.support.pairs import weights_of
 from shoal.commands.support.planning import print_out
 from shoal.commands.support.printing import confirm, print_data
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.serving.clients.wire_forms import written
 from shoal.serving.names import DEFAULT_METHODS, not_there
 
@@ -188,7 +188,7 @@ def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
     if name is None:
         return endpoints
     if name not in endpoints:
-        raise Mistake(not_there("endpoint", name, endpoints), 1)
+        raise CommandError(not_there("endpoint", name, endpoints), 1)
     return {name: endpoints[name]}
 
 
@@ -222,7 +222,7 @@ def _set_shadow(arguments: Namespace) -> int:
     try:
         proportion = float(arguments.proportion)
     except ValueError:
-        raise Mistake(
+        raise CommandError(
             f"a proportion is a number from 0 to 1, not {arguments.proportion!r}"
         ) from None
 

@@ -12,11 +12,11 @@ import time
 from collections import deque
 from typing import IO, TYPE_CHECKING, Final
 
-from shoal.commands.server.locations import Place
+from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import add_name_argument, count, describe
 from shoal.commands.support.planning import print_out
 from shoal.commands.support.saying import say
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -62,12 +62,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    place = Place.of(arguments.name)
+    place = ServerLocation.of(arguments.name)
     is_wanted = _about(arguments.tag)
     try:
         log = place.log.open("rb")
     except FileNotFoundError:
-        raise Mistake(_no_log(place), 1) from None
+        raise CommandError(_no_log(place), 1) from None
     with log:
         last: deque[str] = deque(maxlen=arguments.lines)
         rest = _read(log, b"", is_wanted, last.append)
@@ -111,7 +111,7 @@ def _about(tag: str | None) -> Callable[[str], bool]:
     return lambda line: form.search(line) is not None
 
 
-def _no_log(place: Place) -> str:
+def _no_log(place: ServerLocation) -> str:
     named = "" if place.name == "default" else f" --name {place.name}"
     if place.holder() is not None:
         return (

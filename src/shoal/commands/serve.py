@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.options import add_server_options, event_loop, server_config
-from shoal.commands.server.process import Run
+from shoal.commands.server.process import ServerProcess
 from shoal.commands.support.applications import APPLICATION, application_of, need, server_settings
 from shoal.commands.support.arguments import describe
 from shoal.commands.support.tokens import token_of
@@ -52,7 +52,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def _run(arguments: Namespace) -> int:
     need("shoal.http.server.server")
     app = application_of(arguments.application)
-    return Run(
+    return ServerProcess(
         app=app,
         spec=arguments.application,
         config=server_config(arguments, server_settings(app)),

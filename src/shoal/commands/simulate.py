@@ -23,7 +23,7 @@ from shoal.commands.support.run_times import run_time
 from shoal.core.simulation.results import Arrival, Simulation
 from shoal.core.simulation.simulate import simulate
 from shoal.planning import traces
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.planning.plots import plot
 from shoal.planning.recorded import Item, Recording, read_trace
 from shoal.planning.report import as_data, as_facts, percentiles
@@ -132,7 +132,7 @@ def run(arguments: Namespace) -> int:
     try:
         simulation = simulate(trace, checked(pairs), handler)
     except ValueError as error:
-        raise Mistake(str(error)) from None
+        raise CommandError(str(error)) from None
     levels = _levels(trace, simulation)
     if arguments.json:
         data = {
@@ -152,11 +152,11 @@ def run(arguments: Namespace) -> int:
 def _traffic(arguments: Namespace, pairs: dict[str, Any]) -> tuple[list[Any], str]:
     """Makes or reads the traffic; what it says of costs and buckets becomes options."""
     if (arguments.rate is None) == (arguments.trace is None):
-        raise Mistake("say which traffic: --rate REQUESTS-A-SECOND, or --trace FILE")
+        raise CommandError("say which traffic: --rate REQUESTS-A-SECOND, or --trace FILE")
     if arguments.trace is None:
         times = _made(arguments)
         if not times:
-            raise Mistake(f"no request comes in {arguments.duration:g} s; raise --duration")
+            raise CommandError(f"no request comes in {arguments.duration:g} s; raise --duration")
         return times, (
             f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
             f"({arguments.traffic}, seed {arguments.seed})"
@@ -186,7 +186,7 @@ def _use_items(recording: Recording, pairs: dict[str, Any]) -> None:
         pairs["bucket_by"] = _bucket
     highest = max((one.priority or 1 for one in recording.arrivals), default=1)
     if highest > pairs.get("priority_levels", 1):
-        raise Mistake(
+        raise CommandError(
             f"the trace has priorities up to {highest}; say --option priority_levels={highest}"
         )
 

@@ -7,9 +7,9 @@ from argparse import SUPPRESS
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.detach import start_detached, tell_ready
-from shoal.commands.server.locations import Held, Place
+from shoal.commands.server.locations import Held, ServerLocation
 from shoal.commands.server.options import add_server_options, event_loop, server_config
-from shoal.commands.server.process import Run
+from shoal.commands.server.process import ServerProcess
 from shoal.commands.support.applications import (
     APPLICATION,
     application_of,
@@ -63,7 +63,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    place = Place.of(arguments.name)
+    place = ServerLocation.of(arguments.name)
     if arguments.detach:
         ready = start_detached(place, [one for one in arguments.argv if one != "--detach"])
         if arguments.json:
@@ -76,7 +76,7 @@ def _run(arguments: Namespace) -> int:
         return _serve(arguments, place)
 
 
-def _serve(arguments: Namespace, place: Place) -> int:
+def _serve(arguments: Namespace, place: ServerLocation) -> int:
     spec: str | None = arguments.application
     if arguments.ready_fd is not None:
         os.set_inheritable(arguments.ready_fd, False)  # or a child of ours would hold it open
@@ -87,7 +87,7 @@ def _serve(arguments: Namespace, place: Place) -> int:
         if arguments.ready_fd is not None:
             tell_ready(arguments.ready_fd, place, url)
 
-    return Run(
+    return ServerProcess(
         app=app,
         spec=spec or place.name,
         config=server_config(arguments, server_settings(app)),

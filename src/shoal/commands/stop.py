@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.commands.server.locations import Place
+from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import (
     add_json_argument,
     add_name_argument,
@@ -21,7 +21,7 @@ from shoal.commands.support.arguments import (
 )
 from shoal.commands.support.printing import confirm
 from shoal.commands.support.saying import in_one_line
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.serving.clients.remote_client import connect
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    place = Place.of(arguments.name)
+    place = ServerLocation.of(arguments.name)
     process = place.holder()
     if process is None:
-        raise Mistake(f"no server named {place.name!r} runs here", 1)
+        raise CommandError(f"no server named {place.name!r} runs here", 1)
     end = _End(place)
     until = time.monotonic() + arguments.timeout_s
     try:
@@ -69,21 +69,21 @@ def _run(arguments: Namespace) -> int:
     except (ConnectionError, TimeoutError) as error:
         why = in_one_line(error)
     except ModuleNotFoundError as error:
-        raise Mistake(in_one_line(error), 1) from None
+        raise CommandError(in_one_line(error), 1) from None
     if end.wait(max(0.0, until - time.monotonic())):
         return confirm(arguments, f"stopped {place.name}")
     if not arguments.force:
-        raise Mistake(f"{place.name} is still there: {why}; --force kills it", 1)
+        raise CommandError(f"{place.name} is still there: {why}; --force kills it", 1)
     if process < 1:
-        raise Mistake(f"{place.name} has not said yet which process it is; try again", 1)
+        raise CommandError(f"{place.name} has not said yet which process it is; try again", 1)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
     if not end.wait(_KILL_S):
-        raise Mistake(f"process {process} was killed, and is still there", 1)
+        raise CommandError(f"process {process} was killed, and is still there", 1)
     return confirm(arguments, f"killed {place.name}")
 
 
-async def _ask_to_end(place: Place, timeout_s: float) -> None:
+async def _ask_to_end(place: ServerLocation, timeout_s: float) -> None:
     client = connect(place.url(), timeout_s=timeout_s)
     try:
         await client.shutdown()
@@ -94,7 +94,7 @@ async def _ask_to_end(place: Place, timeout_s: float) -> None:
 class _End:
     """The end of a server: when its process lets go of its lock."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServerLocation) -> None:
         self._ended = threading.Event()
         threading.Thread(target=self._watch, args=(place,), daemon=True).start()
 
@@ -102,7 +102,7 @@ class _End:
         """Waits for it; says whether it came."""
         return self._ended.wait(timeout_s)
 
-    def _watch(self, place: Place) -> None:
+    def _watch(self, place: ServerLocation) -> None:
         file = os.open(place.process, os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_SH)

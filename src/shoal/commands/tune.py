@@ -31,7 +31,7 @@ from shoal.commands.support.planning import (
     whole,
 )
 from shoal.planning.measuring import Measured, instance_of, measure, opened
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.planning.plots import plot_tuning
 from shoal.planning.report import percentiles
 from shoal.planning.tables import duration, percent, table, three_digits
@@ -313,7 +313,7 @@ def run(arguments: Namespace) -> int:
     try:
         options = options.changed(pairs)
     except (TypeError, ValueError) as error:
-        raise Mistake(str(error)) from None
+        raise CommandError(str(error)) from None
     search = Search(options, measured, arguments.rate, arguments.p99, arguments.requests)
     candidates = search.candidates(_progress)
     if arguments.json:
@@ -330,7 +330,7 @@ def _arguments_of_class(arguments: Namespace) -> tuple[list[Any], dict[str, Any]
     for text in arguments.kwarg:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
-            raise Mistake(f"--kwarg is written KEY=VALUE, like threads=4, not {text!r}")
+            raise CommandError(f"--kwarg is written KEY=VALUE, like threads=4, not {text!r}")
         kwargs[name] = value_of(value)
     return [value_of(text) for text in arguments.arg], kwargs
 
@@ -354,7 +354,7 @@ async def _measured(
 def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int]:
     """Returns the powers of two up to the largest size, and that."""
     if batcher.options.batch_size_fn is not None:
-        raise Mistake(
+        raise CommandError(
             "tune measures batches by their number of requests, but this handler is decorated with "
             "a batch_size_fn; measure the function under it"
         )
@@ -371,14 +371,14 @@ def _items(arguments: Namespace) -> Callable[[], Any]:
     if arguments.item_from is not None:
         function = named(arguments.item_from)
         if not callable(function):
-            raise Mistake(f"{arguments.item_from} is no function, but {function!r:.60}")
+            raise CommandError(f"{arguments.item_from} is no function, but {function!r:.60}")
 
         def make() -> Any:
             try:
                 return function()
             except Exception as error:
                 traceback.print_exception(error)
-                raise Mistake(f"{arguments.item_from}() failed, see above", 1) from None
+                raise CommandError(f"{arguments.item_from}() failed, see above", 1) from None
 
         return make
     if arguments.item is not None:
@@ -387,10 +387,10 @@ def _items(arguments: Namespace) -> Callable[[], Any]:
     try:
         text = arguments.items.read_text(encoding="utf-8")
     except OSError as error:
-        raise Mistake(f"can't read {arguments.items}: {error.strerror}") from None
+        raise CommandError(f"can't read {arguments.items}: {error.strerror}") from None
     items: Any = _json(str(arguments.items), text)
     if not isinstance(items, list) or not items:
-        raise Mistake(f"{arguments.items} must hold a JSON array of items, with one at least")
+        raise CommandError(f"{arguments.items} must hold a JSON array of items, with one at least")
     return cycle(cast("Iterable[Any]", items)).__next__
 
 
@@ -399,7 +399,7 @@ def _json(where: str, text: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         hint = " (text needs quotes of its own: --item '\"text\"')" if where == "--item" else ""
-        raise Mistake(f"{where} is not JSON: {error}{hint}") from None
+        raise CommandError(f"{where} is not JSON: {error}{hint}") from None
 
 
 def _progress(line: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
 
-from shoal.core.request import Company, State
+from shoal.core.request import RequestBatch, State
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 
-class CutReason(StrEnum):
+class DispatchReason(StrEnum):
     """Why a batch was cut."""
 
     FULL = "full"
@@ -57,7 +57,7 @@ class _Never:
 NEVER: Final[Draining] = _Never()
 
 
-class Batch(Company):
+class Batch(RequestBatch):
     """What a handler knows about the batch that it was called for.
 
     Attributes:
@@ -75,7 +75,7 @@ class Batch(Company):
     def __init__(
         self,
         id_: int,
-        reason: CutReason,
+        reason: DispatchReason,
         requests: list[Request],
         load: float | None = None,
         draining: Draining = NEVER,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,7 +127,7 @@ class BatcherStatistics:
     expired: int
     rejected: int
     shed: int
-    batches: Mapping[CutReason, int]
+    batches: Mapping[DispatchReason, int]
     batch_size: HistogramSnapshot
     wait_s: HistogramSnapshot
     run_s: HistogramSnapshot
@@ -161,7 +161,7 @@ class Counters:
         self.expired = 0
         self.rejected = 0
         self.shed = 0
-        self.batches = dict.fromkeys(CutReason, 0)
+        self.batches = dict.fromkeys(DispatchReason, 0)
         self.batch_size = Histogram(SIZE_BOUNDS)
         self.wait_s = Histogram(TIME_BOUNDS_S)
         self.run_s = Histogram(TIME_BOUNDS_S)

@@ -65,7 +65,7 @@ TRANSITIONS: Final[Mapping[State | None, frozenset[State]]] = {
 }
 
 
-class Company:
+class RequestBatch:
     """The requests that run together, as far as one of them has to know.
 
     Attributes:
@@ -80,7 +80,7 @@ class Company:
     on_left: Callable[[Request | None], object] | None
 
 
-class CallOptions:
+class RequestOptions:
     """What one call asks for beside its item, and what its item counts for in line.
 
     A line in which requests are not all alike has one for each request; else it is shared, or None.
@@ -96,13 +96,15 @@ class CallOptions:
             cancel scope.
         number: Its place in the order of arrival; the line sets it.
         delayed_at: Since when it must let others go first, for it waited too long; None if not.
-        wish: The level that its caller asked for; None if the caller named none.
-        terms: What made the record; whoever lets the request in looks whether that holds still.
+        asked_priority: The level that its caller asked for; None if the caller named none.
+        options_factory: What made the record; whoever lets the request in looks whether that holds
+            still.
         timer: What ends it at its deadline; whoever watches it sets it.
         queue_timer: What ends its wait in line, likewise.
     """
 
     __slots__ = (
+        "asked_priority",
         "cost",
         "deadline",
         "delayed_at",
@@ -110,12 +112,11 @@ class CallOptions:
         "key",
         "metadata",
         "number",
+        "options_factory",
         "priority",
         "queue_timeout_s",
         "queue_timer",
-        "terms",
         "timer",
-        "wish",
     )
 
     def __init__(
@@ -134,25 +135,25 @@ class CallOptions:
         self.queue_timeout_s: float | None = None
         self.number = 0
         self.delayed_at: float | None = None
-        self.wish: int | None = None
-        self.terms: object = None
+        self.asked_priority: int | None = None
+        self.options_factory: object = None
         self.timer: Timer | None = None
         self.queue_timer: Timer | None = None
 
 
 SHARED: Final = object()
-"""In place of `CallOptions.terms`: the record is of many requests, and none of it but the metadata
-may ever be other than the usual."""
+"""In place of `RequestOptions.options_factory`: many requests share the record, so nothing of it
+but the metadata may differ from the usual."""
 
 
-def shared_options(metadata: Mapping[str, Any]) -> CallOptions:
+def shared_options(metadata: Mapping[str, Any]) -> RequestOptions:
     """Makes the record of all calls that have this metadata and ask for nothing else.
 
     A call with it is as cheap as one without a record. Where a line has to tell its requests apart,
     whoever lets them in makes a record of its own for each.
     """
-    options = CallOptions(metadata=metadata)
-    options.terms = SHARED
+    options = RequestOptions(metadata=metadata)
+    options.options_factory = SHARED
     return options
 
 
@@ -174,22 +175,22 @@ class Request:
     __slots__ = (
         "arrived_at",
         "batch",
-        "cell",
         "context",
         "error",
         "item",
         "options",
         "state",
         "value",
+        "waiter",
     )
 
     item: Any
     arrived_at: float
     context: Context
-    options: CallOptions | None
+    options: RequestOptions | None
     state: State
-    cell: Any
-    batch: Company | None
+    waiter: Any
+    batch: RequestBatch | None
     value: Any
     error: Any  # an exception or None; a narrower type would be taken for None for good
 

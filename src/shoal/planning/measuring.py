@@ -26,7 +26,7 @@ from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options.options import BatchOptions
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -86,10 +86,10 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """
     if not inspect.isclass(handler):
         if args or kwargs:
-            raise Mistake("arguments are for a class, and this is none")
+            raise CommandError("arguments are for a class, and this is none")
         return handler
     if "__call__" not in dir(handler):
-        raise Mistake(
+        raise CommandError(
             f"the class {handler.__qualname__} has no __call__, which would be the handler; name "
             "one that has, or a function"
         )
@@ -98,7 +98,7 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     except ValueError:
         pass  # it is not told, as of some classes that are written in C
     except TypeError as error:
-        raise Mistake(
+        raise CommandError(
             f"{handler.__qualname__} can't be instantiated so: {error}; give its arguments by "
             "--arg VALUE and --kwarg KEY=VALUE"
         ) from None
@@ -106,7 +106,9 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         return handler(*args, **kwargs)
     except Exception as error:
         traceback.print_exception(error)
-        raise Mistake(f"{handler.__qualname__} could not be instantiated, see above", 1) from None
+        raise CommandError(
+            f"{handler.__qualname__} could not be instantiated, see above", 1
+        ) from None
 
 
 @asynccontextmanager
@@ -122,14 +124,14 @@ async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
         return
     try:
         if callable(handler) and not isclass(handler) and not takes_lists(handler):
-            raise Mistake(
+            raise CommandError(
                 f"{handler!r:.100} takes one item at a time, and tune measures batches: annotate "
                 "its parameters as lists, mark it with @shoal.accept_batch, or decorate it with "
                 "@shoal.batch"
             )
         batcher: Batcher[Any] = Batcher(handler)
     except TypeError as error:
-        raise Mistake(" ".join(str(error).split())) from None
+        raise CommandError(" ".join(str(error).split())) from None
     async with batcher:
         yield batcher
 
@@ -180,7 +182,7 @@ async def measure(
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
     """Makes one batch of items, and returns how long the handler had it."""
     if batcher.fill != "closed":
-        raise Mistake(
+        raise CommandError(
             f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "
             "no run time of a batch; tune is for handlers that answer a whole batch in one run",
             1,
@@ -209,10 +211,10 @@ async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
             tasks.start_soon(call, item)
     if errors:
         traceback.print_exception(errors[0].__cause__ or errors[0])
-        raise Mistake(f"a batch of {len(items)} failed, see above", 1)
+        raise CommandError(f"a batch of {len(items)} failed, see above", 1)
     after = batcher.statistics().run_s
     if after.total - before.total != 1:
-        raise Mistake(
+        raise CommandError(
             f"{len(items)} requests made {after.total - before.total} runs of the handler; tune is "
             "for handlers that answer a whole batch in one run"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Mistake(ValueError):
+class CommandError(ValueError):
     """The user's: the message tells it in one line, with what would be right.
 
     Attributes:

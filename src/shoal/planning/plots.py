@@ -10,7 +10,7 @@ from itertools import groupby
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.planning.tables import duration
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from shoal.planning.tuning import Candidate, Search
 
 _COLORS: Final = dict(
-    zip(CutReason, ("#0f7c8a", "#d9843b", "#8c6bb1", "#b8405e", "#5f8f3c", "#7f7f7f"), strict=False)
+    zip(
+        DispatchReason,
+        ("#0f7c8a", "#d9843b", "#8c6bb1", "#b8405e", "#5f8f3c", "#7f7f7f"),
+        strict=False,
+    )
 )
 _MOMENTS: Final = 60
 _BARS: Final = 40
@@ -84,7 +88,7 @@ def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
     axes.plot(
         [answered[place] * 1e3 for place in places],
         [(place + 1) / count for place in places],
-        color=_COLORS[CutReason.FULL],
+        color=_COLORS[DispatchReason.FULL],
     )
     for share, style in zip(_SHARES, (":", "--"), strict=True):
         latency = answered[math.ceil(count * share / 100) - 1]

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.simulation.results import Arrival
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -65,12 +65,12 @@ def read_trace(path: Path) -> Recording:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(_objects(path, file) if is_ndjson else _csv_rows(path, file))
     except OSError as error:
-        raise Mistake(f"can't read {path}: {error.strerror}") from None
+        raise CommandError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise Mistake(f"{path} is not UTF-8 text") from None
+        raise CommandError(f"{path} is not UTF-8 text") from None
     arrivals = sorted((_arrival(where, row) for where, row in rows), key=lambda one: one.at)
     if not arrivals:
-        raise Mistake(f"{path} has no requests")
+        raise CommandError(f"{path} has no requests")
     named = dict.fromkeys(name for _, row in rows for name in row)
     first_at = arrivals[0].at
     return Recording(
@@ -88,9 +88,11 @@ def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, 
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise Mistake(f"{where}: not JSON: {error}") from None
+            raise CommandError(f"{where}: not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise Mistake(f'{where}: want an object like {{"at": 0.25}}, got {line.strip():.60}')
+            raise CommandError(
+                f'{where}: want an object like {{"at": 0.25}}, got {line.strip():.60}'
+            )
         values = cast("dict[str, Any]", row)
         yield where, {name: value for name, value in values.items() if value is not None}
 
@@ -99,25 +101,25 @@ def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str,
     reader = csv.reader(lines)
     names: list[str] | None = None
     for cells in reader:
-        if not any(cell.strip() for cell in cells):
+        if not any(waiter.strip() for waiter in cells):
             continue
         where = f"{path}, line {reader.line_num}"
         if names is None:
-            names = [cell.strip() for cell in cells]
+            names = [waiter.strip() for waiter in cells]
             if len(cells) > 1 or not _is_a_time(cells[0]):
                 continue
             names = ["at"]
         if len(cells) != len(names):
-            raise Mistake(
+            raise CommandError(
                 f"{where}: want {len(names)} cells ({', '.join(names)}), got {len(cells)}"
             )
         pairs = zip(names, cells, strict=True)
-        yield where, {name: cell.strip() for name, cell in pairs if cell.strip()}
+        yield where, {name: waiter.strip() for name, waiter in pairs if waiter.strip()}
 
 
 def _arrival(where: str, row: dict[str, Any]) -> Arrival:
     if "at" not in row:
-        raise Mistake(f"{where}: no time; want a column 'at', the time of arrival in seconds")
+        raise CommandError(f"{where}: no time; want a column 'at', the time of arrival in seconds")
     values: dict[str, Any] = {}
     for name, value in row.items():
         if name not in _COLUMNS:
@@ -126,7 +128,7 @@ def _arrival(where: str, row: dict[str, Any]) -> Arrival:
         try:
             values[name] = read(value)
         except (TypeError, ValueError):
-            raise Mistake(f"{where}: {name} must be {wanted}, not {value!r}") from None
+            raise CommandError(f"{where}: {name} must be {wanted}, not {value!r}") from None
     item = {name: values.pop(name) for name in Item._fields if name in values}
     return Arrival(item=Item(**item) if item else None, **values)
 
@@ -141,9 +143,9 @@ def _time(value: Any) -> float:
     return seconds
 
 
-def _is_a_time(cell: str) -> bool:
+def _is_a_time(waiter: str) -> bool:
     try:
-        _time(cell)
+        _time(waiter)
     except ValueError:
         return False
     return True

@@ -14,7 +14,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines: list[str] = []
     for row in (heads, ["-" * width for width in widths], *rows):
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = [waiter.rjust(width) for waiter, width in zip(row, widths, strict=True)]
         cells[0] = row[0].ljust(widths[0])
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)

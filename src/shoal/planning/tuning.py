@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.simulation.simulate import simulate
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.planning.traces import poisson
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Search:
                 run at once.
         """
         if self.options.max_concurrent_batches is None:
-            raise Mistake(
+            raise CommandError(
                 "max_concurrent_batches=none has no size that is best: any rate can be served by "
                 "as many batches at once; give a number to tune for"
             )
@@ -145,7 +145,7 @@ class Search:
         try:
             options = self.options.changed(changes)
         except ValueError as error:
-            raise Mistake(str(error)) from None
+            raise CommandError(str(error)) from None
         return simulate(poisson(rate, self.requests / rate), options, self.run_times)
 
 

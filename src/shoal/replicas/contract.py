@@ -48,7 +48,7 @@ class ReplicaOptions:
             after the last entry it starts over. None to leave it to the system.
         max_memory_bytes: A process that has more resident memory than this is replaced once its
             batch has ended, and killed if that batch takes it beyond twice as much.
-        arena_bytes: The shared memory that a process replica has for large arrays, in each
+        shared_memory_bytes: The shared memory that a process replica has for large arrays, in each
             direction; 0 for none. It takes up memory only as far as it is used.
         log_lines: How many of the last lines that a process wrote are kept.
         ray_options: What Ray is told about an actor: ``num_cpus``, ``num_gpus``, ``resources``,
@@ -61,7 +61,7 @@ class ReplicaOptions:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     cpu_affinity: Sequence[Sequence[int]] | None = None
     max_memory_bytes: int | None = None
-    arena_bytes: int = 64 * 2**20
+    shared_memory_bytes: int = 64 * 2**20
     log_lines: int = 200
     ray_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

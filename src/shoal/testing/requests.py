@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.request import CallOptions, Request, State
+from shoal.core.request import Request, RequestOptions, State
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
@@ -39,7 +39,7 @@ def make_request(
     request.item = item
     request.arrived_at = arrived_at
     request.context = Context()
-    request.options = CallOptions(deadline, metadata or {}, priority, cost, key)
+    request.options = RequestOptions(deadline, metadata or {}, priority, cost, key)
     request.state = State.QUEUED
-    request.cell = request.batch = request.value = request.error = None
+    request.waiter = request.batch = request.value = request.error = None
     return request

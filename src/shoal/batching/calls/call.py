@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
 from shoal.batching.loops.event_loop import EventLoop
-from shoal.core.forming.call_options import Wishes
+from shoal.core.forming.call_options import CallOptions
 from shoal.core.options.checks import seconds, whole
 from shoal.core.request import NOTHING
 
@@ -57,12 +57,12 @@ class UnaryCall(Generic[P, R]):
     """
 
     def __init__(
-        self, find: Find, check: Check, loops: Loops, wishes: Wishes | None = None
+        self, find: Find, check: Check, loops: Loops, call_options: CallOptions | None = None
     ) -> None:
         self._find = find
         self._check = check
         self._loops = loops
-        self._wishes = wishes
+        self._call_options = call_options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Makes one call; await what it returns."""
@@ -73,11 +73,11 @@ class UnaryCall(Generic[P, R]):
             if EventLoop.here().is_none:  # nothing could await it
                 raise
             return self._later(args, kwargs)
-        return entry.begin(args, kwargs, self._wishes)
+        return entry.begin(args, kwargs, self._call_options)
 
     async def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Makes a call when it is awaited; no batcher was open when it was called."""
-        result: R = await self._find().begin(args, kwargs, self._wishes)
+        result: R = await self._find().begin(args, kwargs, self._call_options)
         return result
 
     @overload
@@ -113,13 +113,13 @@ class UnaryCall(Generic[P, R]):
             if EventLoop.here().is_none:
                 raise
             return self._map_later(columns, return_exceptions)
-        return entry.begin_map(columns, self._wishes, return_exceptions=return_exceptions)
+        return entry.begin_map(columns, self._call_options, return_exceptions=return_exceptions)
 
     async def _map_later(
         self, columns: tuple[Iterable[Any], ...], return_exceptions: bool
     ) -> list[R]:
         return await self._find().begin_map(
-            columns, self._wishes, return_exceptions=return_exceptions
+            columns, self._call_options, return_exceptions=return_exceptions
         )
 
     def options(
@@ -139,8 +139,8 @@ class UnaryCall(Generic[P, R]):
             queue_timeout_s: How long it may wait in line, in seconds; it can only shorten what the
                 queue policy of its level says.
         """
-        wishes = checked_wishes(deadline_s, metadata, priority, queue_timeout_s)
-        return UnaryCall(self._find, self._check, self._loops, wishes)
+        call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s)
+        return UnaryCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Makes one call from a thread, and blocks until it is answered.
@@ -171,12 +171,12 @@ class StreamCall(Generic[P, R]):
     """
 
     def __init__(
-        self, find: Find, check: Check, loops: Loops, wishes: Wishes | None = None
+        self, find: Find, check: Check, loops: Loops, call_options: CallOptions | None = None
     ) -> None:
         self._find = find
         self._check = check
         self._loops = loops
-        self._wishes = wishes
+        self._call_options = call_options
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> ResultStream[R]:
         """Prepares one call; it is made when the stream is entered."""
@@ -186,8 +186,8 @@ class StreamCall(Generic[P, R]):
             self._check(args, kwargs)
             if EventLoop.here().is_none:
                 raise
-            return late_stream(lambda: self._find().entered(args, kwargs, self._wishes))
-        return entry.begin_stream(args, kwargs, self._wishes)
+            return late_stream(lambda: self._find().entered(args, kwargs, self._call_options))
+        return entry.begin_stream(args, kwargs, self._call_options)
 
     def options(
         self,
@@ -206,8 +206,8 @@ class StreamCall(Generic[P, R]):
             queue_timeout_s: How long it may wait in line, in seconds; it can only shorten what the
                 queue policy of its level says.
         """
-        wishes = checked_wishes(deadline_s, metadata, priority, queue_timeout_s)
-        return StreamCall(self._find, self._check, self._loops, wishes)
+        call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s)
+        return StreamCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
         """Makes one call from a thread; which event loop it is made in says `UnaryCall`.
@@ -227,12 +227,12 @@ def _name(call: object) -> str:
     return getattr(call, "__name__", "call")
 
 
-def checked_wishes(
+def checked_call_options(
     deadline_s: float | None,
     metadata: Mapping[str, Any] | None,
     priority: int | None,
     queue_timeout_s: float | None,
-) -> Wishes | None:
+) -> CallOptions | None:
     """Checks what a call asks for; None for nothing.
 
     Raises:
@@ -241,7 +241,7 @@ def checked_wishes(
     """
     if deadline_s is None and metadata is None and priority is None and queue_timeout_s is None:
         return None
-    return Wishes(
+    return CallOptions(
         None if deadline_s is None else seconds("deadline_s", deadline_s),
         NOTHING if metadata is None else metadata,
         None if priority is None else whole("priority", priority, least=1),

@@ -62,7 +62,7 @@ class Deadlines:
         """Watches until it is cancelled."""
         while True:
             self.expire_all()
-            self._bell = bell = self._parking.new_cell()
+            self._bell = bell = self._parking.new_waiter()
             with self._parking.new_scope() as scope:
                 scope.deadline = self.asleep_until = self._overdue.timers.next_at()
                 await bell

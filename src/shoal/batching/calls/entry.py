@@ -11,16 +11,16 @@ import anyio.lowlevel
 
 from shoal.batching.calls.groups import Splitting
 from shoal.batching.calls.stream import ResultStream, late_stream
-from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
+from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 
-    from shoal.batching.calls.groups import GroupCell, Part
+    from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
     from shoal.batching.handlers.binding import Binding
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import CallOptions, Request
+    from shoal.core.request import Request, RequestOptions
 
 
 class Entry:
@@ -33,7 +33,7 @@ class Entry:
         now: The event loop's clock.
         intake: The line that they enter.
         call: `Intake.call`.
-        terms: What makes the records of calls.
+        options_factory: What makes the records of calls.
     """
 
     def __init__(
@@ -52,51 +52,55 @@ class Entry:
     def configure(self, options: BatchOptions) -> None:
         """Takes in new options, for the calls that are made from now on."""
         self._options = options
-        self.terms = self.intake.terms = Terms(self.intake.name, options)
-        self._splitting = Splitting(self.intake.name, options, self.terms)
-        self._needs_terms = (
-            self.terms.of_each
+        self.options_factory = self.intake.options_factory = RequestOptionsFactory(
+            self.intake.name, options
+        )
+        self._splitting = Splitting(self.intake.name, options, self.options_factory)
+        self._needs_request_options = (
+            self.options_factory.of_each
             or options.request_timeout_s is not None
             or options.use_scope_deadline
             or not self.intake.former.takes_anyone
         )
         self._divides = options.split is not None
-        self._terms_of: Callable[[Any, Wishes, float], CallOptions] = (
-            self._terms_in_scope if options.use_scope_deadline else self.terms.of
+        self._request_options_of: Callable[[Any, CallOptions, float], RequestOptions] = (
+            self._request_options_in_scope
+            if options.use_scope_deadline
+            else self.options_factory.of
         )
         self.takes_single_items = (
             self._binding.takes_bare and not self._divides and not options.use_scope_deadline
         )
-        self.takes_bare_items = self._binding.takes_bare and not self._needs_terms
+        self.takes_bare_items = self._binding.takes_bare and not self._needs_request_options
 
     def begin(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
     ) -> Coroutine[Any, Any, Any]:
         """Binds a call and returns the coroutine that makes it.
 
         Raises:
             TypeError: The arguments don't fit the handler's parameters.
         """
-        return self.begin_item(self._binding.item(args, kwargs), wishes)
+        return self.begin_item(self._binding.item(args, kwargs), call_options)
 
-    def begin_item(self, item: Any, wishes: Wishes | None) -> Coroutine[Any, Any, Any]:
+    def begin_item(self, item: Any, call_options: CallOptions | None) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound already.
 
         Functions of one item run here, when the call is made; what they raise, and an item that is
         too large, comes where the call is awaited.
         """
-        if wishes is None and not self._needs_terms:
+        if call_options is None and not self._needs_request_options:
             return self.call(item, None)
-        wishes = wishes or NO_WISHES
+        call_options = call_options or NO_CALL_OPTIONS
         try:
-            options = self._terms_of(item, wishes, self.now())
+            options = self._request_options_of(item, call_options, self.now())
         except Exception as error:
             return raised(error)
         if self._divides:
-            return self._call_divided(item, options, wishes)
+            return self._call_divided(item, options, call_options)
         return self.call(item, options)
 
-    def begin_shared(self, item: Any, options: CallOptions) -> Coroutine[Any, Any, Any]:
+    def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has metadata alone.
 
         Args:
@@ -106,8 +110,8 @@ class Entry:
         Raises:
             As `begin_item`.
         """
-        if self._needs_terms:
-            return self.begin_item(item, Wishes(metadata=options.metadata))
+        if self._needs_request_options:
+            return self.begin_item(item, CallOptions(metadata=options.metadata))
         return self.call(item, options)
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -121,7 +125,7 @@ class Entry:
     def begin_map(
         self,
         columns: tuple[Iterable[Any], ...],
-        wishes: Wishes | None,
+        call_options: CallOptions | None,
         *,
         return_exceptions: bool,
     ) -> Coroutine[Any, Any, list[Any]]:
@@ -139,72 +143,80 @@ class Entry:
             raise
         except Exception as error:  # columns of different lengths, or what iterating one raised
             return raised(error)
-        if wishes is None and not self._needs_terms:
+        if call_options is None and not self._needs_request_options:
             return self._map_alike(items, return_exceptions=return_exceptions)
-        return self._map(items, wishes or NO_WISHES, return_exceptions=return_exceptions)
+        return self._map(
+            items, call_options or NO_CALL_OPTIONS, return_exceptions=return_exceptions
+        )
 
     def begin_stream(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
     ) -> ResultStream[Any]:
         """Binds a call and returns the stream that makes it when it is entered.
 
         Raises:
             TypeError: The arguments don't fit the handler's parameters.
         """
-        return self.begin_stream_of(self._binding.item(args, kwargs), wishes)
+        return self.begin_stream_of(self._binding.item(args, kwargs), call_options)
 
-    def begin_stream_of(self, item: Any, wishes: Wishes | None) -> ResultStream[Any]:
+    def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
         """Returns the stream of a call whose arguments are bound already.
 
         Functions of one item run here; what they raise, and an item that is too large, comes where
         the stream is entered.
         """
         try:
-            options = self.options_of(item, wishes)
+            options = self.options_of(item, call_options)
         except Exception as error:
             return late_stream(partial(_refused, error))
         return ResultStream(self.intake, item, options)
 
-    def options_of(self, item: Any, wishes: Wishes | None) -> CallOptions | None:
+    def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
         """Returns the record of a call; None where it needs none.
 
         Raises:
             ItemTooLarge: The item does not fit into any batch.
             Exception: What a function of one item raised.
         """
-        if wishes is None and not self._needs_terms:
+        if call_options is None and not self._needs_request_options:
             return None
-        return self._terms_of(item, wishes or NO_WISHES, self.now())
+        return self._request_options_of(item, call_options or NO_CALL_OPTIONS, self.now())
 
     def entered(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
     ) -> tuple[Intake, Request]:
         """Makes the request of a stream at once; raises what making it raises."""
         item = self._binding.item(args, kwargs)
-        return self.intake.enter_stream(item, self.options_of(item, wishes))
+        return self.intake.enter_stream(item, self.options_of(item, call_options))
 
-    def _terms_in_scope(self, item: Any, wishes: Wishes, now: float) -> CallOptions:
-        return self.terms.of(item, wishes, now, anyio.current_effective_deadline())
+    def _request_options_in_scope(
+        self, item: Any, call_options: CallOptions, now: float
+    ) -> RequestOptions:
+        return self.options_factory.of(item, call_options, now, anyio.current_effective_deadline())
 
-    async def _call_divided(self, item: Any, options: CallOptions, wishes: Wishes) -> Any:
+    async def _call_divided(
+        self, item: Any, options: RequestOptions, call_options: CallOptions
+    ) -> Any:
         """Makes one call of one or several requests; the first that fails ends it."""
         # Not before: it depends on what is in line when the call enters it.
         splitting = self._splitting
         try:
-            if options.terms is not self.terms:  # the batcher was configured meanwhile
+            if (
+                options.options_factory is not self.options_factory
+            ):  # the batcher was configured meanwhile
                 deadline, due = options.deadline, options.due
-                options = self._terms_of(item, wishes, self.now())
+                options = self._request_options_of(item, call_options, self.now())
                 options.deadline, options.due = deadline, due
             queued = self.intake.former.size_beside(options)
-            parts = splitting.parts(item, options, wishes, self.now(), queued)
+            parts = splitting.parts(item, options, call_options, self.now(), queued)
         except Exception:
             await anyio.lowlevel.checkpoint()
             raise
         if len(parts) == 1:
             return await self.call(*parts[0])
         requests = await self._group(parts)
-        cell: GroupCell = requests[0].cell
-        cell.has_failed = partial(_any_failed, requests)
+        waiter: GroupWaiter = requests[0].waiter
+        waiter.has_failed = partial(_any_failed, requests)
         await self._wait(requests)
         for request in requests:
             if request.error is None:
@@ -237,28 +249,30 @@ class Entry:
                     _let_go_of_errors(requests)
         return [request.value for request in requests]
 
-    def _divided(self, items: list[Any], wishes: Wishes) -> list[list[Part]]:
+    def _divided(self, items: list[Any], call_options: CallOptions) -> list[list[Part]]:
         """Divides items that enter the line one after the other."""
         now = self.now()
         calls: list[list[Part]] = []
         entering: dict[Hashable, float] = {}
         for item in items:
-            options = self._terms_of(item, wishes, now)
+            options = self._request_options_of(item, call_options, now)
             queued = entering.get(options.key)
             if queued is None:
                 queued = self.intake.former.size_beside(options)
-            calls.append(self._splitting.parts(item, options, wishes, now, queued))
+            calls.append(self._splitting.parts(item, options, call_options, now, queued))
             entering[options.key] = queued + options.cost
         return calls
 
-    async def _map(self, items: list[Any], wishes: Wishes, *, return_exceptions: bool) -> list[Any]:
+    async def _map(
+        self, items: list[Any], call_options: CallOptions, *, return_exceptions: bool
+    ) -> list[Any]:
         """Makes calls of one or more parts each."""
         if not items:
             await anyio.lowlevel.checkpoint()
             return []
         splitting = self._splitting
         try:
-            calls = self._divided(items, wishes)
+            calls = self._divided(items, call_options)
         except Exception:
             await anyio.lowlevel.checkpoint()
             raise
@@ -291,7 +305,7 @@ class Entry:
     async def _wait(self, requests: Sequence[Request]) -> None:
         """Waits until all have ended, or one part has failed; drops them if it is cancelled."""
         try:
-            await requests[0].cell
+            await requests[0].waiter
         except BaseException:
             for request in requests:
                 self.intake.abandon(request)

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from shoal.batching.loops.parking import Parking
-    from shoal.core.forming.call_options import Terms, Wishes
+    from shoal.core.forming.call_options import CallOptions, RequestOptionsFactory
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import CallOptions, Request
+    from shoal.core.request import Request, RequestOptions
 
 
-class GroupCell:
+class GroupWaiter:
     """Stands in the cell of each request of a group, and wakes the one caller after the last.
 
     Attributes:
@@ -26,34 +26,34 @@ class GroupCell:
         has_failed: Says whether the caller need not wait for the others; None where it must.
     """
 
-    __slots__ = ("_cell", "_parking", "has_failed", "left")
+    __slots__ = ("_parking", "_waiter", "has_failed", "left")
 
     def __init__(self, parking: Parking, size: int) -> None:
         self._parking = parking
-        self._cell: Any = parking.new_cell()
+        self._waiter: Any = parking.new_waiter()
         self.left = size
         self.has_failed: Callable[[], bool] | None = None
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        wait: Generator[Any, Any, Any] = self._cell.__await__()
+        wait: Generator[Any, Any, Any] = self._waiter.__await__()
         return wait
 
     def wake(self) -> None:
         """Notes that one request has ended."""
         self.left -= 1
         if self.left == 0 or (self.has_failed is not None and self.has_failed()):
-            self._parking.wake(self._cell)
+            self._parking.wake(self._waiter)
 
     def departed(self) -> bool:
         """Says whether the caller was cancelled; it says so itself at its next turn."""
-        return self._parking.is_spent(self._cell)
+        return self._parking.is_spent(self._waiter)
 
 
 class Part(NamedTuple):
     """One part of an item, or an item that is whole, and what it counts for in line."""
 
     item: Any
-    options: CallOptions
+    options: RequestOptions
 
 
 class Splitting:
@@ -62,25 +62,27 @@ class Splitting:
     Args:
         name: The batcher's name, for messages.
         options: Its options.
-        terms: What makes the records of the parts.
+        options_factory: What makes the records of the parts.
     """
 
-    def __init__(self, name: str, options: BatchOptions, terms: Terms) -> None:
+    def __init__(
+        self, name: str, options: BatchOptions, options_factory: RequestOptionsFactory
+    ) -> None:
         self._name = name
         self._most = options.max_batch_size
         self._split = options.split
         self._join = options.join
-        self._terms = terms
+        self._options_factory = options_factory
 
     def parts(
-        self, item: Any, whole: CallOptions, wishes: Wishes, now: float, queued: float
+        self, item: Any, whole: RequestOptions, call_options: CallOptions, now: float, queued: float
     ) -> list[Part]:
         """Divides an item so that it fits into the batches that will be cut.
 
         Args:
             item: What the caller passed.
             whole: What it counts for.
-            wishes: What the call asks for.
+            call_options: What the call asks for.
             now: The time, in seconds.
             queued: The size of what waits in front of it.
 
@@ -96,7 +98,7 @@ class Splitting:
         parts = [Part(item, whole)]
         if self._split is not None and whole.cost > room:
             parts = [
-                Part(part, self._terms.of(part, wishes, now))
+                Part(part, self._options_factory.of(part, call_options, now))
                 for part in self._checked(self._split(item, room))
             ]
         for part in parts:
@@ -104,7 +106,7 @@ class Splitting:
             part.options.deadline, part.options.due = whole.deadline, whole.due
             part.options.key = whole.key
             if part.options.cost > self._most:
-                raise self._terms.refusal(part.options.cost)
+                raise self._options_factory.refusal(part.options.cost)
         return parts
 
     def joined(self, requests: Sequence[Request]) -> Any:

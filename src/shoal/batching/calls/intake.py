@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import anyio.lowlevel
 
 from shoal.batching.calls.deadlines import Deadlines
-from shoal.batching.calls.groups import GroupCell
+from shoal.batching.calls.groups import GroupWaiter
 from shoal.batching.calls.refusals import Refusals
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
-from shoal.core.forming.call_options import Terms
+from shoal.core.forming.call_options import RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.request import SHARED, Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, NotOpen, ShoalError, WouldDeadlock
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import CallOptions
+    from shoal.core.request import RequestOptions
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED
@@ -49,7 +49,7 @@ class Intake:
     Attributes:
         name: The batcher's name, for messages.
         former: The line, and the rule that cuts batches from it.
-        terms: What makes the records of requests under the options in force.
+        options_factory: What makes the records of requests under the options in force.
         deadlines: What ends requests that run out of time; it wants to be run.
         ring: Wakes the slot that waits for requests; the slots set it.
         may_block: Whether a handler has the only slot, so that calls which it makes here may wait
@@ -73,7 +73,7 @@ class Intake:
     ) -> None:
         self.name = name
         self.former = Former(options)
-        self.terms = Terms(name, options)
+        self.options_factory = RequestOptionsFactory(name, options)
         self.deadlines = Deadlines(parking, self.former.overdue, self.expire)
         self.ring: Callable[[], None] = lambda: None
         self.may_block = False
@@ -87,9 +87,9 @@ class Intake:
         self._counters = counters
         self._timers = self.former.overdue.timers
         self._now = parking.now
-        self._new_cell = parking.new_cell
+        self._new_waiter = parking.new_waiter
 
-    async def call(self, item: Any, options: CallOptions | None) -> Any:
+    async def call(self, item: Any, options: RequestOptions | None) -> Any:
         """Puts one request in line and waits for its result.
 
         Returns:
@@ -114,13 +114,13 @@ class Intake:
         former = self.former
         request = Request()
         request.item = item
-        request.cell = cell = self._new_cell()
+        request.waiter = waiter = self._new_waiter()
         request.arrived_at = self._now()
         request.context = copy_context()
         request.options = options
         request.error = request.batch = None
         live = former.live
-        if live < former.free_room and (options is None or options.terms is SHARED):
+        if live < former.free_room and (options is None or options.options_factory is SHARED):
             # Former.arrive, without the call
             request.state = QUEUED
             former.append(request)
@@ -136,7 +136,7 @@ class Intake:
                 await anyio.lowlevel.checkpoint()  # or a caller that tries again blocks the loop
                 raise
         try:
-            await cell
+            await waiter
         except BaseException as error:
             self.abandon(request)
             # That is what other loops say of a cell.
@@ -173,7 +173,7 @@ class Intake:
             raise self.refusals.elsewhere()
         return self.find_here()
 
-    def enter(self, item: Any, options: CallOptions | None) -> Request:
+    def enter(self, item: Any, options: RequestOptions | None) -> Request:
         """Puts one request in line; the caller waits on its cell, at once.
 
         Raises:
@@ -183,11 +183,11 @@ class Intake:
             NotOpen: It is called in another event loop than the batcher's.
         """
         self.check_loop()
-        request = self._new_request(item, options, self._new_cell())
+        request = self._new_request(item, options, self._new_waiter())
         self._enter(request)
         return request
 
-    def enter_stream(self, item: Any, options: CallOptions | None) -> tuple[Intake, Request]:
+    def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
         """Puts the request of one stream in line; its cell is the stream's buffer.
 
         Returns:
@@ -212,7 +212,7 @@ class Intake:
     def enter_group(
         self,
         items: list[Any],
-        options: Sequence[CallOptions] | None,
+        options: Sequence[RequestOptions] | None,
     ) -> list[Request]:
         """Puts many requests in line that share one cell; the caller waits on it, at once.
 
@@ -230,28 +230,31 @@ class Intake:
         self.check_loop()
         if self.may_block:
             self.refuse_blocked()
-        cell = GroupCell(self._parking, len(items))
+        waiter = GroupWaiter(self._parking, len(items))
         former = self.former
         if options is None and former.live + len(items) <= former.free_room:
-            return self._enter_alike(items, cell)
+            return self._enter_alike(items, waiter)
         if self.adopt is not None:
             self.adopt()
         requests = [
-            self._new_request(item, asked, cell)
+            self._new_request(item, asked, waiter)
             for item, asked in zip(items, options or repeat(None), strict=False)
         ]
         first = requests[0]
         if first.deadline is not None and first.deadline <= first.arrived_at:
             raise self.refusals.late(len(requests))
         for request in requests:
-            if request.options is None or request.options.terms is not self.terms:
+            if (
+                request.options is None
+                or request.options.options_factory is not self.options_factory
+            ):
                 self._renew(request)
         self._let_all_in(requests)
         for request in requests:
             self.deadlines.watch(request)
         return requests
 
-    def _enter_alike(self, items: list[Any], cell: Any) -> list[Request]:
+    def _enter_alike(self, items: list[Any], waiter: Any) -> list[Request]:
         """Puts requests in line that have nothing but an item, and for which there is room."""
         now = self._now()
         context = copy_context()
@@ -259,7 +262,7 @@ class Intake:
         for item in items:  # _new_request, without the calls
             request = Request()
             request.item = item
-            request.cell = cell
+            request.waiter = waiter
             request.arrived_at = now
             request.context = context
             request.options = request.error = request.batch = None
@@ -269,10 +272,10 @@ class Intake:
             self.ring()
         return requests
 
-    def _new_request(self, item: Any, options: CallOptions | None, cell: Any) -> Request:
+    def _new_request(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
         request = Request()
         request.item = item
-        request.cell = cell
+        request.waiter = waiter
         request.arrived_at = self._now()
         request.context = copy_context()
         request.options = options
@@ -290,22 +293,22 @@ class Intake:
         if self.adopt is not None:
             self.adopt()
         options = request.options
-        if options is None or options.terms is not self.terms:
+        if options is None or options.options_factory is not self.options_factory:
             self._renew(request)
             options = request.options
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
             raise self.refusals.late(1)
         former = self.former
-        if former.is_ungated and not former.parked and former.live < former.room.most:
+        if former.admits_freely and not former.parked and former.live < former.room.most:
             request.state = QUEUED
             if former.arrive(request):
                 self.ring()
         else:
-            self._let_in(request)
+            self._admit(request)
         if options is None:
             return
-        if former.overdue.limits_line or options.queue_timeout_s is not None:
+        if former.overdue.limits_queue or options.queue_timeout_s is not None:
             self.deadlines.watch(request)
         elif deadline is not None:  # Overdue.watch, for the usual case
             options.timer = self._timers.add(deadline, request)
@@ -314,11 +317,11 @@ class Intake:
 
     def _renew(self, request: Request) -> None:
         """Makes a record anew; the batcher was configured since the call was made."""
-        error = self.terms.renew(request)
+        error = self.options_factory.renew(request)
         if error is not None:
             raise error
 
-    def _let_in(self, request: Request) -> None:
+    def _admit(self, request: Request) -> None:
         """Puts a request in line, or parks it.
 
         Raises:
@@ -349,7 +352,7 @@ class Intake:
             raise self.refusals.not_admitted(refusal, len(requests))
         for place, request in enumerate(requests):
             try:
-                self._let_in(request)
+                self._admit(request)
             except ShoalError:
                 for other in requests[:place]:
                     if other.state in (QUEUED, PARKED):
@@ -409,8 +412,8 @@ class Intake:
         self._counters.cancelled -= 1
         self._counters.expired += 1
         request.error = DeadlineExceeded(f"a call to {self.name} {what_it_did}")
-        if isinstance(request.cell, StreamBuffer):
-            request.cell.release()
+        if isinstance(request.waiter, StreamBuffer):
+            request.waiter.release()
         self._parking.wake_all((request,))
 
     def close(self) -> None:
@@ -419,7 +422,7 @@ class Intake:
         self.former.close()
         self.ring()
 
-    def drop_line(self) -> None:
+    def drop_queue(self) -> None:
         """Fails what is in line, because the batcher is about to stop; calls are still taken."""
         for request in self.former.in_line():
             if self.former.leave(request, State.FAILED):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.intake import Intake
     from shoal.batching.stream_buffer import StreamBuffer
-    from shoal.core.request import CallOptions, Request
+    from shoal.core.request import Request, RequestOptions
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -56,7 +56,7 @@ SKIP: Final[Literal[Mark.SKIP]] = Mark.SKIP
 class WayIn(Protocol):
     """What makes the request of a stream: nearly always the `Intake`."""
 
-    def enter_stream(self, item: Any, options: CallOptions | None, /) -> tuple[Intake, Request]:
+    def enter_stream(self, item: Any, options: RequestOptions | None, /) -> tuple[Intake, Request]:
         """Puts the request in line at once, and returns where, and the request."""
         ...
 
@@ -71,7 +71,7 @@ class LateWayIn:
     def __init__(self, enter: Callable[[], tuple[Intake, Request]]) -> None:
         self._enter = enter
 
-    def enter_stream(self, _item: Any, _options: CallOptions | None) -> tuple[Intake, Request]:
+    def enter_stream(self, _item: Any, _options: RequestOptions | None) -> tuple[Intake, Request]:
         """See `WayIn`."""
         return self._enter()
 
@@ -129,7 +129,7 @@ class ResultStream(Generic[R_co]):
 
     _intake: Intake
 
-    def __init__(self, way_in: WayIn, item: Any, options: CallOptions | None) -> None:
+    def __init__(self, way_in: WayIn, item: Any, options: RequestOptions | None) -> None:
         self._way_in = way_in
         self._item = item
         self._options = options
@@ -173,7 +173,7 @@ class ResultStream(Generic[R_co]):
             except Exception as error:
                 await _refused(error)
                 raise
-        buffer: StreamBuffer = request.cell
+        buffer: StreamBuffer = request.waiter
         items = buffer.items
         try:
             if items:
@@ -217,9 +217,9 @@ class ResultStream(Generic[R_co]):
         if buffer.reader is not None:
             raise RuntimeError("another task is reading this stream already")
         buffer.held_s = 0.0
-        buffer.reader = cell = buffer.parking.new_cell()
+        buffer.reader = waiter = buffer.parking.new_waiter()
         try:
-            await cell
+            await waiter
         except (TypeError, RuntimeError) as error:  # what other loops say of a cell
             if self._intake.home.loop.is_here:
                 raise
@@ -231,7 +231,7 @@ class ResultStream(Generic[R_co]):
         """Makes the request."""
         self._intake, request = self._way_in.enter_stream(self._item, self._options)
         self._request = request
-        request.cell.watch = watch = Watch(self, _dropped)
+        request.waiter.watch = watch = Watch(self, _dropped)
         watch.intake = self._intake
         watch.request = request
         return request
@@ -268,7 +268,7 @@ class Watch(weakref.ref["ResultStream[Any]"]):
         if self.request.state in _ALIVE:
             with suppress(RuntimeError):  # the event loop has ended
                 self.intake.soon(self._leave)
-        self.request.cell.watch = None
+        self.request.waiter.watch = None
 
     def _leave(self) -> None:
         _leave(self.intake, self.request)
@@ -279,7 +279,7 @@ def _leave(intake: Intake, request: Request) -> None:
     intake.abandon(request)
     if request.options is not None:
         intake.former.overdue.forget(request)
-    buffer: StreamBuffer = request.cell
+    buffer: StreamBuffer = request.waiter
     buffer.watch = None
     buffer.items.clear()
     if buffer.hold is not None:

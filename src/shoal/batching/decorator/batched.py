@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast
 from shoal.batching.calls.call import StreamCall, UnaryCall
 from shoal.batching.calls.entry import raised
 from shoal.batching.calls.stream import ResultStream, late_stream
-from shoal.core.forming.call_options import NO_WISHES
+from shoal.core.forming.call_options import NO_CALL_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.intake import Intake
     from shoal.batching.decorator.registry import Opening
     from shoal.batching.loops.event_loop import EventLoop
-    from shoal.core.forming.call_options import Wishes
+    from shoal.core.forming.call_options import CallOptions
     from shoal.core.options.keywords import OptionKeywords
     from shoal.core.request import Request
 
@@ -42,35 +42,37 @@ class KeepingEntry:
         self._receiver = receiver
 
     def begin(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
     ) -> Coroutine[Any, Any, Any]:
         """See `Entry.begin`."""
-        return self._kept(self._entry.begin(args, kwargs, wishes))
+        return self._kept(self._entry.begin(args, kwargs, call_options))
 
     def begin_map(
         self,
         columns: tuple[Iterable[Any], ...],
-        wishes: Wishes | None,
+        call_options: CallOptions | None,
         *,
         return_exceptions: bool,
     ) -> Coroutine[Any, Any, list[Any]]:
         """See `Entry.begin_map`."""
         entry = self._entry
-        return self._kept(entry.begin_map(columns, wishes, return_exceptions=return_exceptions))
+        return self._kept(
+            entry.begin_map(columns, call_options, return_exceptions=return_exceptions)
+        )
 
     def begin_stream(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
     ) -> ResultStream[Any]:
         """See `Entry.begin_stream`."""
-        stream = self._entry.begin_stream(args, kwargs, wishes)
+        stream = self._entry.begin_stream(args, kwargs, call_options)
         stream.keeps = self._receiver
         return stream
 
     def entered(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes | None
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
     ) -> tuple[Intake, Request]:
         """See `Entry.entered`; who enters a stream later keeps its instance by itself."""
-        return self._entry.entered(args, kwargs, wishes)
+        return self._entry.entered(args, kwargs, call_options)
 
     async def _kept(self, call: Coroutine[Any, Any, T]) -> T:
         return await call
@@ -81,7 +83,7 @@ class Decorated:
 
     def _decorate(self, opening: Opening) -> None:
         self._opening = opening
-        self._wishes: Wishes | None = None
+        self._call_options: CallOptions | None = None
         self._receiver: object = None
         # Where calls enter the batchers that are open for this object, by thread. It stays empty
         # where a block has opened one for an instance, which this object keeps and that must not.
@@ -264,10 +266,12 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
                 return entry.call(args[0], None)  # the usual call, straight to the line
             if entry.takes_single_items:
                 try:
-                    terms = entry.terms.of(args[0], NO_WISHES, entry.now())
+                    options_factory = entry.options_factory.of(
+                        args[0], NO_CALL_OPTIONS, entry.now()
+                    )
                 except Exception as error:
                     return raised(error)
-                return entry.call(args[0], terms)
+                return entry.call(args[0], options_factory)
         return entry.begin(args, kwargs, None)
 
     async def _call_later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:

@@ -95,16 +95,16 @@ class Batched(Protocol):
         """Returns what the calls of a receiver are made through."""
         ...
 
-    def publish(self, receiver: object, opened: Opened) -> None:
+    def publish(self, receiver: object, opened: OpenedBatcher) -> None:
         """Has calls find a batcher."""
         ...
 
-    def withdraw(self, key: tuple[EventLoop, int | None], opened: Opened) -> None:
+    def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         """Has no more calls find it."""
         ...
 
 
-class Opened(NamedTuple):
+class OpenedBatcher(NamedTuple):
     """A batcher that is open, and where its calls enter.
 
     Attributes:
@@ -143,7 +143,7 @@ class BatcherBlock:
         self.process = os.getpid()
         # An instance may go at any time, in any thread: what it had is taken out of the first then,
         # and put into the second. So the first is copied before it is gone through.
-        self._opened: dict[tuple[Batched, tuple[EventLoop, int | None]], Opened] = {}
+        self._opened: dict[tuple[Batched, tuple[EventLoop, int | None]], OpenedBatcher] = {}
         self._given_back: list[Batcher[Any]] = []
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
@@ -197,7 +197,7 @@ class BatcherBlock:
                 task_status.started()
                 await self._closing.wait()
 
-    def open(self, opening: Batched, receiver: object) -> Opened:
+    def open(self, opening: Batched, receiver: object) -> OpenedBatcher:
         """Opens the batcher of a function, or of a method of an instance; returns at once.
 
         Raises:
@@ -217,14 +217,14 @@ class BatcherBlock:
         on_broken = partial(self._forget, place) if stands_alone else None
         self._context.copy().run(batcher.begin, self._tasks, on_broken)
         face = opening.face_of(receiver) if is_kept else None
-        opened = self._opened[place] = Opened(batcher, batcher.find(), face)
+        opened = self._opened[place] = OpenedBatcher(batcher, batcher.find(), face)
         if self.is_closing:
             self._stop(batcher)
         else:
             opening.publish(receiver, opened)
         return opened
 
-    def _forget(self, place: tuple[Batched, tuple[EventLoop, int | None]]) -> Opened | None:
+    def _forget(self, place: tuple[Batched, tuple[EventLoop, int | None]]) -> OpenedBatcher | None:
         """Has calls open another batcher in the place of one that is gone; returns that."""
         opened = self._opened.pop(place, None)
         if opened is not None:

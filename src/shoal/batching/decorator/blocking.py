@@ -79,8 +79,8 @@ def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManage
     """
     if isinstance(batched, Batcher):
         batcher = cast("Batcher[object]", batched)
-        return _Blocking(batcher.call, lambda: batcher, batcher, backend)
-    return _Blocking(batched, lambda: batched.batcher, open_batchers(batched), backend)
+        return _BlockingContext(batcher.call, lambda: batcher, batcher, backend)
+    return _BlockingContext(batched, lambda: batched.batcher, open_batchers(batched), backend)
 
 
 class BlockingFace:
@@ -167,7 +167,7 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
         return BlockingStreamCall(self._call.options(**options), self._run, self._batcher)
 
 
-class _Blocking:
+class _BlockingContext:
     """The block of `blocking`."""
 
     def __init__(

@@ -22,7 +22,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.batcher import Batcher
-from shoal.batching.decorator.block import Opened, block_here, loops_of_context
+from shoal.batching.decorator.block import OpenedBatcher, block_here, loops_of_context
 from shoal.batching.handlers.binding import signature_of, signature_of_batch
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.loops.event_loop import EventLoop
@@ -87,9 +87,9 @@ class Opening:
             else signature_of(signature, names[1:], names)
         )
         self.is_method = False
-        self.table: dict[tuple[EventLoop, int | None], Opened] = {}
+        self.table: dict[tuple[EventLoop, int | None], OpenedBatcher] = {}
         # The same by thread and receiver; nearly always one.
-        self._in_thread: dict[tuple[int, int | None], list[Opened]] = {}
+        self._in_thread: dict[tuple[int, int | None], list[OpenedBatcher]] = {}
         self.settings = Settings()
         self.entries: dict[int, Entry] = {}
         # The keys of what was opened by name, or is being opened or closed so.
@@ -124,12 +124,12 @@ class Opening:
         ]
         return found or loops_of_context()
 
-    def in_thread(self, receiver: object) -> Opened | None:
+    def in_thread(self, receiver: object) -> OpenedBatcher | None:
         """Returns what is open for a receiver in some event loop of this thread."""
         there = self._in_thread.get((get_ident(), id(receiver)))
         return there[0] if there else None
 
-    def found(self, receiver: object) -> Opened:
+    def found(self, receiver: object) -> OpenedBatcher:
         """Returns what is open for a receiver in this event loop; in a block it is opened.
 
         Raises:
@@ -239,24 +239,24 @@ class Opening:
         """Returns what the calls of a receiver are made through."""
         return self.face if receiver is None else self.face.bound_to(receiver)
 
-    def publish(self, receiver: object, opened: Opened) -> None:
+    def publish(self, receiver: object, opened: OpenedBatcher) -> None:
         """Has calls find a batcher that was opened in a block."""
         self._add(self.key(receiver), opened)
         if opened.face is not None:  # else the batcher must not keep its instance
             opened.entry.intake.find_here = lambda: self.found(receiver).entry
 
-    def withdraw(self, key: tuple[EventLoop, int | None], opened: Opened) -> None:
+    def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         """Has no more calls find it; in its thread, or where its instance has gone."""
         if self.table.get(key) is opened:
             self._remove(key, opened)
 
-    def _add(self, key: tuple[EventLoop, int | None], opened: Opened) -> None:
+    def _add(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         self.table[key] = opened
         place = (opened.entry.intake.home.thread, key[1])
         self._in_thread.setdefault(place, []).append(opened)
         self._tell_faces(place)
 
-    def _remove(self, key: tuple[EventLoop, int | None], opened: Opened) -> None:
+    def _remove(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         del self.table[key]
         if opened.face is not None:
             opened.face.enter_no_more(opened.entry)
@@ -298,7 +298,7 @@ class Opening:
         batcher: Batcher[Any],
     ) -> Generator[None]:
         key = self.key(receiver)
-        opened = Opened(batcher, batcher.find(), face)
+        opened = OpenedBatcher(batcher, batcher.find(), face)
         unnamed = self.table.get(key)  # the batcher that was opened at a call waits meanwhile
         if unnamed is not None:
             self._remove(key, unnamed)

@@ -29,36 +29,36 @@ class AsyncioParking(Parking):
     def __init__(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
         self.now = loop.time
-        self.new_cell = partial(Future, loop=loop)
+        self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
         self.soon = loop.call_soon_threadsafe
         # Nothing public tells which scope of a task is the innermost. With an anyio that keeps this
         # elsewhere, only code that never leaves a scope takes more down than its own batch.
         self._states: Any = getattr(import_module("anyio._backends._asyncio"), "_task_states", {})
 
-    def wake(self, cell: Any) -> None:
-        if not cell.done():
-            cell.set_result(None)
+    def wake(self, waiter: Any) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
 
-    def is_spent(self, cell: Any) -> bool:
-        return bool(cell.done())
+    def is_spent(self, waiter: Any) -> bool:
+        return bool(waiter.done())
 
     def wake_all(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            cell: Any = request.cell
-            if type(cell) is not Future:
-                cell.wake()
-            elif not cell.done():
-                cell.set_result(None)  # pyright: ignore[reportUnknownMemberType]
+            waiter: Any = request.waiter
+            if type(waiter) is not Future:
+                waiter.wake()
+            elif not waiter.done():
+                waiter.set_result(None)  # pyright: ignore[reportUnknownMemberType]
 
     def departed(self, requests: Iterable[Request]) -> list[Request]:
         return [
             request
             for request in requests
             if (
-                cell.done() or cell._asyncio_future_blocking
-                if type(cell := request.cell) is Future
-                else cell.departed()
+                waiter.done() or waiter._asyncio_future_blocking
+                if type(waiter := request.waiter) is Future
+                else waiter.departed()
             )
         ]
 
@@ -129,8 +129,8 @@ def _awaiting(future: Any) -> Iterator[Any]:
         elif isinstance(owner, asyncio.TaskGroup):
             yield getattr(owner, "_parent_task", None)
         elif getattr(callback, "__module__", "") == "asyncio.tasks":  # of gather(), or of shield()
-            for name, cell in zip(
+            for name, waiter in zip(
                 callback.__code__.co_freevars, callback.__closure__ or (), strict=True
             ):
                 if name == "outer":
-                    yield from _awaiting(cell.cell_contents)
+                    yield from _awaiting(waiter.cell_contents)

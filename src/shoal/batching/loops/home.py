@@ -35,7 +35,7 @@ class Home:
 def not_open_here(name: str, homes: Iterable[Home]) -> NotOpen:
     """Makes the error of a caller in another event loop than those where something is open."""
     here = EventLoop.here()
-    way_out = (
+    advice = (
         "plain code calls it by:\n    with shoal.blocking(...) as call:\n        call(item)"
         if here.is_none
         else "an event loop of its own opens it for itself:\n"
@@ -44,5 +44,5 @@ def not_open_here(name: str, homes: Iterable[Home]) -> NotOpen:
     return NotOpen(
         f"{name} is not open in this event loop: it is open in "
         f"{' and '.join(home.described for home in homes)}, and was called from "
-        f"{here.described()}; {way_out}"
+        f"{here.described()}; {advice}"
     )

@@ -35,7 +35,7 @@ Scope: TypeAlias = "anyio.CancelScope | trio.CancelScope"
 """A cancel scope of either making; they have the same face."""
 
 
-class SharedCell(Protocol):
+class SharedWaiter(Protocol):
     """What stands in a request's cell where its caller waits for more than this one request."""
 
     def wake(self) -> None:
@@ -53,7 +53,7 @@ class Parking(ABC):
     Attributes:
         name: What anyio calls the event loop: "trio" or "asyncio".
         now: The event loop's clock: a function that returns the time in seconds.
-        new_cell: Makes a cell for the task that calls it.
+        new_waiter: Makes a cell for the task that calls it.
         new_scope: Makes a cancel scope; the loop's own where anyio's would only wrap it.
         soon: Has a function called in the event loop, soon; from any thread, and at any time.
             It raises `RuntimeError` once the loop has ended.
@@ -62,11 +62,11 @@ class Parking(ABC):
     name: Literal["trio", "asyncio"]
     now: Callable[[], float]
     soon: Callable[..., object]
-    new_cell: Callable[[], Awaitable[Any]]
+    new_waiter: Callable[[], Awaitable[Any]]
     new_scope: Callable[[], Scope]
 
     @abstractmethod
-    def wake(self, cell: Any) -> None:
+    def wake(self, waiter: Any) -> None:
         """Wakes whoever waits on the cell; does nothing if it was woken or its wait cancelled."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class Parking(ABC):
         """Wakes the callers of all these requests."""
 
     @abstractmethod
-    def is_spent(self, cell: Any) -> bool:
+    def is_spent(self, waiter: Any) -> bool:
         """Says whether a cell was woken or its wait cancelled."""
 
     @abstractmethod

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
 
 
-class TrioCell:
+class TrioWaiter:
     """A parked trio task.
 
     Invariant: once it is awaited, `task` is None from when the task has been rescheduled, by us or
@@ -49,33 +49,37 @@ class TrioParking(Parking):
         self._thread = get_ident()
         self._host = running_asyncio_loop()
         self.now = trio.lowlevel.current_clock().current_time
-        self.new_cell = TrioCell
+        self.new_waiter = TrioWaiter
         self.new_scope = trio.CancelScope
         self.soon = trio.lowlevel.current_trio_token().run_sync_soon
 
-    def wake(self, cell: Any) -> None:
-        task = cell.task
+    def wake(self, waiter: Any) -> None:
+        task = waiter.task
         if task is not None:
-            cell.task = None
+            waiter.task = None
             reschedule(task)
 
-    def is_spent(self, cell: Any) -> bool:
-        return cell.task is None
+    def is_spent(self, waiter: Any) -> bool:
+        return waiter.task is None
 
     def wake_all(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            cell = request.cell
-            if type(cell) is not TrioCell:
-                cell.wake()
-            elif cell.task is not None:
-                task, cell.task = cell.task, None
+            waiter = request.waiter
+            if type(waiter) is not TrioWaiter:
+                waiter.wake()
+            elif waiter.task is not None:
+                task, waiter.task = waiter.task, None
                 reschedule(task)
 
     def departed(self, requests: Iterable[Request]) -> list[Request]:
         return [
             request
             for request in requests
-            if (cell.task is None if type(cell := request.cell) is TrioCell else cell.departed())
+            if (
+                waiter.task is None
+                if type(waiter := request.waiter) is TrioWaiter
+                else waiter.departed()
+            )
         ]
 
     def seems_here(self) -> bool:

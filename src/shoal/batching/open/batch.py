@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
     from shoal.batching.open.joining import Joining
-    from shoal.core.batch import CutReason, Draining
+    from shoal.core.batch import DispatchReason, Draining
     from shoal.core.request import Request
 
 RUNNING = State.RUNNING
@@ -26,7 +26,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Answers(Protocol):
+class BatchResponder(Protocol):
     """What answers the requests of an open batch."""
 
     async def send(self, request: Request, chunk: Any) -> None:
@@ -53,7 +53,7 @@ class OpenRequest(Generic[T, R]):
 
     item: T
 
-    def __init__(self, request: Request, run: Answers) -> None:
+    def __init__(self, request: Request, run: BatchResponder) -> None:
         self.item = request.item
         self._request = request
         self._run = run
@@ -151,7 +151,7 @@ class OpenBatch(Generic[T, R]):
     gives the requests that join now, and it waits only while none is active.
     """
 
-    def __init__(self, joining: Joining, run: Answers) -> None:
+    def __init__(self, joining: Joining, run: BatchResponder) -> None:
         self._batch = joining.batch
         self._joining = joining
         self._run = run
@@ -170,7 +170,7 @@ class OpenBatch(Generic[T, R]):
         return self._batch.size
 
     @property
-    def reason(self) -> CutReason:
+    def reason(self) -> DispatchReason:
         """Why it was closed; ``open`` as long as it is not."""
         return self._batch.reason
 

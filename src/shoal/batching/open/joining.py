@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Gateway(Protocol):
         """Waits for the line to change, or for a time on the loop's clock; with the turn."""
         ...
 
-    async def line_changes(self) -> None:
+    async def queue_changes(self) -> None:
         """Waits for the line to change, without the turn."""
         ...
 
@@ -109,7 +109,7 @@ class Joining(ABC):
         """Notes that a place is free, or that the handler may find something new."""
         self._gateway.tell_room()
 
-    def leave_line(self) -> None:
+    def leave_queue(self) -> None:
         """Lets the next slot come to the line, if the batch has it to itself."""
         if self._has_turn:
             self._has_turn = False
@@ -150,7 +150,7 @@ class OpenJoining(Joining):
     @property
     def is_closed(self) -> bool:
         """Whether nobody joins any more."""
-        return self.has_ended or self.batch.reason is not CutReason.OPEN
+        return self.has_ended or self.batch.reason is not DispatchReason.OPEN
 
     @property
     def is_abandoned(self) -> bool:
@@ -175,9 +175,9 @@ class OpenJoining(Joining):
                     break
                 await gateway.listen(until)
         finally:
-            if self.batch.reason is CutReason.OPEN:  # the handler has ended, or its time is up
+            if self.batch.reason is DispatchReason.OPEN:  # the handler has ended, or its time is up
                 self.has_ended = True
-            self.leave_line()
+            self.leave_queue()
         self.changed()
         if self._has_lost and self.batch.on_left is not None:
             self.batch.on_left(None)  # they left when others could have come
@@ -192,26 +192,26 @@ class OpenJoining(Joining):
     async def wait(self) -> bool:
         if self.is_closed:
             return False
-        await self._gateway.line_changes()
+        await self._gateway.queue_changes()
         return True
 
-    def _closing(self) -> tuple[float, CutReason]:
+    def _closing(self) -> tuple[float, DispatchReason]:
         """Returns when the batch must be closed, and why."""
         former = self._gateway.former
         if former.live or self.room <= 0:
-            return -math.inf, CutReason.FULL
+            return -math.inf, DispatchReason.FULL
         if self._is_flushed:
-            return -math.inf, CutReason.FLUSH
+            return -math.inf, DispatchReason.FLUSH
         if former.draining:
-            return -math.inf, CutReason.DRAIN
+            return -math.inf, DispatchReason.DRAIN
         options = former.options
         wait_s, idle_s = options.batch_wait_timeout_s, options.idle_timeout_s
         if wait_s is None or (wait_s == 0 and idle_s is not None):
             wait_s = math.inf
         due = self._first_at + wait_s
         if idle_s is not None and self._newest_at + idle_s < due:
-            return self._newest_at + idle_s, CutReason.IDLE
-        return due, CutReason.TIMER
+            return self._newest_at + idle_s, DispatchReason.IDLE
+        return due, DispatchReason.TIMER
 
 
 class ContinuousJoining(Joining):
@@ -242,5 +242,5 @@ class ContinuousJoining(Joining):
     async def wait(self) -> bool:
         if self._takes_no_more():
             return False
-        await self._gateway.line_changes()
+        await self._gateway.queue_changes()
         return True

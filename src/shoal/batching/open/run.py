@@ -48,13 +48,13 @@ class OpenRun(Run):
             )
         await anyio.lowlevel.checkpoint()
         while request.state is RUNNING and is_full(request):
-            if request.cell.hold is not None:
+            if request.waiter.hold is not None:
                 raise RuntimeError("another task is sending to this request already")
             limit_s = self.options.slow_reader_timeout_s
             await wait_for_readers([request], limit_s, self.parking, self._fail_slow_reader)
         if request.state is RUNNING:
-            request.cell.items.append(chunk)
-            request.cell.wake()
+            request.waiter.items.append(chunk)
+            request.waiter.wake()
 
     def finish(self, request: Request, value: Any) -> None:
         """Ends a request with its result, or a stream with its end."""

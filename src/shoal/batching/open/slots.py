@@ -11,7 +11,7 @@ import anyio.lowlevel
 from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining
 from shoal.batching.open.run import OpenRun
 from shoal.batching.running.slots import LEFT_OPEN, Slots, logger
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class OpenSlots(Slots):
         """Waits for the line to change, or for a time on the loop's clock; with the turn."""
         await self._listen(None if until == math.inf else until)
 
-    async def line_changes(self) -> None:
+    async def queue_changes(self) -> None:
         """Waits for the line to change, without the turn."""
         if self._change is None:
             self._change = anyio.Event()
@@ -141,7 +141,7 @@ class OpenSlots(Slots):
             room = 0 if is_due and self._is_full() else former.options.max_batch_size
             requests = self.taken_within(room)
             if requests:
-                return self._begun(requests, CutReason.OPEN)
+                return self._begun(requests, DispatchReason.OPEN)
             if former.room.closed and not former.live:
                 break
             await self.listen(math.inf)
@@ -156,11 +156,11 @@ class OpenSlots(Slots):
             if isinstance(joining, OpenJoining):
                 await self._run_and_feed(batch, joining, scope)
             else:
-                joining.leave_line()
+                joining.leave_queue()
                 await self._run(batch, scope)
         finally:
             joining.has_ended = True
-            joining.leave_line()
+            joining.leave_queue()
             del self._open[batch], run.opened[batch]
             self._counters.batches[batch.reason] += 1
             self._counters.batch_size.observe(batch.size)

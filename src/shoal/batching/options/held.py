@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Handler
     from shoal.core.options.options import BatchOptions
-    from shoal.core.policy import Cut, Hurry, Wait
+    from shoal.core.policy import Dispatch, Pressure, Wait
     from shoal.core.request import Request
 
 _FUNCTIONS: Final = ("batch_size_fn", "join")
@@ -107,12 +107,12 @@ class _HeldPolicy(BatchPolicy):
         self._policy.remove(request)
 
     @_of_policy
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        return self._policy.decide(now, hurry)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return self._policy.decide(now, pressure)
 
     @_of_policy
-    def take(self, cut: Cut) -> list[Request]:
-        return list(self._policy.take(cut))
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        return list(self._policy.take(dispatch))
 
     @_of_policy
     def put_back(self, requests: Sequence[Request]) -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import anyio.lowlevel
 
 from shoal.batching.running.slots import Slots
-from shoal.core.batch import CutReason
-from shoal.core.policy import Cut
+from shoal.core.batch import DispatchReason
+from shoal.core.policy import Dispatch
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class ClosedSlots(Slots):
             # Or a request could get a slot in the tick of its end.
             self._intake.deadlines.expire_all()
             decision = former.decide(self._parking.now())
-            if isinstance(decision, Cut):
+            if isinstance(decision, Dispatch):
                 if self._is_full():
                     await self._listen(None)
                     continue
@@ -64,12 +64,12 @@ class ClosedSlots(Slots):
                     # The callers of the batch that has just ended had no turn yet. They may come
                     # again, and a batch that is not full should take them along.
                     fresh = False
-                    if decision.reason is CutReason.FULL:
+                    if decision.reason is DispatchReason.FULL:
                         await anyio.lowlevel.checkpoint()
                     else:
                         await self._parking.one_pass()
                     continue
-                batch = self._cut(decision)
+                batch = self._dispatch(decision)
                 if batch is not None:
                     return batch
                 continue
@@ -83,9 +83,9 @@ class ClosedSlots(Slots):
             fresh = False
         return None
 
-    def _cut(self, cut: Cut) -> Batch | None:
+    def _dispatch(self, dispatch: Dispatch) -> Batch | None:
         """Takes a batch from the line; None if some whose turn it was have just left."""
-        requests = self._former.take(cut)
+        requests = self._former.take(dispatch)
         departed = self._parking.departed(requests)
         if departed:
             # They were counted when the cut was decided, so it is decided again without them.
@@ -95,7 +95,7 @@ class ClosedSlots(Slots):
             self._former.put_back(requests)
             self._former.reform()  # their places are free
             return None
-        batch = self._begun(requests, cut.reason)
-        self._counters.batches[cut.reason] += 1
+        batch = self._begun(requests, dispatch.reason)
+        self._counters.batches[dispatch.reason] += 1
         self._counters.batch_size.observe(batch.size)
         return batch

@@ -257,7 +257,7 @@ class Run(ABC):
         """Ends a stream after the items that it has."""
         self._end(request, State.FINISHED)
         self.counters.finished += 1
-        request.cell.wake()
+        request.waiter.wake()
 
     def _end(self, request: Request, state: State) -> None:
         batch, request.batch = request.batch, None

@@ -32,7 +32,7 @@ import anyio
 
 from shoal.batching.current import calls_from_thread
 from shoal.batching.failures.exceptions import is_cancellation
-from shoal.core.batch import Batch, CutReason
+from shoal.core.batch import Batch, DispatchReason
 from shoal.core.policies.sizing import load_of
 from shoal.core.request import Request, State
 
@@ -88,8 +88,8 @@ class Slots(ABC):
         self._on_death = on_death
         self._room = room
         self._tasks: TaskGroup | None = None
-        self._at_line = False
-        self._next_at_line: deque[Any] = deque()
+        self._at_queue = False
+        self._next_at_queue: deque[Any] = deque()
         self._bell: Any = None
         self._count = 0
         self._last_id = 0
@@ -262,30 +262,30 @@ class Slots(ABC):
 
     async def take_turn(self) -> None:
         """Waits until no other slot is at the line."""
-        while self._at_line:
-            cell = self._parking.new_cell()
-            self._next_at_line.append(cell)
+        while self._at_queue:
+            waiter = self._parking.new_waiter()
+            self._next_at_queue.append(waiter)
             try:
-                await cell
+                await waiter
             except BaseException:
-                if cell in self._next_at_line:
-                    self._next_at_line.remove(cell)
+                if waiter in self._next_at_queue:
+                    self._next_at_queue.remove(waiter)
                 else:
                     self._fill_turn()  # this one had been called
                 raise
-        self._at_line = True
+        self._at_queue = True
 
     def pass_turn(self) -> None:
         """Lets the next slot come to the line."""
-        self._at_line = False
+        self._at_queue = False
         self._fill_turn()
 
     def _fill_turn(self) -> None:
         """Wakes the slot whose turn it is; makes one where none waits and there may be more."""
-        if self._at_line:
+        if self._at_queue:
             return
-        if self._next_at_line:
-            self._parking.wake(self._next_at_line.popleft())
+        if self._next_at_queue:
+            self._parking.wake(self._next_at_queue.popleft())
         elif self._count < self._most and not (self._former.room.closed and not self._former.live):
             self._start_slot()
 
@@ -297,13 +297,13 @@ class Slots(ABC):
 
     def _are_enough_idle(self) -> bool:
         """Says whether a slot that has nothing to do may end: enough others wait."""
-        return len(self._next_at_line) >= IDLE_SLOTS_KEPT
+        return len(self._next_at_queue) >= IDLE_SLOTS_KEPT
 
     async def _listen(self, until: float | None) -> None:
         """Waits for the bell, or for a time on the loop's clock."""
         if self.on_change is not None:
             self.on_change()
-        self._bell = bell = self._parking.new_cell()
+        self._bell = bell = self._parking.new_waiter()
         try:
             if until is None:
                 await bell
@@ -315,7 +315,7 @@ class Slots(ABC):
         finally:
             self._bell = None
 
-    def _begun(self, requests: list[Request], reason: CutReason) -> Batch:
+    def _begun(self, requests: list[Request], reason: DispatchReason) -> Batch:
         """Makes a batch of requests that have been taken from the line."""
         self._last_id += 1
         load = load_of(requests, self._former.options)

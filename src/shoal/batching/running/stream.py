@@ -112,7 +112,7 @@ class StreamRun(Run):
         return None
 
     def _may_run_again(self, request: Request) -> bool:
-        buffer: StreamBuffer = request.cell
+        buffer: StreamBuffer = request.waiter
         return not buffer.has_sent
 
     def _hand_out(self, requests: Sequence[Request], step: Any, width: int) -> list[Request]:
@@ -141,7 +141,7 @@ class StreamRun(Run):
             elif issubclass(type(slot), BaseException):  # its own __class__ may do anything
                 self._fail(request, own_copy(slot))
             else:
-                buffer = request.cell
+                buffer = request.waiter
                 buffer.items.append(slot)
                 buffer.has_sent = True
                 if buffer.reader is not None:

@@ -48,7 +48,7 @@ class TimeLimits:
             for on_time in self._timers.due(self._parking.now()):
                 on_time()
             on_time = None  # or it would keep the last batch alive
-            self._bell = bell = self._parking.new_cell()
+            self._bell = bell = self._parking.new_waiter()
             with self._parking.new_scope() as scope:
                 scope.deadline = self._asleep_until = self._timers.next_at()
                 await bell

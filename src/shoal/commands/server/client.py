@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import anyio
 
-from shoal.commands.server.locations import Place
+from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import add_json_argument, add_name_argument
 from shoal.commands.support.saying import in_one_line, say
 from shoal.commands.support.tokens import add_token_argument, token_of
 from shoal.errors import ShoalError
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.serving.clients.remote_client import connect
 
 if TYPE_CHECKING:
@@ -57,26 +57,26 @@ def ask(
     Raises:
         Mistake: There is no such server, or it refused.
     """
-    url = arguments.url or Place.of(arguments.name).url()
+    url = arguments.url or ServerLocation.of(arguments.name).url()
     try:
         client = connect(url, token=token_of(arguments))
     except (TypeError, ValueError) as error:
-        raise Mistake(in_one_line(error)) from None
+        raise CommandError(in_one_line(error)) from None
     except ModuleNotFoundError as error:
-        raise Mistake(in_one_line(error), 1) from None
+        raise CommandError(in_one_line(error), 1) from None
     try:
         return anyio.run(_asked, client, verb, waits_for, backend="trio")
-    except Mistake:
+    except CommandError:
         raise
     except ConnectionError as error:
         if _is_unreachable(error):
             raise _not_there(arguments, url) from None
-        raise Mistake(in_one_line(error), 1) from None
+        raise CommandError(in_one_line(error), 1) from None
     except (TypeError, ValueError) as error:
         # 2 where the command can't be right, 1 where the server's state is against it.
-        raise Mistake(in_one_line(error), 1 if isinstance(error, ShoalError) else 2) from None
+        raise CommandError(in_one_line(error), 1 if isinstance(error, ShoalError) else 2) from None
     except Exception as error:  # the user's code may raise whatever it likes
-        raise Mistake(in_one_line(error), 1) from None
+        raise CommandError(in_one_line(error), 1) from None
 
 
 async def _asked(
@@ -112,15 +112,15 @@ def _is_unreachable(error: ConnectionError) -> bool:
     return isinstance(error.__cause__, (httpx.ConnectError, httpx.ConnectTimeout))
 
 
-def _not_there(arguments: Namespace, url: str) -> Mistake:
+def _not_there(arguments: Namespace, url: str) -> CommandError:
     if arguments.url is not None:
-        return Mistake(
+        return CommandError(
             f"no server answers at {url}; start one with `shoal start`, or with "
             "`shoal serve my_module:app`",
             1,
         )
     named = "" if arguments.name == "default" else f" --name {arguments.name}"
-    return Mistake(
+    return CommandError(
         f"no server named {arguments.name!r} runs here; start one with "
         f"`shoal start --detach{named}`, or say where it is with --url",
         1,

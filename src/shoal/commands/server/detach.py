@@ -13,9 +13,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from shoal.commands.server.locations import Place, already_running
+from shoal.commands.server.locations import ServerLocation, already_running
 from shoal.commands.support.saying import say
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ _LOOK_S: Final = 0.1
 """How often it is looked whether a process that says nothing has ended."""
 
 
-def start_detached(place: Place, argv: Sequence[str]) -> dict[str, Any]:
+def start_detached(place: ServerLocation, argv: Sequence[str]) -> dict[str, Any]:
     """Starts a server, and waits until it is ready.
 
     Args:
@@ -46,7 +46,7 @@ def start_detached(place: Place, argv: Sequence[str]) -> dict[str, Any]:
     try:
         log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        raise Mistake(f"can't write {place.log}: {error.strerror}", 1) from None
+        raise CommandError(f"can't write {place.log}: {error.strerror}", 1) from None
     begun_at = os.fstat(log).st_size
     readable, writable = os.pipe()
     try:
@@ -90,7 +90,7 @@ def _first_line(pipe: TextIO, child: subprocess.Popen[bytes]) -> str:
     return ""
 
 
-def tell_ready(fd: int, place: Place, url: str) -> None:
+def tell_ready(fd: int, place: ServerLocation, url: str) -> None:
     """Tells the command that started this process that it is ready."""
     ready = {
         "url": url,
@@ -102,11 +102,11 @@ def tell_ready(fd: int, place: Place, url: str) -> None:
         pipe.write(f"{json.dumps(ready)}\n")
 
 
-def _failed(place: Place, begun_at: int, code: int) -> Mistake:
+def _failed(place: ServerLocation, begun_at: int, code: int) -> CommandError:
     with open(place.log, "rb") as log:
         log.seek(begun_at)
         lines = log.read().decode(errors="replace").strip().splitlines()
     *others, last = lines or [f"it ended with {code}, and said nothing"]
     for line in others[-_SHOWN_LINES:]:
         say(line)
-    return Mistake(last.removeprefix("shoal: "), code if code in (1, 2) else 1)
+    return CommandError(last.removeprefix("shoal: "), code if code in (1, 2) else 1)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.serving.local_servers import door_directory
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _BETWEEN_S: Final = 0.01
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerLocation:
     """Where one server's files are.
 
     Attributes:
@@ -43,7 +43,7 @@ class Place:
     directory: Path
 
     @classmethod
-    def of(cls, name: str) -> Place:
+    def of(cls, name: str) -> ServerLocation:
         """Returns the place of a name; nothing is made there."""
         return cls(name, door_directory())
 
@@ -78,7 +78,9 @@ class Place:
                 raise PermissionError(1, "it belongs to another user")
             self.directory.chmod(_PRIVATE_DIRECTORY)
         except OSError as error:
-            raise Mistake(f"can't use {self.directory} for sockets: {error.strerror}", 1) from None
+            raise CommandError(
+                f"can't use {self.directory} for sockets: {error.strerror}", 1
+            ) from None
 
     def holder(self) -> int | None:
         """Returns the process that is the server of this name; None if none runs."""
@@ -106,7 +108,7 @@ class Held:
         Mistake: There is such a server, or the files can't be made.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServerLocation) -> None:
         self._place = place
         self._file = -1
 
@@ -118,7 +120,7 @@ class Held:
                 place.process, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE
             )
         except OSError as error:
-            raise Mistake(f"can't write {place.process}: {error.strerror}", 1) from None
+            raise CommandError(f"can't write {place.process}: {error.strerror}", 1) from None
         if not _locked(self._file):
             os.close(self._file)
             raise already_running(place)
@@ -146,12 +148,12 @@ def _locked(file: int) -> bool:
     return False
 
 
-def already_running(place: Place) -> Mistake:
+def already_running(place: ServerLocation) -> CommandError:
     """Says that there is a server of a name, and what to do about it."""
     named = "" if place.name == "default" else f" --name {place.name}"
     process = place.holder()
     whose = f" as process {process}" if process else ""
-    return Mistake(
+    return CommandError(
         f"a server named {place.name!r} runs already{whose}; see it with `shoal status{named}`, "
         f"connect to it at {place.url()}, or end it with `shoal stop{named}`",
         1,

@@ -15,7 +15,7 @@ from shoal.commands.support.applications import shoals_in
 from shoal.commands.support.saying import say
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.http.server.log_errors import contained
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _MARGIN_S: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class ServerProcess:
     """What a process serves, and how.
 
     Attributes:
@@ -76,7 +76,7 @@ class Run:
             Mistake: It can't be served so, or did not start.
         """
         if (self.state or self.admin_socket or self.token) and self.shoals is None:
-            raise Mistake(
+            raise CommandError(
                 f"{self.spec} is no shoal.App, so there is nothing for --state, --admin-socket and "
                 "--token-file to be for; leave them out"
             )
@@ -93,7 +93,7 @@ class Run:
                 app.state = StateFile.open(self.state)
                 app.allowed_modules = self.allowed_modules
             except StateRefused as error:
-                raise Mistake(str(error), 1) from None
+                raise CommandError(str(error), 1) from None
         if self.event_loop == "trio":
             return anyio.run(_serve, self, backend="trio")
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -118,7 +118,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _serve(run: Run) -> int:
+async def _serve(run: ServerProcess) -> int:
     from shoal.http.requests.wrong_loop import hint_for
     from shoal.http.server.server import serve
 
@@ -157,15 +157,15 @@ async def _serve(run: Run) -> int:
         say(failure.details.rstrip())
         if (hint := hint_for(failure.details)) is not None:
             say(f"shoal: {hint}")
-        raise Mistake(str(failure), 1) from None
+        raise CommandError(str(failure), 1) from None
     except OSError as error:
-        raise Mistake(_cant_listen(run, error), 1) from None
+        raise CommandError(_cant_listen(run, error), 1) from None
     return _report(drained, signals.first)
 
 
-def _with_doors(run: Run) -> tuple[ASGIApp, Sequence[Listening]]:
+def _with_doors(run: ServerProcess) -> tuple[ASGIApp, Sequence[Listening]]:
     """Returns what answers at the port, and what else is listened at."""
-    from shoal.http.app.admin_mount import AppDoor
+    from shoal.http.app.admin_mount import AppAdmin
     from shoal.http.server.listeners import Listening, Unix
 
     app, inner = run.app, run.shoals
@@ -174,16 +174,16 @@ def _with_doors(run: Run) -> tuple[ASGIApp, Sequence[Listening]]:
         return app, doors
     if run.admin_socket is not None:
         # Who can open the socket is the user that it belongs to, so no token is asked for.
-        door = AppDoor(inner, token=None, allowed_modules=run.allowed_modules, behind=run.app)
+        door = AppAdmin(inner, token=None, allowed_modules=run.allowed_modules, behind=run.app)
         doors.append(Listening(address=Unix(str(run.admin_socket)), app=door))
     if run.token is not None:
         # Without one there is none, be it at a loopback address: what comes there may have come
         # through a proxy, from anywhere.
-        app = AppDoor(inner, token=run.token, allowed_modules=run.allowed_modules, behind=run.app)
+        app = AppAdmin(inner, token=run.token, allowed_modules=run.allowed_modules, behind=run.app)
     return app, doors
 
 
-def _cant_listen(run: Run, error: OSError) -> str:
+def _cant_listen(run: ServerProcess, error: OSError) -> str:
     why = error.strerror or error
     if error.filename is not None:
         return f"can't listen at {error.filename}: {why}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.commands.support.code_names import show_failed_import
 from shoal.commands.support.saying import say
 from shoal.http.app.loading import NotAnApplication, load_application
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 from shoal.serving.app_file.file import read_app_file
 from shoal.serving.app_file.flaws import AppFileRefused
 
@@ -39,10 +39,10 @@ def application_of(spec: str) -> ASGIApp:
     try:
         return load_application(spec)
     except NotAnApplication as error:
-        raise Mistake(str(error)) from None
+        raise CommandError(str(error)) from None
     except Exception as error:
         show_failed_import(error)
-        raise Mistake(f"importing {spec} failed, see above", 1) from None
+        raise CommandError(f"importing {spec} failed, see above", 1) from None
 
 
 def empty_application() -> App:
@@ -77,17 +77,17 @@ def need(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise Mistake(
+        raise CommandError(
             f"serving needs {error.name}, which is not here: pip install 'shoal[serve]'", 1
         ) from None
 
 
-def say_flaws(refused: AppFileRefused) -> Mistake:
+def say_flaws(refused: AppFileRefused) -> CommandError:
     """Says all that is wrong with a file but the last, which is returned."""
     *others, last = refused.flaws
     for flaw in others:
         say(f"shoal: {flaw}")
-    return Mistake(str(last))
+    return CommandError(str(last))
 
 
 def _of_file(spec: str) -> ASGIApp:

@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import Any, Final
 
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 _IMPORTERS: Final = frozenset({"shoal", "importlib", "_frozen_importlib"})
 
@@ -29,21 +29,21 @@ def named(spec: str) -> Any:
     if not colon or not all(
         part.isidentifier() for part in [*module_name.split("."), *attribute.split(".")]
     ):
-        raise Mistake(f"{spec!r} is not MODULE:FUNCTION; write it like my_module:embed")
+        raise CommandError(f"{spec!r} is not MODULE:FUNCTION; write it like my_module:embed")
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
         absent = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
         if absent is not None and f"{module_name}.".startswith(f"{absent}."):
-            raise Mistake(f"no module {absent!r} in {os.getcwd()} or installed") from None
+            raise CommandError(f"no module {absent!r} in {os.getcwd()} or installed") from None
         show_failed_import(error)
-        raise Mistake(f"importing {spec} failed, see above", 1) from None
+        raise CommandError(f"importing {spec} failed, see above", 1) from None
     for name in attribute.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
-            raise Mistake(f"{module_name} has no attribute {attribute!r}") from None
+            raise CommandError(f"{module_name} has no attribute {attribute!r}") from None
     return found
 
 

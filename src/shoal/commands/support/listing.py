@@ -20,10 +20,10 @@ def listed(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     laid_out: list[list[str]] = []
     for head, *cells in columns:
         width = max(map(len, (head, *cells)))
-        told = [cell for cell in cells if cell != _NONE]
+        told = [waiter for waiter in cells if waiter != _NONE]
         are_figures = bool(told) and all(map(_FIGURE.fullmatch, told))
         to_side = str.rjust if are_figures else str.ljust
-        laid_out.append([to_side(cell, width) for cell in (head, *cells)])
+        laid_out.append([to_side(waiter, width) for waiter in (head, *cells)])
     return "\n".join("  ".join(line).rstrip() for line in zip(*laid_out, strict=True))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.options.options import BatchOptions, no_option
 from shoal.core.options.records import LatencyTarget, QueuePolicy
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,11 +40,13 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals:
-            raise Mistake(f"an option is written NAME=VALUE, like priority_levels=3, not {text!r}")
+            raise CommandError(
+                f"an option is written NAME=VALUE, like priority_levels=3, not {text!r}"
+            )
         if name not in names:
-            raise Mistake(no_option(name, names))
+            raise CommandError(no_option(name, names))
         if name in _FUNCTIONS:
-            raise Mistake(
+            raise CommandError(
                 f"{name} is a function, which can't be written here; costs and buckets of requests "
                 "come from the columns 'cost' and 'bucket' of a trace"
             )
@@ -61,7 +63,7 @@ def checked(pairs: Mapping[str, Any]) -> BatchOptions:
     try:
         return BatchOptions.of(pairs)
     except (TypeError, ValueError) as error:
-        raise Mistake(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def written(pairs: Mapping[str, Any]) -> str:
@@ -82,10 +84,10 @@ def value_of(text: str) -> Any:
         parsed = tomllib.loads(f"it = {text}")
     except tomllib.TOMLDecodeError as error:
         if text.startswith(_OPENING):
-            raise Mistake(f"{text!r} is no TOML value: {error}") from None
+            raise CommandError(f"{text!r} is no TOML value: {error}") from None
         return text
     if parsed.keys() != {"it"}:
-        raise Mistake(f"{text!r} is more than one value")
+        raise CommandError(f"{text!r} is more than one value")
     return parsed["it"]
 
 
@@ -112,5 +114,5 @@ def _record(name: str, value: Any) -> Any:
         if name == "queue_policies":
             return {int(level): QueuePolicy(**policy) for level, policy in given.items()}
     except (TypeError, ValueError) as error:
-        raise Mistake(f"{name}: {error}") from None
+        raise CommandError(f"{name}: {error}") from None
     return given

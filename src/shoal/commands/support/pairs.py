@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from shoal.commands.support.option_values import value_of
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,15 +28,15 @@ def config_of(texts: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         *tables, name = key.strip().split(".")
         if not equals or not all((*tables, name)):
-            raise Mistake(f"an option is written KEY=VALUE, like num_replicas=2, not {text!r}")
+            raise CommandError(f"an option is written KEY=VALUE, like num_replicas=2, not {text!r}")
         within = found
         for table in tables:
             inner = within.setdefault(table, {})
             if not isinstance(inner, dict):
-                raise Mistake(f"{text}: {table} is given already, as {inner!r}")
+                raise CommandError(f"{text}: {table} is given already, as {inner!r}")
             within = cast("dict[str, Any]", inner)
         if name in within:
-            raise Mistake(f"{text}: {key} is given already, as {within[name]!r}")
+            raise CommandError(f"{text}: {key} is given already, as {within[name]!r}")
         within[name] = value_of(value)
     return found
 
@@ -56,9 +56,9 @@ def weights_of(texts: Sequence[str]) -> dict[str, float]:
             equals = ""
             value = 0.0
         if not equals or not backend:
-            raise Mistake(f"traffic is written BACKEND=WEIGHT, like small=0.9, not {text!r}")
+            raise CommandError(f"traffic is written BACKEND=WEIGHT, like small=0.9, not {text!r}")
         if backend in found:
-            raise Mistake(f"{backend} is given two weights")
+            raise CommandError(f"{backend} is given two weights")
         found[backend] = value
     return found
 
@@ -74,7 +74,7 @@ def json_of(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise Mistake(
+        raise CommandError(
             f"{_shortened(text)} is not JSON: {error}; text is written '\"in quotes\"'"
         ) from None
 

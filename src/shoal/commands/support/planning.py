@@ -10,7 +10,7 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -48,8 +48,8 @@ def print_out(text: str) -> None:
         # The interpreter would try again at its end, and tell of it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
-            raise Mistake("", 128 + signal.SIGPIPE) from None
-        raise Mistake(f"can't write the result: {error.strerror}", 1) from None
+            raise CommandError("", 128 + signal.SIGPIPE) from None
+        raise CommandError(f"can't write the result: {error.strerror}", 1) from None
 
 
 def save_plot(draw: Callable[[Path], None], path: Path) -> None:
@@ -61,11 +61,11 @@ def save_plot(draw: Callable[[Path], None], path: Path) -> None:
     try:
         draw(path)
     except ImportError as error:
-        raise Mistake(str(error)) from None
+        raise CommandError(str(error)) from None
     except ValueError as error:
-        raise Mistake(f"no plot in {path}: {error}") from None
+        raise CommandError(f"no plot in {path}: {error}") from None
     except OSError as error:
-        raise Mistake(f"can't write {path}: {error.strerror}") from None
+        raise CommandError(f"can't write {path}: {error.strerror}") from None
     sys.stderr.write(f"Saved {path}\n")
 
 

@@ -7,7 +7,7 @@ import re
 from typing import Final
 
 from shoal.core.simulation.results import Linear
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 _NUMBER: Final = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
 _PER_ITEM: Final = re.compile(rf"({_NUMBER})?\*?n")
@@ -38,11 +38,11 @@ def run_time(text: str, *, jitter: float = 0.0, seed: int = 0) -> Linear:
             raise _unreadable(text)
         parts[name] = value
     if not any(parts.values()):
-        raise Mistake(f"a run of the handler takes some time, but {text!r} is none")
+        raise CommandError(f"a run of the handler takes some time, but {text!r} is none")
     return Linear(parts.get("fixed_s", 0.0), parts.get("per_item_s", 0.0), jitter=jitter, seed=seed)
 
 
-def _unreadable(text: str) -> Mistake:
-    return Mistake(
+def _unreadable(text: str) -> CommandError:
+    return CommandError(
         f"a run time is written like 0.002+0.00005n (seconds for a batch of n items), not {text!r}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.planning.mistake import Mistake
+from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -30,7 +30,9 @@ def token_of(arguments: Namespace) -> str | None:
     try:
         token = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise Mistake(f"can't read {path}: {getattr(error, 'strerror', error)}") from None
+        raise CommandError(f"can't read {path}: {getattr(error, 'strerror', error)}") from None
     if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise Mistake(f"{path} must hold one token: printable ASCII characters, without spaces")
+        raise CommandError(
+            f"{path} must hold one token: printable ASCII characters, without spaces"
+        )
     return token

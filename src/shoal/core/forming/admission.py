@@ -1,7 +1,7 @@
 """Admission: who is let into a full queue, who makes room there, and who waits outside.
 
-`Gate` has the rules for requests that are not all alike, `Shedding` finds those that make room, and
-`Parked` holds those that wait to be let in, in order of arrival.
+`AdmissionControl` has the rules for requests that are not all alike, `Shedding` finds those that
+make room, and `Parked` holds those that wait to be let in, in order of arrival.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Shedding:
     def add(self, request: Request, live: int) -> None:
         """Takes in a request that waits from now on, beside `live` others."""
         level = request.priority
-        line = self._by_level.get(level)
-        if line is None:
-            line = self._by_level[level] = deque()
+        queue = self._by_level.get(level)
+        if queue is None:
+            queue = self._by_level[level] = deque()
             heapq.heappush(self._levels, -level)
-        line.append(request)
+        queue.append(request)
         self._places += 1
         if self._places - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
             self._sweep()
@@ -57,16 +57,16 @@ class Shedding:
         """Returns the request that makes room for a newcomer; None if the newcomer must go."""
         while self._levels:
             level = -self._levels[0]
-            line = self._by_level[level]
-            while line and line[-1 if self._newest else 0].state is not QUEUED:
-                self._drop(line)
-            if not line:
+            queue = self._by_level[level]
+            while queue and queue[-1 if self._newest else 0].state is not QUEUED:
+                self._drop(queue)
+            if not queue:
                 heapq.heappop(self._levels)
                 del self._by_level[level]
                 continue
             if level < newcomer.priority or (self._newest and level == newcomer.priority):
                 return None
-            return line[-1 if self._newest else 0]
+            return queue[-1 if self._newest else 0]
         return None
 
     def clear(self) -> None:
@@ -75,17 +75,17 @@ class Shedding:
         self._levels.clear()
         self._places = 0
 
-    def _drop(self, line: deque[Request]) -> None:
+    def _drop(self, queue: deque[Request]) -> None:
         self._places -= 1
         if self._newest:
-            line.pop()
+            queue.pop()
         else:
-            line.popleft()
+            queue.popleft()
 
     def _sweep(self) -> None:
         self._by_level = {
-            level: deque(request for request in line if request.state is QUEUED)
-            for level, line in self._by_level.items()
+            level: deque(request for request in queue if request.state is QUEUED)
+            for level, queue in self._by_level.items()
         }
         self._places = sum(map(len, self._by_level.values()))
 
@@ -104,22 +104,23 @@ class Admission(NamedTuple):
     ring: bool = False
 
 
-def needs_a_gate(options: BatchOptions) -> bool:
-    """Says whether there is more to letting requests in than how many they are."""
-    policies = [*options.queue_policies.values(), options.default_queue_policy]
-    return (
-        options.refuse_late
-        or options.overload in ("shed_oldest", "shed_lowest")
-        or any(policy is not None and policy.max_queued_requests is not None for policy in policies)
-    )
-
-
-class Gate:
+class AdmissionControl:
     """Bounds of levels, calls that would be late, and who makes room for whom.
 
     Attributes:
         size: What the costs of the requests in line sum up to, without those that are parked.
     """
+
+    @classmethod
+    def for_options(cls, options: BatchOptions, model: LatencyModel) -> AdmissionControl | None:
+        """Makes the control that the options need; None where a bound is the only rule."""
+        policies = [*options.queue_policies.values(), options.default_queue_policy]
+        is_needed = (
+            options.refuse_late
+            or options.overload in ("shed_oldest", "shed_lowest")
+            or any(p is not None and p.max_queued_requests is not None for p in policies)
+        )
+        return cls(options, model) if is_needed else None
 
     def __init__(self, options: BatchOptions, model: LatencyModel) -> None:
         self._options = options
@@ -133,26 +134,26 @@ class Gate:
         )
         self.size: float = 0
 
-    def came(self, request: Request, live: int) -> None:
+    def note_added(self, request: Request, live: int) -> None:
         """Notes that a request has been parked, or put in line beside `live` others."""
-        self.came_back(request)
+        self.note_returned(request)
         if request.state is State.QUEUED and self._shedding is not None:
             self._shedding.add(request, live)
 
-    def came_back(self, request: Request) -> None:
+    def note_returned(self, request: Request) -> None:
         """Notes that a request that was handed out is where it was."""
         level = request.priority
         self._by_level[level] = self._by_level.get(level, 0) + 1
         if request.state is State.QUEUED:
             self.size += request.cost
 
-    def let_in(self, request: Request, live: int) -> None:
+    def note_admitted(self, request: Request, live: int) -> None:
         """Notes that a request that was parked is in line, beside `live` others."""
         self.size += request.cost
         if self._shedding is not None:
             self._shedding.add(request, live)
 
-    def went(self, request: Request, was: State) -> None:
+    def note_left(self, request: Request, was: State) -> None:
         """Notes that a request has left the line, to a slot or for good, or was parked and left."""
         level = request.priority
         self._by_level[level] -= 1

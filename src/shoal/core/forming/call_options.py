@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.core.policies.factory import tells_requests_apart
-from shoal.core.request import NOTHING, CallOptions
+from shoal.core.request import NOTHING, RequestOptions
 from shoal.errors import ItemTooLarge
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 
-class Wishes(NamedTuple):
+class CallOptions(NamedTuple):
     """What one call asks for beside its item.
 
     Attributes:
@@ -36,11 +36,11 @@ class Wishes(NamedTuple):
     queue_timeout_s: float | None = None
 
 
-NO_WISHES = Wishes()
-_new = CallOptions.__new__
+NO_CALL_OPTIONS = CallOptions()
+_new = RequestOptions.__new__
 
 
-class Terms:
+class RequestOptionsFactory:
     """Makes the records of calls under one set of options.
 
     Attributes:
@@ -71,13 +71,13 @@ class Terms:
         self.of_each = tells_requests_apart(options)
 
     def of(
-        self, item: Any, wishes: Wishes, now: float, scope_deadline: float = math.inf
-    ) -> CallOptions:
+        self, item: Any, call_options: CallOptions, now: float, scope_deadline: float = math.inf
+    ) -> RequestOptions:
         """Makes the record of one call.
 
         Args:
             item: What the caller passed.
-            wishes: What it asks for.
+            call_options: What it asks for.
             now: The time, in seconds.
             scope_deadline: The deadline of the caller's cancel scope; infinity where there is none
                 or it does not count.
@@ -88,12 +88,14 @@ class Terms:
             ValueError: The priority, or a cost, is out of its range.
             Exception: What a function of one item raised.
         """
-        asked = _new(CallOptions)  # each call has one, and its constructor would cost more
-        asked.metadata = wishes.metadata
-        asked.terms = self
-        asked.wish = wish = wishes.priority
+        asked = _new(RequestOptions)  # each call has one, and its constructor would cost more
+        asked.metadata = call_options.metadata
+        asked.options_factory = self
+        asked.asked_priority = asked_priority = call_options.priority
         asked.priority = (
-            self._priority if wish is None else self._options.checked_priority("priority", wish)
+            self._priority
+            if asked_priority is None
+            else self._options.checked_priority("priority", asked_priority)
         )
         asked.cost = 1
         if self._cost_of is not None:
@@ -111,12 +113,12 @@ class Terms:
             except TypeError:
                 raise self._not_a_key(key) from None
         limit_s = self._limit_s
-        if wishes.deadline_s is not None and wishes.deadline_s < limit_s:
-            limit_s = wishes.deadline_s
+        if call_options.deadline_s is not None and call_options.deadline_s < limit_s:
+            limit_s = call_options.deadline_s
         asked.deadline = asked.due = None if limit_s == math.inf else now + limit_s
         if scope_deadline < math.inf and (asked.due is None or scope_deadline < asked.due):
             asked.due = scope_deadline
-        asked.queue_timeout_s = wishes.queue_timeout_s
+        asked.queue_timeout_s = call_options.queue_timeout_s
         asked.delayed_at = asked.timer = asked.queue_timer = None
         asked.number = 0
         return asked
@@ -138,15 +140,15 @@ class Terms:
         if before is None and not self.of_each:
             return None
         try:
-            asked = self.of(request.item, NO_WISHES, request.arrived_at)
+            asked = self.of(request.item, NO_CALL_OPTIONS, request.arrived_at)
         except Exception as error:
             return error
         asked.deadline = asked.due = None
         if before is not None:
             asked.metadata = before.metadata
-            if before.wish is not None:
-                asked.wish = before.wish
-                asked.priority = min(before.wish, self._options.priority_levels)
+            if before.asked_priority is not None:
+                asked.asked_priority = before.asked_priority
+                asked.priority = min(before.asked_priority, self._options.priority_levels)
             asked.deadline, asked.due = before.deadline, before.due
             asked.queue_timeout_s = before.queue_timeout_s
             asked.timer, asked.queue_timer = before.timer, before.queue_timer

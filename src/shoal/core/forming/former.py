@@ -2,7 +2,7 @@
 
 What a batch is made of is a policy's to decide (`policies`), and `Former` asks it. It has a part
 for each other question: how many may be in line (`room`), who may not for another reason and who
-makes room for whom (`admission`), who can't wait for company (`urgency`), and who has run out of
+makes room for whom (`admission`), who can't wait for company (`pressures`), and who has run out of
 time (`overdue`). All of it decides, others act: whoever has a clock asks again when `Wait` says so,
 and ends what is overdue; whoever has slots tells how many are idle. So the engine and the
 simulation run the same line.
@@ -26,14 +26,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shoal.core.forming.admission import Admission, Gate, Parked, needs_a_gate
+from shoal.core.forming.admission import Admission, AdmissionControl, Parked
 from shoal.core.forming.overdue import Overdue
-from shoal.core.forming.room import LineRoom
-from shoal.core.forming.urgency import Urgency
+from shoal.core.forming.pressures import PressureTracker
+from shoal.core.forming.room import QueueRoom
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, policy_of, tells_requests_apart
 from shoal.core.policies.size_or_wait import SizeOrWait
-from shoal.core.policy import Cut
+from shoal.core.policy import Dispatch
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.rule import Rule
     from shoal.core.policy import Wait
-    from shoal.core.request import CallOptions
+    from shoal.core.request import RequestOptions
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED
@@ -59,7 +59,7 @@ class Former:
         room: How many requests may be in line, and whether anybody is let in any more.
         free_room: ``room.most`` for requests with nothing but an item; minus infinity where each
             has to be looked at.
-        is_ungated: Whether a request may be put in line as soon as there is room.
+        admits_freely: Whether a request may be put in line as soon as there is room.
         takes_anyone: Whether one that has nothing but an item may be, by `append` alone.
         awaits_change: Whether options are to change as soon as no batch gathers, so that each
             request has to be looked at; it counts from the next `reform` on.
@@ -73,17 +73,17 @@ class Former:
     """
 
     __slots__ = (
-        "_gate",
+        "_control",
         "_parked",
         "_policy",
+        "_pressures",
         "_tells_all",
-        "_urgency",
         "adaptive",
+        "admits_freely",
         "append",
         "awaits_change",
         "batches",
         "free_room",
-        "is_ungated",
         "live",
         "model",
         "options",
@@ -96,15 +96,15 @@ class Former:
 
     def __init__(self, options: BatchOptions) -> None:
         self.model = LatencyModel()
-        self.room = LineRoom(options)
+        self.room = QueueRoom(options)
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.batches: Mapping[Batch, float] = {}
         self.live = self.parked = self.wake_at = 0
         self.free_room: float = 0
         self.awaits_change = self._tells_all = False
-        self._urgency = Urgency(self.model)
+        self._pressures = PressureTracker(self.model)
         self._parked = Parked()
-        self._gate: Gate | None
+        self._control: AdmissionControl | None
         self.append: Callable[[Request], object]
         self._take_in(options)
 
@@ -114,11 +114,11 @@ class Former:
         Args:
             request: A new one, in no state yet.
         """
-        gate, room = self._gate, self.room
-        if gate is not None and not room.closed:
-            refusal = gate.full_level(request, room.at_once)
+        control, room = self._control, self.room
+        if control is not None and not room.closed:
+            refusal = control.full_level(request, room.at_once)
             if refusal is None:
-                refusal = gate.lateness(request, request.arrived_at, self.batches)
+                refusal = control.lateness(request, request.arrived_at, self.batches)
             if refusal is not None:
                 return Admission(refusal)
         victim = None
@@ -129,13 +129,13 @@ class Former:
             if self.options.overload == "wait":
                 self._park(request)
                 return Admission()
-            victim = None if gate is None or self.parked else gate.victim(request)
+            victim = None if control is None or self.parked else control.victim(request)
             if victim is None:
                 return Admission(room.fullness(self.live))
         request.state = QUEUED
         ring = self.arrive(request)  # first, since a user's rule may raise
-        if gate is not None:
-            gate.came(request, self.live)
+        if control is not None:
+            control.note_added(request, self.live)
         if victim is not None:
             self._drop(victim, State.FAILED)
         return Admission(victim=victim, ring=ring)
@@ -161,8 +161,8 @@ class Former:
             self.wake_at = live
         asked = request.options
         if asked is not None and asked.due is not None:
-            urgency = self._urgency
-            if urgency.may_wait and urgency.came(request, asked.due, live):
+            pressures = self._pressures
+            if pressures.may_wait and pressures.note_arrival(request, asked.due, live):
                 self.wake_at = live
         self.live = live
         return live == self.wake_at
@@ -185,7 +185,7 @@ class Former:
             Whether the slot that waits for requests must be woken.
         """
         self._drop(request, state)
-        return (self.parked > 0 and self._let_in()) or self._tells_all
+        return (self.parked > 0 and self._admit_parked()) or self._tells_all
 
     def reform(self, *, idle_slots: float | None = None, open_room: float = 0) -> bool:
         """Takes in another number of idle slots, or a place that is free in line.
@@ -201,14 +201,14 @@ class Former:
         self.room.measure(idle_slots, open_room)
         is_free = self.takes_anyone and not self.awaits_change
         self.free_room = self.room.most if is_free else -math.inf
-        return self.parked > 0 and self._let_in()
+        return self.parked > 0 and self._admit_parked()
 
     def tell_all(self) -> None:
         """Rings at every change from now on, for batches that are open take whoever comes."""
         self._tells_all = True
         self.append = self._append_and_tell
 
-    def decide(self, now: float) -> Cut | Wait:
+    def decide(self, now: float) -> Dispatch | Wait:
         """Says what a free slot should do.
 
         Args:
@@ -217,20 +217,20 @@ class Former:
         Returns:
             What to take, or when to ask again.
         """
-        urgency = self._urgency
+        pressures = self._pressures
         if not self.live:
             self._tidy()
-        decision = self._policy.decide(now, urgency.hurry(now) if self.live else None)
-        if isinstance(decision, Cut):
-            urgency.asleep_until = -math.inf
+        decision = self._policy.decide(now, pressures.pressure(now) if self.live else None)
+        if isinstance(decision, Dispatch):
+            pressures.asleep_until = -math.inf
             return decision
-        if urgency.unseen:
+        if pressures.unseen:
             # They may change the decision, for it matters now when they must leave.
-            urgency.see(self.live)
+            pressures.see(self.live)
             return self.decide(now)
-        return urgency.sleep(decision, self.live)
+        return pressures.sleep(decision, self.live)
 
-    def take(self, cut: Cut) -> list[Request]:
+    def take(self, dispatch: Dispatch) -> list[Request]:
         """Hands out the batch that `decide` has just decided on.
 
         Parked requests follow when the taker has said, by `reform`, that its slot is not idle now.
@@ -238,7 +238,7 @@ class Former:
         Returns:
             The requests, all in the state QUEUED; the caller moves them on.
         """
-        return self._handed_out(self._policy.take(cut))
+        return self._handed_out(self._policy.take(dispatch))
 
     def take_within(self, room: float) -> list[Request]:
         """Hands out those that may join a batch which is open, in order, up to some room in it."""
@@ -251,30 +251,30 @@ class Former:
         """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
         waiting = [request for request in requests if request.state is QUEUED]
         self._policy.put_back(waiting)
-        self._urgency.put_back()
+        self._pressures.put_back()
         self.live += len(waiting)
-        if self._gate is not None:
+        if self._control is not None:
             for request in requests:
                 if request.state is QUEUED:
-                    self._gate.came_back(request)
+                    self._control.note_returned(request)
 
     def flush(self) -> None:
         """Makes what is in line now leave with the next cuts, full or not."""
-        self._urgency.flush(self._policy.waiting())
+        self._pressures.flush(self._policy.waiting())
 
     @property
     def took_flushed(self) -> bool:
         """Whether a flush covered any of those who were handed out last."""
-        return self._urgency.handed_out_flushed
+        return self._pressures.handed_out_flushed
 
     def drain(self) -> None:
         """Lets nobody wait for company any more."""
-        self._urgency.draining = True
+        self._pressures.draining = True
 
     @property
     def draining(self) -> bool:
         """Whether nobody waits for company any more."""
-        return self._urgency.draining
+        return self._pressures.draining
 
     @property
     def is_gathering(self) -> bool:
@@ -282,7 +282,7 @@ class Former:
 
         While every slot is busy none does, since batches are made for slots that are free.
         """
-        return self.live > 0 and self._urgency.asleep_until != -math.inf
+        return self.live > 0 and self._pressures.asleep_until != -math.inf
 
     @property
     def scheduling_capacity(self) -> float:
@@ -294,7 +294,7 @@ class Former:
         """What the costs of those that wait sum up to."""
         return self._policy.size_of_all()
 
-    def size_beside(self, asked: CallOptions) -> float:
+    def size_beside(self, asked: RequestOptions) -> float:
         """Returns what the costs of those that wait in one bucket sum up to.
 
         Args:
@@ -329,9 +329,9 @@ class Former:
                 failed.append((request, error))
                 self.parked -= request.state is PARKED
                 request.state = State.FAILED
-                self._urgency.left(request)
-            elif self._gate is not None:
-                self._gate.came(request, self.live)
+                self._pressures.left(request)
+            elif self._control is not None:
+                self._control.note_added(request, self.live)
         self.reform()
         return failed
 
@@ -341,7 +341,7 @@ class Former:
         room.closed = True
         self.drain()
         room.most = math.inf
-        self._let_in()
+        self._admit_parked()
         room.most = self.free_room = 0
 
     def clear(self) -> Iterator[Request]:
@@ -349,7 +349,7 @@ class Former:
         waiting = [*self._policy.waiting(), *self._parked]
         self._parked.clear()
         self.live = self.parked = 0
-        self._gate = None
+        self._control = None
         self._file_by(SizeOrWait(self.options))  # a user's own might raise when it is made again
         return iter(waiting)
 
@@ -360,10 +360,10 @@ class Former:
         self.options = options
         self.room.change(options)
         self.overdue.change(options)
-        self._urgency.change(options)
-        self._gate = Gate(options, self.model) if needs_a_gate(options) else None
-        self.is_ungated = self._gate is None
-        self.takes_anyone = self.is_ungated and not tells_requests_apart(options)
+        self._pressures.change(options)
+        self._control = AdmissionControl.for_options(options, self.model)
+        self.admits_freely = self._control is None
+        self.takes_anyone = self.admits_freely and not tells_requests_apart(options)
 
     def _file_by(self, policy: Rule) -> None:
         self._policy = policy
@@ -377,13 +377,13 @@ class Former:
         return True
 
     def _handed_out(self, taken: list[Request]) -> list[Request]:
-        if self._gate is not None:
+        if self._control is not None:
             for request in taken:
-                self._gate.went(request, QUEUED)
+                self._control.note_left(request, QUEUED)
         self.live -= len(taken)
-        urgency = self._urgency
-        if urgency.covered or urgency.handed_out_flushed:
-            urgency.taken(taken)
+        pressures = self._pressures
+        if pressures.covered or pressures.handed_out_flushed:
+            pressures.taken(taken)
         return taken
 
     def _fits(self, requests: int, size: float) -> bool:
@@ -395,10 +395,10 @@ class Former:
         request.state = PARKED
         self._parked.add(request)
         self.parked += 1
-        if self._gate is not None:
-            self._gate.came(request, self.live)
+        if self._control is not None:
+            self._control.note_added(request, self.live)
 
-    def _let_in(self) -> bool:
+    def _admit_parked(self) -> bool:
         """Moves parked requests to the line while it has room."""
         woken = False
         while (request := self._parked.first()) is not None and self._fits(1, request.cost):
@@ -410,8 +410,8 @@ class Former:
                 raise
             self._parked.pop()
             self.parked -= 1
-            if self._gate is not None:
-                self._gate.let_in(request, self.live)
+            if self._control is not None:
+                self._control.note_admitted(request, self.live)
         return woken
 
     def _refiled(
@@ -428,11 +428,11 @@ class Former:
 
     def _drop(self, request: Request, state: State) -> None:
         was, request.state = request.state, state
-        if self._gate is not None:
-            self._gate.went(request, was)
+        if self._control is not None:
+            self._control.note_left(request, was)
         if was is QUEUED:
             self.live -= 1
-            self._urgency.left(request)
+            self._pressures.left(request)
             self._policy.remove(request)
         else:
             self.parked -= 1
@@ -442,6 +442,6 @@ class Former:
 
     def _tidy(self) -> None:
         """Forgets what has ended, when nobody is in line any more."""
-        self._urgency.forget_times()
-        if self._gate is not None and not self.parked:
-            self._gate.tidy()
+        self._pressures.forget_times()
+        if self._control is not None and not self.parked:
+            self._control.tidy()

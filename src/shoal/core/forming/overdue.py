@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from shoal.core.options.options import BatchOptions
-    from shoal.core.request import CallOptions, Request
+    from shoal.core.request import Request, RequestOptions
 
-_IN_LINE: Final = (State.PARKED, State.QUEUED)
+_QUEUED_OR_PARKED: Final = (State.PARKED, State.QUEUED)
 
 
 class Overdue:
@@ -26,22 +26,22 @@ class Overdue:
 
     Attributes:
         timers: When each time is up.
-        limits_line: Whether some level's requests may wait in line for so long only.
+        limits_queue: Whether some level's requests may wait in line for so long only.
     """
 
-    __slots__ = ("_demote", "_options", "limits_line", "timers")
+    __slots__ = ("_demote", "_options", "limits_queue", "timers")
 
     def __init__(self, demote: Callable[[Request], object], options: BatchOptions) -> None:
         self._demote = demote
         self._options = options
-        self.limits_line = False
+        self.limits_queue = False
         self.timers = Timers()
 
     def change(self, options: BatchOptions) -> None:
         """Takes in new options, for requests that are let in from now on."""
         self._options = options
         policies = [*options.queue_policies.values(), options.default_queue_policy]
-        self.limits_line = any(p is not None and p.timeout_s is not None for p in policies)
+        self.limits_queue = any(p is not None and p.timeout_s is not None for p in policies)
 
     def watch(self, request: Request) -> float:
         """Watches a request that has just been let in, if its time is limited.
@@ -56,8 +56,8 @@ class Overdue:
         if asked.deadline is not None:
             until = asked.deadline
             asked.timer = self.timers.add(until, request)
-        if self.limits_line or asked.queue_timeout_s is not None:
-            return min(until, self._watch_in_line(request, asked))
+        if self.limits_queue or asked.queue_timeout_s is not None:
+            return min(until, self._watch_queued(request, asked))
         return until
 
     def forget(self, request: Request) -> None:
@@ -72,7 +72,7 @@ class Overdue:
             self.timers.forget(asked.queue_timer)
             asked.queue_timer = None
 
-    def _watch_in_line(self, request: Request, asked: CallOptions) -> float:
+    def _watch_queued(self, request: Request, asked: RequestOptions) -> float:
         limit_s, delays = asked.queue_timeout_s, False
         policy = self._options.queue_policy(asked.priority)
         if policy is not None:
@@ -93,7 +93,7 @@ class Overdue:
                 yield what, "was not answered by its deadline"
                 continue
             request, delays = what
-            if request.state not in _IN_LINE:
+            if request.state not in _QUEUED_OR_PARKED:
                 continue
             if not delays:
                 yield request, "waited in line for longer than its time-out"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
 
 
-class LineRoom:
+class QueueRoom:
     """The room of one line, and how much of it slots are about to take.
 
     Args:

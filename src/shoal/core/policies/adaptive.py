@@ -133,9 +133,9 @@ class AdaptiveRule:
         """Returns the most that the next batch should hold, from 1 to `max_batch_size`.
 
         Args:
-            waiting: The size of all that waits, in the line that `cut_at` was asked about last. 0
-                asks for what batches should not grow beyond while the line is in time: a figure to
-                show, and no bound to cut by.
+            waiting: The size of all that waits, in the line that `dispatch_at` was asked about
+                last. 0 asks for what batches should not grow beyond while the line is in time: a
+                figure to show, and no bound to cut by.
         """
         model, planned_s = self._model, self._planned_s
         steady = model.size_within(planned_s / (1 + 1 / self._slots))
@@ -153,7 +153,7 @@ class AdaptiveRule:
             return max(1.0, saving)
         return ventured
 
-    def cut_at(
+    def dispatch_at(
         self,
         now: float,
         oldest_arrived_at: float,

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.policies.ranked import NOBODY_WAITS
 from shoal.core.policies.rule import Rule
-from shoal.core.policy import Cut, Wait
+from shoal.core.policy import Dispatch, Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from shoal.core.policies.ranked import Ranked
     from shoal.core.policies.ranks import Rank
-    from shoal.core.policy import Hurry
-    from shoal.core.request import CallOptions, Request
+    from shoal.core.policy import Pressure
+    from shoal.core.request import Request, RequestOptions
 
 _OLD_ENTRIES_WORTH_A_SWEEP: Final = 64
 
@@ -100,7 +100,7 @@ class Buckets(Rule):
         bucket.rule.put(request)
         self.size += asked.cost
         if bucket.head is not None:
-            if self._rank is not None and bucket.rule.line.is_led_by(request):
+            if self._rank is not None and bucket.rule.queue.is_led_by(request):
                 self._make_ready(bucket)
             return False
         if bucket.due_at <= request.arrived_at:  # it will be looked at, whatever comes
@@ -116,19 +116,19 @@ class Buckets(Rule):
     def demote(self, request: Request) -> bool:
         return self._buckets[self._key(request)].rule.demote(request)
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self._asleep_until = NOBODY_WAITS
         self._chosen = None
         if not self._buckets:
             return Wait(None, 1)
-        if hurry is not None and hurry.request is not None:
-            return self._ask(self._buckets[self._key(hurry.request)], now, hurry)
+        if pressure is not None and pressure.request is not None:
+            return self._ask(self._buckets[self._key(pressure.request)], now, pressure)
         self._move_due_ones(now)
-        decision = self._ask_ready_ones(now, hurry)
-        if decision is None and hurry is not None:
+        decision = self._ask_ready_ones(now, pressure)
+        if decision is None and pressure is not None:
             for bucket in self._buckets.values():
                 self._make_ready(bucket)
-            decision = self._ask_ready_ones(now, hurry)
+            decision = self._ask_ready_ones(now, pressure)
         if decision is not None:
             return decision
         while self._next_due() < math.inf:
@@ -140,11 +140,11 @@ class Buckets(Rule):
         self._asleep_until = self._next_due()
         return Wait(None if self._asleep_until == math.inf else self._asleep_until)
 
-    def take(self, cut: Cut) -> list[Request]:
+    def take(self, dispatch: Dispatch) -> list[Request]:
         bucket = self._chosen
         assert bucket is not None
         before = bucket.rule.size
-        taken = bucket.rule.take(cut)
+        taken = bucket.rule.take(dispatch)
         self.size -= before - bucket.rule.size
         bucket.head = None
         if bucket.rule.count:
@@ -173,7 +173,7 @@ class Buckets(Rule):
     def size_of_all(self) -> float:
         return self.size
 
-    def size_beside(self, asked: CallOptions) -> float:
+    def size_beside(self, asked: RequestOptions) -> float:
         key = (asked.key, asked.priority) if self._isolates else asked.key
         bucket = self._buckets.get(key)
         return 0 if bucket is None else bucket.rule.size
@@ -183,11 +183,11 @@ class Buckets(Rule):
         assert asked is not None
         return (asked.key, asked.priority) if self._isolates else asked.key
 
-    def _ask(self, bucket: _Bucket, now: float, hurry: Hurry | None) -> Cut | Wait:
+    def _ask(self, bucket: _Bucket, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self._chosen = bucket
-        return bucket.rule.decide(now, hurry)
+        return bucket.rule.decide(now, pressure)
 
-    def _ask_ready_ones(self, now: float, hurry: Hurry | None) -> Cut | None:
+    def _ask_ready_ones(self, now: float, pressure: Pressure | None) -> Dispatch | None:
         """Asks the ready buckets in order until one is cut; None if none is."""
         while self._ready:
             head, _number, bucket = self._ready[0]
@@ -200,8 +200,8 @@ class Buckets(Rule):
                 heapq.heappop(self._ready)
                 self._make_ready(bucket)
                 continue
-            decision = self._ask(bucket, now, hurry)
-            if isinstance(decision, Cut):
+            decision = self._ask(bucket, now, pressure)
+            if isinstance(decision, Dispatch):
                 return decision
             heapq.heappop(self._ready)
             bucket.head = None

@@ -8,7 +8,7 @@ nothing overtakes it, or a large item might never find room.
 Each of its steps costs O(log n) in the number of requests that wait, or O(1) in order of arrival.
 
 Invariants:
-    ``count`` == number of requests in the line in the state QUEUED; ``size`` == the sum of their
+    ``count`` == number of requests in the queue in the state QUEUED; ``size`` == the sum of their
     costs.
     ``asleep_until`` is when a slot that waits here decides again; minus infinity if none waits.
 """
@@ -18,11 +18,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
-from shoal.core.policy import Cut, Wait
-from shoal.core.queues.level_queue import LevelLine
-from shoal.core.queues.queue import ArrivalLine, RankedLine, is_worth_a_sweep
+from shoal.core.policy import Dispatch, Wait
+from shoal.core.queues.level_queue import LevelQueue
+from shoal.core.queues.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from shoal.core.policies.ranks import Rank
     from shoal.core.policies.sizing import Sizing
     from shoal.core.policies.windows import Window
-    from shoal.core.policy import Hurry
-    from shoal.core.queues.queue import Line
+    from shoal.core.policy import Pressure
+    from shoal.core.queues.queue import Queue
     from shoal.core.request import Request
 
 QUEUED = State.QUEUED
@@ -52,7 +52,7 @@ class Ranked(Rule):
         by_level: Whether the requests of one level are in order of arrival by their ranks.
 
     Attributes:
-        line: Those that wait, in order.
+        queue: Those that wait, in order.
         count: How many requests wait.
         size: What their costs sum up to.
         asleep_until: When a slot that waits decides again, in seconds.
@@ -61,7 +61,7 @@ class Ranked(Rule):
     __slots__ = (
         "_adaptive",
         "_by_due",
-        "_has_two_lines",
+        "_has_two_batchers",
         "_newest_at",
         "_numbers",
         "_sizing",
@@ -69,7 +69,7 @@ class Ranked(Rule):
         "_window",
         "asleep_until",
         "count",
-        "line",
+        "queue",
         "size",
     )
 
@@ -83,13 +83,13 @@ class Ranked(Rule):
         *,
         by_level: bool,
     ) -> None:
-        self.line: Line = ArrivalLine()
+        self.queue: Queue = ArrivalQueue()
         if rank is not None:
-            self.line = (LevelLine if by_level else RankedLine)(rank)
-        by_due = window.line()
-        both_by_arrival = rank is None and isinstance(by_due, ArrivalLine)
-        self._by_due = self.line if both_by_arrival or by_due is None else by_due
-        self._has_two_lines = self._by_due is not self.line
+            self.queue = (LevelQueue if by_level else RankedQueue)(rank)
+        by_due = window.queue()
+        both_by_arrival = rank is None and isinstance(by_due, ArrivalQueue)
+        self._by_due = self.queue if both_by_arrival or by_due is None else by_due
+        self._has_two_batchers = self._by_due is not self.queue
         self._sizing = sizing
         self._window = window
         self._adaptive = adaptive
@@ -111,8 +111,8 @@ class Ranked(Rule):
         asked = request.options
         assert asked is not None
         asked.number = next(self._numbers)
-        self.line.push(request)
-        if self._has_two_lines:
+        self.queue.push(request)
+        if self._has_two_batchers:
             self._by_due.push(request)
         self._newest_at = request.arrived_at
         self.count += 1
@@ -127,13 +127,13 @@ class Ranked(Rule):
         self._tidy()
 
     def demote(self, request: Request) -> bool:
-        if isinstance(self.line, ArrivalLine):
+        if isinstance(self.queue, ArrivalQueue):
             return False
         asked = request.options
         assert asked is not None
         asked.number = next(self._numbers)
-        self.line.push(request)
-        if isinstance(self._by_due, RankedLine) and self._has_two_lines:
+        self.queue.push(request)
+        if isinstance(self._by_due, RankedQueue) and self._has_two_batchers:
             self._by_due.push(request)
         self._tidy()
         return True
@@ -149,57 +149,57 @@ class Ranked(Rule):
 
     def head(self) -> Request | None:
         """Returns the request whose turn it is; None if nobody waits."""
-        return self.line.first()
+        return self.queue.first()
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self.asleep_until = NOBODY_WAITS
         self._tidy()
         if not self.count:
             return Wait(None, 1)
         due, reason = self._due(now)
         if self.size >= self._sizing.enough(self.size):
-            waits = hurry is None and due > now
+            waits = pressure is None and due > now
             self._target = self._sizing.target(self.size, self._costs, waits=waits)
             if self._target:
-                return Cut(self.count, CutReason.FULL)
-        if hurry is not None or due <= now:
+                return Dispatch(self.count, DispatchReason.FULL)
+        if pressure is not None or due <= now:
             self._target = self._sizing.target(self.size, self._costs, waits=False)
-            return Cut(self.count, reason if hurry is None else hurry.reason)
+            return Dispatch(self.count, reason if pressure is None else pressure.reason)
         self.asleep_until = due
         return Wait(None if due == math.inf else due)
 
-    def take(self, cut: Cut) -> list[Request]:
+    def take(self, dispatch: Dispatch) -> list[Request]:
         taken = self.take_within(self._target)
         if not taken:  # the first is larger than the size to which a batch had better be cut back
-            first = self.line.first()
+            first = self.queue.first()
             assert first is not None
             taken = self.take_within(first.cost)
         return taken
 
     def take_within(self, room: float) -> list[Request]:
-        taken = self.line.take(room)
+        taken = self.queue.take(room)
         self.count -= len(taken)
         if self.count:
             self.size -= sum([request.options.cost for request in taken if request.options])
         else:
             # What has ended is not kept for longer than others wait.
             self.size = 0
-            self.line.clear()
+            self.queue.clear()
             self._by_due.clear()
         return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        self.line.put_back(requests)
-        if not self.count and self._has_two_lines:
+        self.queue.put_back(requests)
+        if not self.count and self._has_two_batchers:
             for request in sorted(requests, key=_arrival):
                 self._by_due.push(request)
         self.count += len(requests)
         self.size += sum(request.cost for request in requests)
 
     def waiting(self) -> Iterable[Request]:
-        return self.line
+        return self.queue
 
-    def _due(self, now: float) -> tuple[float, CutReason]:
+    def _due(self, now: float) -> tuple[float, DispatchReason]:
         first = self._by_due.first()
         assert first is not None
         return self._window.due(first, self._newest_at, self.count, self.size, now)
@@ -207,17 +207,17 @@ class Ranked(Rule):
     def _costs(self, most: float) -> list[float]:
         seen: list[Request] = []
         total: float = 0
-        while total <= most and (first := self.line.first()) is not None:
-            self.line.pop()
+        while total <= most and (first := self.queue.first()) is not None:
+            self.queue.pop()
             seen.append(first)
             total += first.cost
-        self.line.put_back(seen)
+        self.queue.put_back(seen)
         return [request.cost for request in seen]
 
     def _tidy(self) -> None:
-        for line in (self.line, self._by_due):
-            if is_worth_a_sweep(line, self.count) or (not self.count and len(line)):
-                line.sweep()
+        for queue in (self.queue, self._by_due):
+            if is_worth_a_sweep(queue, self.count) or (not self.count and len(queue)):
+                queue.sweep()
 
 
 def _arrival(request: Request) -> float:

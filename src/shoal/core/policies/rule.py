@@ -14,7 +14,7 @@ from shoal.core.policy import BatchPolicy
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shoal.core.request import CallOptions, Request
+    from shoal.core.request import Request, RequestOptions
 
 
 class Rule(BatchPolicy):
@@ -26,7 +26,7 @@ class Rule(BatchPolicy):
     def size_of_all(self) -> float:
         """Returns what the costs of those that wait sum up to; their number if none has a cost."""
 
-    def size_beside(self, asked: CallOptions) -> float:
+    def size_beside(self, asked: RequestOptions) -> float:
         """Returns what the costs of those that wait sum up to who may share a batch with another.
 
         Args:

@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.policies.rule import Rule
-from shoal.core.policy import Cut, Wait
-from shoal.core.queues.queue import ArrivalLine, is_worth_a_sweep
+from shoal.core.policy import Dispatch, Wait
+from shoal.core.queues.queue import ArrivalQueue, is_worth_a_sweep
 from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from shoal.core.options.options import BatchOptions
-    from shoal.core.policy import Hurry
+    from shoal.core.policy import Pressure
     from shoal.core.request import Request
 
 QUEUED = State.QUEUED
@@ -35,13 +35,13 @@ class SizeOrWait(Rule):
         queue: The line, with leftovers.
     """
 
-    __slots__ = ("_left", "_line", "_size", "_wait_s", "queue")
+    __slots__ = ("_left", "_queue", "_size", "_wait_s", "queue")
 
     def __init__(self, options: BatchOptions) -> None:
         self._size = options.max_batch_size
         self._wait_s = options.batch_wait_timeout_s
-        self._line = ArrivalLine()
-        self.queue = self._line.entries
+        self._queue = ArrivalQueue()
+        self.queue = self._queue.entries
         # How many of the queue are leftovers.
         self._left = 0
 
@@ -65,28 +65,28 @@ class SizeOrWait(Rule):
         if self._left == len(self.queue):  # nobody waits, and what has ended is kept by nobody
             self.queue.clear()
             self._left = 0
-        elif is_worth_a_sweep(self._line, len(self.queue) - self._left):
-            self._line.sweep()
+        elif is_worth_a_sweep(self._queue, len(self.queue) - self._left):
+            self._queue.sweep()
             self._left = 0
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         live = len(self.queue) - self._left
         if live >= self._size:
-            return Cut(self._size, CutReason.FULL)
+            return Dispatch(self._size, DispatchReason.FULL)
         oldest = self._oldest()
         if oldest is None:
             return Wait(None, 1)
-        if hurry is not None:
-            return Cut(live, hurry.reason)
+        if pressure is not None:
+            return Dispatch(live, pressure.reason)
         if self._wait_s is None:
             return Wait(None, self._size)
         due = oldest.arrived_at + self._wait_s
         if due <= now:
-            return Cut(live, CutReason.TIMER)
+            return Dispatch(live, DispatchReason.TIMER)
         return Wait(due, self._size)
 
-    def take(self, cut: Cut) -> list[Request]:
-        return self.take_within(cut.size)
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        return self.take_within(dispatch.size)
 
     def take_within(self, room: float) -> list[Request]:
         queue = self.queue
@@ -107,17 +107,17 @@ class SizeOrWait(Rule):
         return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        self._line.put_back(requests)
+        self._queue.put_back(requests)
 
     def waiting(self) -> Iterable[Request]:
-        return self._line
+        return self._queue
 
     def by_arrival(self) -> list[Request]:
-        return list(self._line)
+        return list(self._queue)
 
     def _oldest(self) -> Request | None:
         """Returns the first request that waits. Drops the leftovers before it."""
         before = len(self.queue)
-        oldest = self._line.first()
+        oldest = self._queue.first()
         self._left -= before - len(self.queue)
         return oldest

@@ -49,7 +49,7 @@ class Sizing(ABC):
         """
 
 
-class Bound(Sizing):
+class UpToMaximum(Sizing):
     """As much as is there, up to ``max_batch_size``."""
 
     __slots__ = ("_most",)
@@ -171,4 +171,4 @@ def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
         has_window = options.batch_wait_timeout_s != 0 or options.idle_timeout_s is not None
         sizes = options.preferred_batch_sizes
         return Preferred(sizes, options.max_batch_size, has_window=has_window)
-    return Bound(options.max_batch_size)
+    return UpToMaximum(options.max_batch_size)

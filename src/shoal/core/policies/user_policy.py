@@ -13,7 +13,7 @@ from shoal.core.policies.rule import Rule
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from shoal.core.policy import BatchPolicy, Cut, Hurry, Wait
+    from shoal.core.policy import BatchPolicy, Dispatch, Pressure, Wait
     from shoal.core.request import Request
 
 
@@ -45,11 +45,11 @@ class Guarded(Rule):
         del self._waiting[request]
         self._policy.remove(request)
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
-        return self._policy.decide(now, hurry)
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return self._policy.decide(now, pressure)
 
-    def take(self, cut: Cut) -> list[Request]:
-        taken = list(self._policy.take(cut))
+    def take(self, dispatch: Dispatch) -> list[Request]:
+        taken = list(self._policy.take(dispatch))
         if not taken or len(set(taken)) < len(taken) or not self._waiting.keys() >= set(taken):
             raise RuntimeError(
                 f"the policy {self._policy!r} handed out {taken!r:.200}, but take() must hand out "

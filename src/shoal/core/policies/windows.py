@@ -6,14 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.options.records import Same
-from shoal.core.queues.queue import ArrivalLine, RankedLine
+from shoal.core.queues.queue import ArrivalQueue, RankedQueue
 
 if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.core.policies.adaptive import AdaptiveRule
-    from shoal.core.queues.queue import Line
+    from shoal.core.queues.queue import Queue
     from shoal.core.request import Request
 
 
@@ -23,7 +23,7 @@ class Window(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def line(self) -> Line | None:
+    def queue(self) -> Queue | None:
         """Makes a line in which the request that must leave first is first.
 
         Returns:
@@ -33,7 +33,7 @@ class Window(ABC):
     @abstractmethod
     def due(
         self, first: Request, newest_at: float, count: int, size: float, now: float
-    ) -> tuple[float, CutReason]:
+    ) -> tuple[float, DispatchReason]:
         """Says when a batch of them must leave; infinity for never.
 
         Args:
@@ -62,15 +62,15 @@ class Fixed(Window):
         }
         self.is_uniform = all(own == self._others_s for own in self._by_level.values())
 
-    def line(self) -> Line | None:
+    def queue(self) -> Queue | None:
         if not self.is_uniform:
-            return RankedLine(self._due)
-        return None if self._others_s in (0, math.inf) else ArrivalLine()
+            return RankedQueue(self._due)
+        return None if self._others_s in (0, math.inf) else ArrivalQueue()
 
     def due(
         self, first: Request, newest_at: float, count: int, size: float, now: float
-    ) -> tuple[float, CutReason]:
-        return self._due(first), CutReason.TIMER
+    ) -> tuple[float, DispatchReason]:
+        return self._due(first), DispatchReason.TIMER
 
     def _due(self, request: Request) -> float:
         if self.is_uniform:
@@ -87,15 +87,15 @@ class UntilIdle(Window):
         self._idle_s = idle_s
         self._within = within
 
-    def line(self) -> Line | None:
-        return self._within.line()
+    def queue(self) -> Queue | None:
+        return self._within.queue()
 
     def due(
         self, first: Request, newest_at: float, count: int, size: float, now: float
-    ) -> tuple[float, CutReason]:
+    ) -> tuple[float, DispatchReason]:
         within, reason = self._within.due(first, newest_at, count, size, now)
         idle = newest_at + self._idle_s
-        return (idle, CutReason.IDLE) if idle < within else (within, reason)
+        return (idle, DispatchReason.IDLE) if idle < within else (within, reason)
 
 
 class ForTarget(Window):
@@ -106,13 +106,15 @@ class ForTarget(Window):
     def __init__(self, rule: AdaptiveRule) -> None:
         self._rule = rule
 
-    def line(self) -> Line:
-        return ArrivalLine()
+    def queue(self) -> Queue:
+        return ArrivalQueue()
 
     def due(
         self, first: Request, newest_at: float, count: int, size: float, now: float
-    ) -> tuple[float, CutReason]:
-        return self._rule.cut_at(now, first.arrived_at, newest_at, size, count), CutReason.TIMER
+    ) -> tuple[float, DispatchReason]:
+        return self._rule.dispatch_at(
+            now, first.arrived_at, newest_at, size, count
+        ), DispatchReason.TIMER
 
 
 def window_of(options: BatchOptions, adaptive: AdaptiveRule | None) -> Window:

@@ -11,7 +11,7 @@ from bisect import insort
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.queues.queue import Line
+from shoal.core.queues.queue import Queue
 from shoal.core.request import Request, State
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 QUEUED = State.QUEUED
 
 
-class LevelLine(Line):
+class LevelQueue(Queue):
     """By level, and by arrival within each: the line of priorities.
 
     Invariants:

@@ -24,7 +24,7 @@ QUEUED = State.QUEUED
 LEFTOVERS_WORTH_A_SWEEP: Final = 64
 
 
-class Line(ABC):
+class Queue(ABC):
     """Requests in an order. Those that do not wait any more are leftovers."""
 
     __slots__ = ()
@@ -70,7 +70,7 @@ class Line(ABC):
         """Yields those that wait, in order."""
 
 
-class ArrivalLine(Line):
+class ArrivalQueue(Queue):
     """In order of arrival."""
 
     __slots__ = ("entries",)
@@ -128,7 +128,7 @@ class ArrivalLine(Line):
         return iter([request for request in self.entries if request.state is QUEUED])
 
 
-class RankedLine(Line):
+class RankedQueue(Queue):
     """By a rank, lowest first, and by arrival among equals.
 
     Who pushes a request gives it a number first, higher than all before. Given another one and
@@ -195,9 +195,9 @@ class RankedLine(Line):
         return iter([entry[2] for entry in sorted(self._heap) if _waits(entry)])
 
 
-def is_worth_a_sweep(line: Line, live: int) -> bool:
+def is_worth_a_sweep(queue: Queue, live: int) -> bool:
     """Says whether the leftovers of a line outnumber the `live` requests in it."""
-    return len(line) - live > max(live, LEFTOVERS_WORTH_A_SWEEP)
+    return len(queue) - live > max(live, LEFTOVERS_WORTH_A_SWEEP)
 
 
 def _waits(entry: tuple[Any, int, Request]) -> bool:

@@ -15,11 +15,11 @@ import math
 from array import array
 from typing import TYPE_CHECKING
 
-from shoal.core.batch import Batch, CutReason
-from shoal.core.forming.call_options import NO_WISHES, Terms, Wishes
+from shoal.core.batch import Batch, DispatchReason
+from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.policies.sizing import load_of
-from shoal.core.policy import Cut, Wait
+from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import NOTHING, Request, State
 from shoal.core.simulation.results import Arrival, Outcome, SimulatedBatch
 from shoal.errors import ItemTooLarge
@@ -51,10 +51,10 @@ class SimulatedBatcher:
         self._run_time = run_time
         limit_s = options.handler_timeout_s
         self._limit_s = _NEVER if limit_s is None else limit_s
-        self._terms = Terms("the simulated batcher", options)
+        self._options_factory = RequestOptionsFactory("the simulated batcher", options)
         self._former = Former(options)
-        self._has_terms = (
-            self._terms.of_each
+        self._has_request_options = (
+            self._options_factory.of_each
             or options.request_timeout_s is not None
             or not self._former.takes_anyone
         )
@@ -96,7 +96,7 @@ class SimulatedBatcher:
             self.latency_s.append(math.nan)
             self.outcomes.append(Outcome.FINISHED)
             request = Request()
-            request.cell = place  # nobody waits on it, so its place in the trace is put there
+            request.waiter = place  # nobody waits on it, so its place in the trace is put there
             request.arrived_at = at
             request.error = request.batch = None
             self._enter(request, arrival)
@@ -115,8 +115,8 @@ class SimulatedBatcher:
         """Does what a call does until it waits."""
         former = self._former
         request.item = request.options = None
-        if isinstance(arrival, Arrival) or self._has_terms:
-            if not self._come_to_terms(request, arrival):
+        if isinstance(arrival, Arrival) or self._has_request_options:
+            if not self._resolve_options(request, arrival):
                 return
         elif former.live < former.room.most:
             request.state = QUEUED
@@ -125,10 +125,10 @@ class SimulatedBatcher:
             return
         admission = former.admit(request)
         if admission.refusal is not None:
-            self.outcomes[request.cell] = Outcome.REJECTED
+            self.outcomes[request.waiter] = Outcome.REJECTED
             return
         if admission.victim is not None:
-            self.outcomes[admission.victim.cell] = Outcome.SHED
+            self.outcomes[admission.victim.waiter] = Outcome.SHED
         if admission.ring:
             self._ring(request.arrived_at)
         until = former.overdue.watch(request)
@@ -136,23 +136,23 @@ class SimulatedBatcher:
             self._is_timed = True
             self._next_at = min(self._next_at, until)
 
-    def _come_to_terms(self, request: Request, arrival: float | Arrival) -> bool:
+    def _resolve_options(self, request: Request, arrival: float | Arrival) -> bool:
         """Gives a call its item and its record; says whether it may try to enter."""
-        wishes = NO_WISHES
+        call_options = NO_CALL_OPTIONS
         if isinstance(arrival, Arrival):
             request.item = arrival.item
             _, _, priority, deadline_s, queue_timeout_s = arrival
-            wishes = Wishes(deadline_s, NOTHING, priority, queue_timeout_s)
-        if wishes == NO_WISHES and not self._has_terms:
+            call_options = CallOptions(deadline_s, NOTHING, priority, queue_timeout_s)
+        if call_options == NO_CALL_OPTIONS and not self._has_request_options:
             return True
         at = request.arrived_at
         try:
-            request.options = asked = self._terms.of(request.item, wishes, at)
+            request.options = asked = self._options_factory.of(request.item, call_options, at)
         except ItemTooLarge:
-            self.outcomes[request.cell] = Outcome.REJECTED
+            self.outcomes[request.waiter] = Outcome.REJECTED
             return False
         if asked.deadline is not None and asked.deadline <= at:
-            self.outcomes[request.cell] = Outcome.EXPIRED
+            self.outcomes[request.waiter] = Outcome.EXPIRED
             return False
         return True
 
@@ -168,7 +168,7 @@ class SimulatedBatcher:
             for request, _ in former.overdue.pop(now):
                 self._expire(request, now)
         if self._idle and (not self._listens or self._listens_until <= now):
-            self._look_at_line(now)
+            self._look_at_queue(now)
         next_at = self._timers.next_at() if self._is_timed else _NEVER
         if self._listens and self._listens_until < next_at:
             next_at = self._listens_until
@@ -176,7 +176,7 @@ class SimulatedBatcher:
             next_at = running[0][0]
         self._next_at = next_at
 
-    def _look_at_line(self, now: float) -> None:
+    def _look_at_queue(self, now: float) -> None:
         """Lets idle slots take batches, and the last of them wait where there is none."""
         former = self._former
         self._listens = False
@@ -184,7 +184,7 @@ class SimulatedBatcher:
         while self._idle:
             # An empty line needs no asking: it makes a slot wait for who comes first.
             decision = former.decide(now) if former.live else _UNTIL_SOMEONE_COMES
-            if isinstance(decision, Cut):
+            if isinstance(decision, Dispatch):
                 self._start(former.take(decision), decision.reason, now)
                 continue
             former.wake_at = decision.wake_at
@@ -192,7 +192,7 @@ class SimulatedBatcher:
             self._listens_until = _NEVER if decision.until is None else decision.until
             return
 
-    def _start(self, requests: list[Request], reason: CutReason, now: float) -> None:
+    def _start(self, requests: list[Request], reason: DispatchReason, now: float) -> None:
         """Gives a batch to an idle slot."""
         load = load_of(requests, self._options)
         batch = Batch(len(self.batches) + 1, reason, requests, load)
@@ -208,7 +208,7 @@ class SimulatedBatcher:
         interrupted = run_s > self._limit_s
         run_s = min(run_s, self._limit_s)
         heapq.heappush(self._running, (now + run_s, batch.id, batch, interrupted))
-        places = tuple([request.cell for request in requests])
+        places = tuple([request.waiter for request in requests])
         self.batches.append(SimulatedBatch(now, reason, places, load, run_s))
         self._since[batch] = now
         self._tell_idle(now)
@@ -223,9 +223,9 @@ class SimulatedBatcher:
             request.state = FINISHED
             request.batch = None
             if interrupted:
-                self.outcomes[request.cell] = Outcome.FAILED
+                self.outcomes[request.waiter] = Outcome.FAILED
             else:
-                latency_s[request.cell] = now - request.arrived_at
+                latency_s[request.waiter] = now - request.arrived_at
             if request.options is not None:
                 self._former.overdue.forget(request)
         model = self._former.model
@@ -242,14 +242,14 @@ class SimulatedBatcher:
             batch.active -= 1
             if not batch.active and self._options.cancel_abandoned:
                 record = self.batches[batch.id - 1]
-                self.batches[batch.id - 1] = record._replace(run_s=now - record.cut_at)
+                self.batches[batch.id - 1] = record._replace(run_s=now - record.dispatched_at)
                 self._end(batch, now, interrupted=True)
         elif request.state in (QUEUED, State.PARKED):
             if self._former.leave(request):
                 self._ring(now)
         else:
             return
-        self.outcomes[request.cell] = Outcome.EXPIRED
+        self.outcomes[request.waiter] = Outcome.EXPIRED
 
     def _tell_idle(self, now: float) -> None:
         self._idle = self._options.slots - len(self._since)

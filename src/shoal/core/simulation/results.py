@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -93,7 +93,7 @@ class SimulatedBatch(NamedTuple):
     """One batch of a simulation.
 
     Attributes:
-        cut_at: When it was cut, in seconds from the beginning of the trace.
+        dispatched_at: When it was cut, in seconds from the beginning of the trace.
         reason: Why it was cut.
         requests: Its requests in their order, by their places in the trace.
         size: What it counted for against ``max_batch_size``: its requests, or the sum of their
@@ -101,8 +101,8 @@ class SimulatedBatch(NamedTuple):
         run_s: How long the handler had it, in seconds.
     """
 
-    cut_at: float
-    reason: CutReason
+    dispatched_at: float
+    reason: DispatchReason
     requests: tuple[int, ...]
     size: float
     run_s: float
@@ -145,7 +145,7 @@ class Simulation:
         waits = array("d", [math.nan]) * len(self.arrived_at)
         for batch in self.batches:
             for request in batch.requests:
-                waits[request] = batch.cut_at - self.arrived_at[request]
+                waits[request] = batch.dispatched_at - self.arrived_at[request]
         return waits
 
     @property
@@ -155,10 +155,10 @@ class Simulation:
         return {outcome: counted[outcome] for outcome in Outcome}
 
     @property
-    def reasons(self) -> Mapping[CutReason, int]:
+    def reasons(self) -> Mapping[DispatchReason, int]:
         """How many batches were cut for each reason."""
         counted = Counter(batch.reason for batch in self.batches)
-        return {reason: counted[reason] for reason in CutReason}
+        return {reason: counted[reason] for reason in DispatchReason}
 
     @property
     def mean_batch(self) -> float:

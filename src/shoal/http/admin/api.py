@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.http.admin.bodies import MAX_BODY_BYTES, admin_problem, read_object
 from shoal.http.admin.guard import Guard
 from shoal.http.admin.imports import ImportRule
-from shoal.http.admin.verbs import Asked, Verbs
+from shoal.http.admin.verbs import AdminRequest, Verbs
 from shoal.http.requests.disconnect import run_unless_client_leaves
 from shoal.http.requests.exchange import JSON, ClientLeft, split_path
 from shoal.http.requests.payload import encoded
@@ -66,8 +66,8 @@ class AdminRoute:
 
     method: str
     path: str
-    run: Callable[[Asked], Awaitable[Any]]
-    stream: Callable[[Asked], Awaitable[None]] | None = None
+    run: Callable[[AdminRequest], Awaitable[Any]]
+    stream: Callable[[AdminRequest], Awaitable[None]] | None = None
     max_body_bytes: int = 0
     goes_on: bool = False
 
@@ -129,7 +129,7 @@ class AdminApi:
         try:
             limit = route.max_body_bytes
             body = await read_object(exchange, limit) if limit else {}
-            await _run(route, Asked(exchange, names, body))
+            await _run(route, AdminRequest(exchange, names, body))
         except (Refused, ClientLeft):
             raise
         except Exception as error:
@@ -202,7 +202,7 @@ def _matched(pattern: str, steps: list[str]) -> dict[str, str] | None:
     return names
 
 
-async def _run(route: AdminRoute, asked: Asked) -> None:
+async def _run(route: AdminRoute, asked: AdminRequest) -> None:
     exchange = asked.exchange
     if route.stream is not None and _accepts_streams(exchange):
         await route.stream(asked)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.http.admin.api import API
-from shoal.http.requests.dispatch import Dispatcher
+from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.routing import Page
 from shoal.http.requests.settings import HttpSettings
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.http.admin.api import AdminApi
 
 
-class Door:
+class AdminListener:
     """An ASGI application: the admin API, and another application behind it.
 
     Args:
@@ -33,7 +33,7 @@ class Door:
         self, api: AdminApi, behind: ASGIApp | None = None, settings: HttpSettings | None = None
     ) -> None:
         self._behind = behind
-        self._dispatcher = Dispatcher(HttpSettings() if settings is None else settings)
+        self._dispatcher = RouteDispatcher(HttpSettings() if settings is None else settings)
         self._page = Page(api.answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

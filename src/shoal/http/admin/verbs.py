@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OPTIONS = ("method_name", "shard_key", "http_method", "http_headers", "timeout_s", "priority")
 
 
-class Asked:
+class AdminRequest:
     """One request that was let in.
 
     Attributes:
@@ -50,16 +50,16 @@ class Verbs:
         self._imports = imports
         self._heartbeat_s = heartbeat_s
 
-    async def status(self, asked: Asked) -> Any:
+    async def status(self, asked: AdminRequest) -> Any:
         """``GET status``."""
         return await self._client.status()
 
-    async def list_backends(self, asked: Asked) -> Any:
+    async def list_backends(self, asked: AdminRequest) -> Any:
         """``GET backends``."""
         configs = await self._client.list_backends()
         return {tag: config_shown(config) for tag, config in configs.items()}
 
-    async def create_backend(self, asked: Asked) -> Any:
+    async def create_backend(self, asked: AdminRequest) -> Any:
         """``POST backends``."""
         body = members(asked.body, ("tag", "definition"), ("init_args", "init_kwargs", "config"))
         definition = self._checked_path("definition", body["definition"])
@@ -70,17 +70,17 @@ class Verbs:
         )
         return {}
 
-    async def show_backend(self, asked: Asked) -> Any:
+    async def show_backend(self, asked: AdminRequest) -> Any:
         """``GET backends/{tag}``."""
         return config_shown(await self._client.get_backend_config(asked.names["tag"]))
 
-    async def update_backend(self, asked: Asked) -> Any:
+    async def update_backend(self, asked: AdminRequest) -> Any:
         """``PATCH backends/{tag}``: the body has the options that change."""
         config = self._checked_config(without_hidden(asked.body))
         await self._client.update_backend_config(asked.names["tag"], config)
         return {}
 
-    async def delete_backend(self, asked: Asked) -> Any:
+    async def delete_backend(self, asked: AdminRequest) -> Any:
         """``DELETE backends/{tag}``, with ``?force=1`` if what is in line need not be answered."""
         query: bytes = asked.exchange.scope.get("query_string", b"")
         if query not in (b"", b"force=0", b"force=1"):
@@ -88,22 +88,22 @@ class Verbs:
         await self._client.delete_backend(asked.names["tag"], force=query == b"force=1")
         return {}
 
-    async def scale_backend(self, asked: Asked) -> Any:
+    async def scale_backend(self, asked: AdminRequest) -> Any:
         """``POST backends/{tag}/scale``."""
         body = members(asked.body, ("num_replicas",))
         await self._client.scale_backend(asked.names["tag"], body["num_replicas"])
         return {}
 
-    async def restart_backend(self, asked: Asked) -> Any:
+    async def restart_backend(self, asked: AdminRequest) -> Any:
         """``POST backends/{tag}/restart``."""
         await self._client.restart_backend(asked.names["tag"])
         return {}
 
-    async def list_endpoints(self, asked: Asked) -> Any:
+    async def list_endpoints(self, asked: AdminRequest) -> Any:
         """``GET endpoints``."""
         return await self._client.list_endpoints()
 
-    async def create_endpoint(self, asked: Asked) -> Any:
+    async def create_endpoint(self, asked: AdminRequest) -> Any:
         """``POST endpoints``."""
         body = members(asked.body, ("name", "backend"), ("route", "methods"))
         await self._client.create_endpoint(
@@ -114,22 +114,22 @@ class Verbs:
         )
         return {}
 
-    async def show_endpoint(self, asked: Asked) -> Any:
+    async def show_endpoint(self, asked: AdminRequest) -> Any:
         """``GET endpoints/{name}``."""
         name, endpoints = asked.names["name"], await self._client.list_endpoints()
         return found("endpoint", name, endpoints)
 
-    async def delete_endpoint(self, asked: Asked) -> Any:
+    async def delete_endpoint(self, asked: AdminRequest) -> Any:
         """``DELETE endpoints/{name}``."""
         await self._client.delete_endpoint(asked.names["name"])
         return {}
 
-    async def set_traffic(self, asked: Asked) -> Any:
+    async def set_traffic(self, asked: AdminRequest) -> Any:
         """``PUT endpoints/{name}/traffic``: the body has the weights."""
         await self._client.set_traffic(asked.names["name"], asked.body)
         return {}
 
-    async def shadow_traffic(self, asked: Asked) -> Any:
+    async def shadow_traffic(self, asked: AdminRequest) -> Any:
         """``PUT endpoints/{name}/shadows/{backend}``."""
         body = members(asked.body, ("proportion",), ("compare",))
         compare = body.get("compare")
@@ -141,17 +141,17 @@ class Verbs:
         )
         return {}
 
-    async def shutdown(self, asked: Asked) -> Any:
+    async def shutdown(self, asked: AdminRequest) -> Any:
         """``POST shutdown``."""
         await self._client.shutdown()
         return {}
 
-    async def call(self, asked: Asked) -> Any:
+    async def call(self, asked: AdminRequest) -> Any:
         """``POST endpoints/{name}/call``."""
         handle, args, kwargs = await self._handle(asked)
         return await handle.call(*args, **kwargs)
 
-    async def stream(self, asked: Asked) -> None:
+    async def stream(self, asked: AdminRequest) -> None:
         """The same for what is answered by a stream; sends the answer itself."""
         handle, args, kwargs = await self._handle(asked)
         await answer_with_stream(
@@ -161,7 +161,7 @@ class Verbs:
             self._heartbeat_s,
         )
 
-    async def _handle(self, asked: Asked) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
+    async def _handle(self, asked: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
         """Returns what makes a call, and its arguments."""
         body = members(asked.body, (), ("args", "kwargs", "options"))
         args, kwargs = _arguments(body, "args", "kwargs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import Door
+from shoal.http.admin.mount import AdminListener
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.http.app.app import App
 
 
-class AppDoor:
+class AppAdmin:
     """An ASGI application: the admin API of an `App`, with the `App` behind it.
 
     Before the application is open, and for its lifespan, the application itself answers.
@@ -39,17 +39,17 @@ class AppDoor:
         self._behind = app if behind is None else behind
         self._token = token
         self._allowed_modules = allowed_modules
-        self._door: Door | None = None
+        self._admin_listener: AdminListener | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
-        door = self._door or self._open()
+        door = self._admin_listener or self._open()
         if scope["type"] == "lifespan" or door is None:
             await self._behind(scope, receive, send)
         else:
             await door(scope, receive, send)
 
-    def _open(self) -> Door | None:
+    def _open(self) -> AdminListener | None:
         controller = self._app.controller
         if controller is not None:
             settings = self._app.settings
@@ -59,5 +59,5 @@ class AppDoor:
                 allowed_modules=self._allowed_modules,
                 settings=settings,
             )
-            self._door = Door(api, behind=self._app, settings=settings)
-        return self._door
+            self._admin_listener = AdminListener(api, behind=self._app, settings=settings)
+        return self._admin_listener

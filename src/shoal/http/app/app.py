@@ -22,14 +22,14 @@ from shoal.http.admin.imports import ImportRule
 from shoal.http.app.code import declared_on
 from shoal.http.app.declarations import (
     Declarations,
-    DeclaredEndpoint,
-    DeclaredShadow,
+    EndpointDeclaration,
+    ShadowDeclaration,
     checked_name,
 )
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import check_middleware, with_middleware
 from shoal.http.app.pages import Pages
-from shoal.http.requests.dispatch import Dispatcher
+from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.routing import NotOpenRoute, Routes
@@ -138,7 +138,7 @@ class App:
         self.allowed_modules: Sequence[str] | None = None
         self._phase: Phase = "not open"
         self._declared = Declarations()
-        self._dispatcher = Dispatcher(self.settings)
+        self._dispatcher = RouteDispatcher(self.settings)
         self._table: EndpointTable | None = None
         self._not_open = NotOpenRoute(self.settings)
         self._routes = Routes()
@@ -157,13 +157,13 @@ class App:
             app._declared.add_backend(tag, code, BackendConfig.of(one.config))
         for name, endpoint in file.endpoints.items():
             app._declared.add_endpoint(
-                DeclaredEndpoint(
+                EndpointDeclaration(
                     name=name,
                     path=endpoint.route,
                     methods=endpoint.methods,
                     traffic=endpoint.traffic,
                     shadows=[
-                        DeclaredShadow(
+                        ShadowDeclaration(
                             backend=tag, proportion=shadow.proportion, compare=shadow.compare
                         )
                         for tag, shadow in endpoint.shadows.items()
@@ -263,7 +263,7 @@ class App:
         checked_tag("an endpoint's name", name)
         weights = {backend: 1.0} if isinstance(backend, str) else backend
         self._declared.add_endpoint(
-            DeclaredEndpoint(
+            EndpointDeclaration(
                 name=name,
                 path=None if path is None else checked_path(path, 'app.route(..., path="/x")'),
                 methods=checked_methods(methods),
@@ -303,7 +303,7 @@ class App:
         found("backend", backend, self._declared.backends)
         Shadow(backend, proportion)
         declared.shadows.append(
-            DeclaredShadow(backend=backend, proportion=proportion, compare=compare)
+            ShadowDeclaration(backend=backend, proportion=proportion, compare=compare)
         )
 
     def mount(self, path: str, app: ASGIApp) -> None:
@@ -324,7 +324,7 @@ class App:
             raise TypeError(f"mount() takes an ASGI application, not {app!r}")
         self._routes.mount(prefix, app)
 
-    def _endpoint_to_change(self, name: str) -> DeclaredEndpoint:
+    def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
         self._check_not_open(name)
         return found("endpoint", name, self._declared.endpoints)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredShadow:
+class ShadowDeclaration:
     """Shadow traffic, as it is declared."""
 
     backend: str
@@ -36,7 +36,7 @@ class DeclaredShadow:
 
 
 @dataclass(kw_only=True)
-class DeclaredEndpoint:
+class EndpointDeclaration:
     """An endpoint, as it is declared.
 
     Attributes:
@@ -53,7 +53,7 @@ class DeclaredEndpoint:
     path: str | None
     methods: tuple[str, ...]
     traffic: Mapping[str, float]
-    shadows: list[DeclaredShadow] = field(default_factory=list[DeclaredShadow])
+    shadows: list[ShadowDeclaration] = field(default_factory=list[ShadowDeclaration])
     code: Declared | None = None
     reader: Reader | None = None
 
@@ -68,7 +68,7 @@ class Declarations:
 
     def __init__(self) -> None:
         self.backends: dict[str, tuple[Definition, BackendConfig]] = {}
-        self.endpoints: dict[str, DeclaredEndpoint] = {}
+        self.endpoints: dict[str, EndpointDeclaration] = {}
 
     def add_backend(self, tag: str, definition: Definition, config: BackendConfig) -> None:
         """Declares a backend.
@@ -80,7 +80,7 @@ class Declarations:
             raise NameTaken(f"a backend {tag!r} is declared already; choose another tag")
         self.backends[tag] = definition, config
 
-    def add_endpoint(self, endpoint: DeclaredEndpoint) -> None:
+    def add_endpoint(self, endpoint: EndpointDeclaration) -> None:
         """Declares an endpoint.
 
         Raises:
@@ -122,7 +122,7 @@ class Declarations:
                     f"{target!r} has one batcher, and {there.path} serves it already; decorate "
                     "the handler a second time for another"
                 )
-        endpoint = DeclaredEndpoint(
+        endpoint = EndpointDeclaration(
             name=name,
             path=path,
             methods=methods,
@@ -230,15 +230,15 @@ class Declarations:
             if declared_backend(tag) in lacking:
                 await controller.declare_backend(tag, definition, config, after)
             if code is not None and tag in controller.backends:
-                line = await controller.backends[tag].line("__call__")
-                lending.enter_context(code.lent(line.batcher))
+                method_batcher = await controller.backends[tag].method_batcher("__call__")
+                lending.enter_context(code.lent(method_batcher.batcher))
         except Exception as error:
             cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
             cause.add_note(f"{where} could not be opened: {cause!r}")
             raise cause from None
 
 
-async def _create(controller: Controller, endpoint: DeclaredEndpoint) -> None:
+async def _create(controller: Controller, endpoint: EndpointDeclaration) -> None:
     await controller.declare_endpoint(
         endpoint.name,
         route=endpoint.path,

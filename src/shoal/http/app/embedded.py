@@ -12,7 +12,7 @@ import anyio
 from shoal.core.options.checks import seconds, whole
 from shoal.core.options.names import suggested
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.mount import Door
+from shoal.http.admin.mount import AdminListener
 from shoal.http.app.app import App
 from shoal.http.app.middleware import check_middleware, with_middleware
 from shoal.http.server.config import ServerConfig
@@ -157,7 +157,7 @@ class EmbeddedServer:
         if options.admin_socket is not None:
             # Who can open the socket is the user that it belongs to, so no token is asked for.
             address = Unix(options.admin_socket)
-            doors.append(Listening(address=address, app=self._door(served, token=None)))
+            doors.append(Listening(address=address, app=self._admin_listener(served, token=None)))
         await serve(
             wrapped,
             config,
@@ -180,20 +180,20 @@ class EmbeddedServer:
             tasks.cancel_scope.cancel()
         self._controller.drain()
 
-    def _door(self, served: App, token: str | None) -> Door:
+    def _admin_listener(self, served: App, token: str | None) -> AdminListener:
         api = AdminApi(
             self._controller,
             token=token,
             allowed_modules=self._options.allowed_modules,
             settings=served.settings,
         )
-        return Door(api, behind=served, settings=served.settings)
+        return AdminListener(api, behind=served, settings=served.settings)
 
     def _wrapped(self, served: App) -> ASGIApp:
         options = self._options
         app: ASGIApp = served
         if options.token is not None or options.uds is not None:
-            app = self._door(served, options.token)
+            app = self._admin_listener(served, options.token)
         return with_middleware(options.middlewares, app)
 
 

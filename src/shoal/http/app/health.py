@@ -83,14 +83,18 @@ async def answer_routes(
 
 def _route_of(endpoint: Endpoint) -> dict[str, Any]:
     for backend in endpoint.backends():
-        line = backend.lines.get("__call__")
-        if line is not None:
+        method_batcher = backend.method_batchers.get("__call__")
+        if method_batcher is not None:
             try:
-                reader = reader_for(line.batcher.signature)
+                reader = reader_for(method_batcher.batcher.signature)
             except TypeError:  # it is for handles alone, whatever its route
                 reader = None
             return _route(
-                endpoint.name, endpoint.route, endpoint.methods, reader, streams=line.streams
+                endpoint.name,
+                endpoint.route,
+                endpoint.methods,
+                reader,
+                streams=method_batcher.streams,
             )
     return _route(endpoint.name, endpoint.route, endpoint.methods, None, streams=False)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from shoal.http.app.app import App
-    from shoal.http.app.declarations import Declarations, DeclaredEndpoint
+    from shoal.http.app.declarations import Declarations, EndpointDeclaration
     from shoal.replicas.code.definition import Definition
     from shoal.serving.config.config import BackendConfig
 
@@ -70,7 +70,7 @@ class Plan:
     """
 
     backends: tuple[BackendPlan, ...]
-    endpoints: tuple[DeclaredEndpoint, ...]
+    endpoints: tuple[EndpointDeclaration, ...]
     complaints: tuple[Complaint, ...]
 
 
@@ -164,7 +164,7 @@ def _check_annotations(function: Callable[..., Any]) -> None:
         )
 
 
-def _of_shadows(name: str, endpoint: DeclaredEndpoint) -> Iterator[Complaint]:
+def _of_shadows(name: str, endpoint: EndpointDeclaration) -> Iterator[Complaint]:
     for shadow in endpoint.shadows:
         if isinstance(shadow.compare, str):
             try:

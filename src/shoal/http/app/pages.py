@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.core.counters import BatcherStatistics
     from shoal.http.app.declarations import Declarations
     from shoal.http.app.health import Phase
-    from shoal.http.requests.dispatch import Dispatcher
+    from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.routing import Routes
     from shoal.http.requests.settings import HttpSettings
@@ -41,7 +41,7 @@ class Pages:
         self,
         routes: Routes,
         declared: Declarations,
-        dispatcher: Dispatcher,
+        dispatcher: RouteDispatcher,
         settings: HttpSettings,
         now: Callable[[], tuple[Phase, Controller | None]],
     ) -> None:
@@ -64,8 +64,8 @@ class Pages:
         _, controller = self._now()
         if controller is not None:
             for backend in controller.backends.values():
-                for line in backend.lines.values():
-                    yield line.batcher.name, line.batcher.statistics()
+                for method_batcher in backend.method_batchers.values():
+                    yield method_batcher.batcher.name, method_batcher.batcher.statistics()
 
     def _status(self) -> Status | None:
         _, controller = self._now()

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from starlette.types import Receive
 
     from shoal.batching.calls.entry import Entry
-    from shoal.core.forming.call_options import Wishes
+    from shoal.core.forming.call_options import CallOptions
 
 
-class _ScopeCell:
+class _ScopeWaiter:
     """Stands in a request's cell, and wakes a task that waits for something else as well."""
 
     __slots__ = ("_scope",)
@@ -54,7 +54,7 @@ class _ScopeCell:
 
 
 async def call_unless_client_leaves(
-    receive: Receive, entry: Entry, item: Any, wishes: Wishes
+    receive: Receive, entry: Entry, item: Any, call_options: CallOptions
 ) -> Any:
     """Makes a call with one result, and drops it if the client leaves first.
 
@@ -62,7 +62,7 @@ async def call_unless_client_leaves(
         receive: The ASGI callable; the request's body has been read from it.
         entry: Where the call enters.
         item: What the handler gets.
-        wishes: The call's time limit, metadata and priority.
+        call_options: The call's time limit, metadata and priority.
 
     Returns:
         The result.
@@ -75,8 +75,8 @@ async def call_unless_client_leaves(
     """
     intake = entry.intake
     scope = anyio.CancelScope()
-    request = intake.enter(item, entry.options_of(item, wishes))
-    request.cell = _ScopeCell(scope)
+    request = intake.enter(item, entry.options_of(item, call_options))
+    request.waiter = _ScopeWaiter(scope)
     try:
         with scope:
             await client_leaving(receive)
@@ -96,14 +96,16 @@ async def call_unless_client_leaves(
         request.error = None
 
 
-async def call_of_parts(receive: Receive, entry: Entry, item: Any, wishes: Wishes) -> Any:
+async def call_of_parts(
+    receive: Receive, entry: Entry, item: Any, call_options: CallOptions
+) -> Any:
     """Does the same for an item that may have to be divided, and so has no request of its own.
 
     Raises:
         ClientLeft: The client left.
         Exception: As for any call.
     """
-    call = entry.begin_item(item, wishes)
+    call = entry.begin_item(item, call_options)
     result: Any = None
 
     async def run() -> None:

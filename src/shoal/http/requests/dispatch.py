@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("shoal.http")
 
 
-class Dispatcher:
+class RouteDispatcher:
     """Has routes answer, turns what they raise into answers, and counts these.
 
     Attributes:

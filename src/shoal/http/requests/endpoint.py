@@ -14,7 +14,7 @@ import anyio
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from shoal.core.forming.call_options import Wishes
+from shoal.core.forming.call_options import CallOptions
 from shoal.errors import NoSuchName, NotOpen
 from shoal.http.requests.disconnect import (
     call_of_parts,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.problem import Problem
     from shoal.http.requests.readers import Readers
     from shoal.http.requests.settings import HttpSettings
-    from shoal.serving.backends.method_batcher import Line
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
 
 _log: Final = logging.getLogger("shoal.http")
@@ -95,25 +95,25 @@ class EndpointRoute:
             backend = endpoint.backend_for(key)
         except NoSuchName:  # it was deleted a moment ago
             raise Refused(not_found()) from None
-        line = None if backend is None else backend.lines.get(method)
+        method_batcher = None if backend is None else backend.method_batchers.get(method)
         spent_s = 0.0
-        if line is None:
+        if method_batcher is None:
             started = anyio.current_time()
-            line = await self._line(exchange, endpoint, method, key)
+            method_batcher = await self._method_batcher(exchange, endpoint, method, key)
             spent_s = anyio.current_time() - started
-        entry, batcher = self._entry(line), line.batcher
+        entry, batcher = self._entry(method_batcher), method_batcher.batcher
         item = self._readers.of(batcher).item(exchange, body)
         timeout_s = batcher.options.request_timeout_s
-        if timeout_s is None and not line.streams:
+        if timeout_s is None and not method_batcher.streams:
             timeout_s = self._settings.answer_timeout_s
         if timeout_s is not None and spent_s:
             timeout_s = max(0.0, timeout_s - spent_s)
         metadata = CallMetadata(self.name, exchange.request_id, exchange.scope)
-        wishes = Wishes(timeout_s, metadata, _priority(exchange, batcher.options))
-        answer = endpoint.copied(line, item, metadata) if endpoint.shadows else None
+        call_options = CallOptions(timeout_s, metadata, _priority(exchange, batcher.options))
+        answer = endpoint.copied(method_batcher, item, metadata) if endpoint.shadows else None
         try:
-            if line.streams:
-                stream = entry.begin_stream_of(item, wishes)
+            if method_batcher.streams:
+                stream = entry.begin_stream_of(item, call_options)
                 await answer_with_stream(
                     exchange,
                     stream if answer is None else ComparedStream(stream, answer),
@@ -122,7 +122,7 @@ class EndpointRoute:
                 )
                 return
             call = call_of_parts if batcher.options.split is not None else call_unless_client_leaves
-            result = await call(exchange.receive, entry, item, wishes)
+            result = await call(exchange.receive, entry, item, call_options)
             if answer is not None:
                 answer.set(result)
         finally:
@@ -146,27 +146,27 @@ class EndpointRoute:
                 self._has_hinted = True
                 _log.error("%s: %s", self.name, hint)
 
-    def _entry(self, line: Line) -> Entry:
+    def _entry(self, method_batcher: MethodBatcher) -> Entry:
         """Returns where calls enter a line.
 
         Raises:
             Refused: The application is not open in this event loop.
         """
         try:
-            return line.entry()
+            return method_batcher.entry()
         except NotOpen:
             raise Refused(not_open(self._settings)) from None
 
-    async def _line(
+    async def _method_batcher(
         self, exchange: Exchange, endpoint: Endpoint, method: str, key: str | None
-    ) -> Line:
+    ) -> MethodBatcher:
         """Waits for where a request goes: for traffic, or for a replica that tells its methods.
 
         Raises:
             Refused: The backend has no such method.
             ClientLeft: The client left meanwhile.
         """
-        found: Line | None = None
+        found: MethodBatcher | None = None
 
         async def wait() -> None:
             nonlocal found

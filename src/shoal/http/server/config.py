@@ -99,7 +99,7 @@ LIFESPAN_MARGIN_S: Final = 2.0
 
 
 @dataclass
-class Outcome:
+class ServerRun:
     """How a run goes, as far as it has come.
 
     Attributes:

@@ -71,7 +71,7 @@ class Shared:
     state: dict[str, Any]
     send_timeout_s: float
     context: Context = field(default_factory=Context)
-    connections: set[Connection] = field(default_factory=set["Connection"])
+    connections: set[ClientConnection] = field(default_factory=set["ClientConnection"])
     # Calls of the application: under way, and ended since the server started.
     running: int = 0
     finished: int = 0
@@ -82,7 +82,7 @@ class Shared:
         return self.context.terminated.is_set()
 
 
-class Connection:
+class ClientConnection:
     """Serves one client until either side has had enough.
 
     Invariants: ``_finishing`` implies that our side of the socket is shut down: nothing is sent any

@@ -16,7 +16,7 @@ import anyio
 from shoal.http.server.client_socket import ClientSocket
 
 if TYPE_CHECKING:
-    from shoal.http.server.listeners import Bound
+    from shoal.http.server.listeners import BoundSocket
 
 _log = logging.getLogger("shoal.server")
 
@@ -46,7 +46,7 @@ class LimitedListener:
         max_connections: How many connections may be open at once.
     """
 
-    def __init__(self, bound: Bound, max_connections: int) -> None:
+    def __init__(self, bound: BoundSocket, max_connections: int) -> None:
         self._bound = bound
         self._max_connections = max_connections
         self._places = anyio.Semaphore(max_connections, max_value=max_connections)

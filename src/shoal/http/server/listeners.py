@@ -80,7 +80,7 @@ class Listening:
     started: Callable[[str], object] = lambda _: None
 
 
-class Bound:
+class BoundSocket:
     """A bound socket, and what must be done when it is closed.
 
     Args:
@@ -115,7 +115,7 @@ class Bound:
             release()
 
 
-def bind(address: Address) -> Bound:
+def bind(address: Address) -> BoundSocket:
     """Claims an address.
 
     Raises:
@@ -141,7 +141,7 @@ def spelled(address: Any) -> str:
     return "a UNIX socket" if found is None else f"{found[0]}:{found[1]}"
 
 
-def _bind_tcp(address: Tcp) -> Bound:
+def _bind_tcp(address: Tcp) -> BoundSocket:
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     family, _, _, _, name = found
     bound = socket.socket(family, socket.SOCK_STREAM)
@@ -152,18 +152,18 @@ def _bind_tcp(address: Tcp) -> Bound:
     except BaseException:
         bound.close()
         raise
-    return Bound(bound)
+    return BoundSocket(bound)
 
 
-def _inherit(address: Inherited) -> Bound:
+def _inherit(address: Inherited) -> BoundSocket:
     bound = socket.socket(fileno=address.fd)
     if bound.type != socket.SOCK_STREAM:
         bound.detach()  # it is none of ours
         raise OSError(errno.EPROTOTYPE, f"file descriptor {address.fd} is no stream socket")
-    return Bound(bound)
+    return BoundSocket(bound)
 
 
-def _bind_unix(address: Unix) -> Bound:
+def _bind_unix(address: Unix) -> BoundSocket:
     path = os.path.abspath(address.path)
     lock = _lock(f"{path}.lock")
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -187,7 +187,7 @@ def _bind_unix(address: Unix) -> Bound:
                 os.unlink(path)
         _unlock(f"{path}.lock", lock)
 
-    return Bound(bound, release)
+    return BoundSocket(bound, release)
 
 
 def _lock(path: str) -> int:

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from shoal.http.server.access_log import AccessLog
-from shoal.http.server.config import Drained, Outcome, ServerConfig, hypercorn_config
-from shoal.http.server.connection import Connection, Shared
+from shoal.http.server.config import Drained, ServerConfig, ServerRun, hypercorn_config
+from shoal.http.server.connection import ClientConnection, Shared
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import Listening, bind
@@ -109,7 +109,7 @@ class _Door:
 
     async def _serve(self, client: ClientSocket) -> None:
         try:
-            await Connection(self.shared, client).run()
+            await ClientConnection(self.shared, client).run()
         finally:
             self.listener.release()
 
@@ -123,7 +123,7 @@ class _Server:
         self._doors: list[_Door] = []
         self._until_shutdown = anyio.CancelScope()
         self._draining = anyio.Event()
-        self._outcome = Outcome(lifespan)
+        self._outcome = ServerRun(lifespan)
 
     def add(self, listening: Listening, listener: LimitedListener) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""

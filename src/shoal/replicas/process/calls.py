@@ -17,14 +17,14 @@ import anyio.to_thread
 
 from shoal.replicas.code.jobs import HANDLER
 from shoal.replicas.process.endpoint_calls import FROM_CODE, Answering
-from shoal.replicas.process.replies import Call, Replies
-from shoal.replicas.process.wire.connection import Connection
+from shoal.replicas.process.replies import PendingCall, Replies
+from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.errors import ErrorAsData, slots_as_exceptions
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import (
     LEAST_IN_THREAD,
-    Parcel,
-    Post,
+    Message,
+    MessageCodec,
     packed,
     places_of,
     unpickled,
@@ -59,11 +59,15 @@ class Conversation:
     """
 
     def __init__(self, worker: Worker, where: str, cancel_grace_s: float) -> None:
-        arena = worker.arena
-        self.post = Post() if arena is None else Post(arena.requests, arena.replies)
+        shared_memory = worker.shared_memory
+        self.codec = (
+            MessageCodec()
+            if shared_memory is None
+            else MessageCodec(shared_memory.requests, shared_memory.replies)
+        )
         on_rubbish = partial(worker.kill, "it sent what no worker sends")
-        self.data = Connection(worker.data, on_rubbish=on_rubbish)
-        self.control = Connection(worker.control, on_rubbish=on_rubbish)
+        self.data = FrameConnection(worker.data, on_rubbish=on_rubbish)
+        self.control = FrameConnection(worker.control, on_rubbish=on_rubbish)
         self.answering = Answering(self.control)
         self.at_work = anyio.Event()
         self._worker = worker
@@ -84,12 +88,12 @@ class Conversation:
         """Whether no call is under way."""
         return not self._replies.calls
 
-    async def ask(self, kind: Kind, parcel: Parcel, *, interruptible: bool = True) -> Any:
+    async def ask(self, kind: Kind, message: Message, *, interruptible: bool = True) -> Any:
         """Makes a call that has one answer.
 
         Args:
             kind: What it asks for.
-            parcel: What goes along.
+            message: What goes along.
             interruptible: Whether the worker is told, and waited for, if the call is cancelled.
 
         Raises:
@@ -97,7 +101,7 @@ class Conversation:
             ReplicaDied: The worker has died.
             Exception: What the worker answers.
         """
-        call = await self._begin(kind, parcel)
+        call = await self._begin(kind, message)
         try:
             frame = await self._replies.next(call)
             if frame is None:
@@ -106,9 +110,9 @@ class Conversation:
         finally:
             await self._leave(call, interruptible=interruptible)
 
-    async def ask_steps(self, parcel: Parcel) -> AsyncGenerator[Any, None]:
+    async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
         """Makes a call that is answered by a stream; raises what `ask` does."""
-        call = await self._begin(Kind.STREAM, parcel)
+        call = await self._begin(Kind.STREAM, message)
         taken = 0
         try:
             while True:
@@ -121,7 +125,7 @@ class Conversation:
                 taken += 1
                 if taken == STEPS_AHEAD // 2 and not call.is_over:
                     credit = packed(taken)
-                    self.data.send(self.post.frame(Kind.CREDIT, call.id, credit))
+                    self.data.send(self.codec.frame(Kind.CREDIT, call.id, credit))
                     taken = 0
         finally:
             await self._leave(call, interruptible=True)
@@ -133,7 +137,7 @@ class Conversation:
         """
         call = self._new_call(reads=False)
         try:
-            self.control.send(Post().frame(kind, call.id))
+            self.control.send(MessageCodec().frame(kind, call.id))
             frame = await self._replies.next(call)
             if frame is None:
                 raise self._worker.death()
@@ -149,17 +153,17 @@ class Conversation:
 
     def drain(self) -> None:
         """Tells the worker that its backend begins to end."""
-        self.control.send(Post().frame(Kind.DRAIN, 0))
+        self.control.send(MessageCodec().frame(Kind.DRAIN, 0))
 
     def close_worker(self) -> None:
         """Tells the worker to close its code and to exit."""
-        self.data.send(self.post.frame(Kind.CLOSE, 0))
+        self.data.send(self.codec.frame(Kind.CLOSE, 0))
 
     def handle(self, frame: Frame) -> None:
         """Takes in a frame of the worker's."""
-        self.post.take_back(frame)
+        self.codec.take_back(frame)
         if not self._replies.put(frame):
-            self.post.drop(frame)  # nobody waits for it any more
+            self.codec.drop(frame)  # nobody waits for it any more
 
     def handle_control(self, frame: Frame) -> None:
         """Takes in a frame of the worker's that came by the control channel."""
@@ -176,35 +180,35 @@ class Conversation:
         self._replies.end()
         self.data.shut_down()
 
-    def _new_call(self, *, reads: bool) -> Call:
+    def _new_call(self, *, reads: bool) -> PendingCall:
         if self.is_over:
             raise self._worker.death()
-        call = Call(next(self._ids), reads=reads)
+        call = PendingCall(next(self._ids), reads=reads)
         self._replies.calls[call.id] = call
         return call
 
-    async def _begin(self, kind: Kind, parcel: Parcel) -> Call:
-        if self.post.reserve(parcel):
-            if parcel.size < LEAST_IN_THREAD:
-                self.post.write(parcel)
+    async def _begin(self, kind: Kind, message: Message) -> PendingCall:
+        if self.codec.reserve(message):
+            if message.size < LEAST_IN_THREAD:
+                self.codec.write(message)
             else:
                 try:
                     await anyio.to_thread.run_sync(
-                        lambda: self.post.write(parcel, pause=True), limiter=self._threads
+                        lambda: self.codec.write(message, pause=True), limiter=self._threads
                     )
                 except BaseException:
-                    self.post.unreserve(parcel)
+                    self.codec.unreserve(message)
                     raise
         try:
             call = self._new_call(reads=True)
         except BaseException:
-            self.post.unreserve(parcel)
+            self.codec.unreserve(message)
             raise
         self.at_work.set()
-        self.data.send(self.post.frame(kind, call.id, parcel))
+        self.data.send(self.codec.frame(kind, call.id, message))
         return call
 
-    async def _leave(self, call: Call, *, interruptible: bool) -> None:
+    async def _leave(self, call: PendingCall, *, interruptible: bool) -> None:
         """Leaves a call, once the worker works on it no more."""
         try:
             if not call.is_over and interruptible:
@@ -213,13 +217,13 @@ class Conversation:
         finally:
             del self._replies.calls[call.id]
             while (frame := call.pop()) is not None:
-                self.post.drop(frame)
+                self.codec.drop(frame)
 
-    async def _interrupt(self, call: Call) -> None:
+    async def _interrupt(self, call: PendingCall) -> None:
         # By control for plain code, whose thread reads nothing while it works; by data for what
         # waits for a stream's reader, and for async code.
-        self.control.send(Post().frame(Kind.CANCEL, call.id))
-        self.data.send(self.post.frame(Kind.CANCEL, call.id))
+        self.control.send(MessageCodec().frame(Kind.CANCEL, call.id))
+        self.data.send(self.codec.frame(Kind.CANCEL, call.id))
         with anyio.move_on_after(self._grace_s):
             await self._replies.see_over(call)
         if not call.is_over:
@@ -230,14 +234,14 @@ class Conversation:
         """Returns the content of an answer, or raises the error that it is, of code so named."""
         places = places_of(frame)
         if places and sum(size for _, size in places) < LEAST_IN_THREAD:
-            self.post.copied(frame, pause=False)
+            self.codec.copied(frame, pause=False)
         elif places:
             try:
                 await anyio.to_thread.run_sync(
-                    lambda: self.post.copied(frame, pause=True), limiter=self._threads
+                    lambda: self.codec.copied(frame, pause=True), limiter=self._threads
                 )
             except BaseException:
-                self.post.drop(frame)
+                self.codec.drop(frame)
                 raise
         if frame.kind is Kind.END:
             return None

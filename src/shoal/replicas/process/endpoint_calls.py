@@ -11,13 +11,13 @@ from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind, encoded
-from shoal.replicas.process.wire.messages import EMPTY, Parcel, packed, unpickled
+from shoal.replicas.process.wire.messages import EMPTY, Message, packed, unpickled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from shoal.replicas.code.endpoint_call import CallOut
-    from shoal.replicas.process.wire.connection import Connection
+    from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import Frame
 
 FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CALL_OUT_STREAM, Kind.CREDIT, Kind.CANCEL})
@@ -40,7 +40,7 @@ class Answering:
         control: The control channel.
     """
 
-    def __init__(self, control: Connection) -> None:
+    def __init__(self, control: FrameConnection) -> None:
         self._control = control
         self._jobs: dict[int, _Job] = {}
         self._asked: deque[Frame] = deque()
@@ -99,11 +99,11 @@ class Answering:
                     job.has_credit = anyio.Event()
                     await job.has_credit.wait()
 
-    def _send(self, kind: Kind, id_: int, parcel: Parcel) -> None:
-        self._control.send(encoded(kind, id_, parcel.body, parcel.buffers))
+    def _send(self, kind: Kind, id_: int, message: Message) -> None:
+        self._control.send(encoded(kind, id_, message.body, message.buffers))
 
 
-def _packed(call: CallOut | None, result: Any) -> Parcel:
+def _packed(call: CallOut | None, result: Any) -> Message:
     try:
         return packed(result)
     except Exception as error:

@@ -37,7 +37,7 @@ from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.frames import Kind
 from shoal.replicas.process.wire.messages import packed
 from shoal.replicas.process.wire.start import (
-    Order,
+    StartMessage,
     main_script,
     pickled_code,
     running_main_again,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.description import Description
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.process.wire.messages import Parcel
+    from shoal.replicas.process.wire.messages import Message
     from shoal.replicas.process.wire.signatures import DescriptionAsData
 
 logger: Final = logging.getLogger("shoal.replicas")
@@ -88,7 +88,7 @@ class ProcessReplica(Replica):
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         try:
-            order = self._order()
+            start_message = self._start_message()
             self._check_not_ended()
             worker = Worker(self.blueprint)
         except ReplicaNotStarted:
@@ -110,7 +110,7 @@ class ProcessReplica(Replica):
                 tasks.start_soon(conversation.control.write)
                 tasks.start_soon(conversation.data.write)
                 try:
-                    self._description = await self._start(worker, conversation, order)
+                    self._description = await self._start(worker, conversation, start_message)
                     if options.max_memory_bytes is not None:
                         limit = 2 * options.max_memory_bytes
                         tasks.start_soon(self._watch_memory, worker, conversation, limit)
@@ -161,10 +161,10 @@ class ProcessReplica(Replica):
     async def reconfigure(self, user_config: Any) -> None:
         conversation = self._working()
         try:
-            parcel = packed(user_config)
+            message = packed(user_config)
         except Exception as error:
             raise TypeError(f"the user_config can't be sent to a process: {error}") from error
-        await conversation.ask(Kind.RECONFIGURE, parcel)
+        await conversation.ask(Kind.RECONFIGURE, message)
 
     async def check_health(self) -> None:
         conversation = self._working()
@@ -190,7 +190,7 @@ class ProcessReplica(Replica):
         how = "was stopped" if self._is_stopped else "is not ready"
         raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
 
-    def _order(self) -> Order:
+    def _start_message(self) -> StartMessage:
         """Makes what the worker is told at its start.
 
         Raises:
@@ -208,7 +208,7 @@ class ProcessReplica(Replica):
         options = blueprint.options
         code = pickled_code(blueprint.definition, blueprint.user_config)
         cpus = options.cpu_affinity
-        return Order(
+        return StartMessage(
             blueprint.identity.backend,
             self.tag,
             parking_of_this_loop().name,
@@ -223,12 +223,16 @@ class ProcessReplica(Replica):
         if reason is not None:
             raise ReplicaNotStarted(f"replica {self.tag} was not started: {reason}")
 
-    async def _start(self, worker: Worker, conversation: Conversation, order: Order) -> Description:
+    async def _start(
+        self, worker: Worker, conversation: Conversation, start_message: StartMessage
+    ) -> Description:
         timeout_s = self.blueprint.options.start_timeout_s
         found: DescriptionAsData | None = None
         try:
             with anyio.move_on_after(timeout_s):
-                found = await conversation.ask(Kind.START, packed(order), interruptible=False)
+                found = await conversation.ask(
+                    Kind.START, packed(start_message), interruptible=False
+                )
             if found is None:
                 worker.kill(f"it was not ready within {timeout_s:g} s")
                 with anyio.CancelScope(shield=True):
@@ -281,7 +285,7 @@ class ProcessReplica(Replica):
                     return
 
 
-def _packed(method: str, items: list[Any]) -> Parcel:
+def _packed(method: str, items: list[Any]) -> Message:
     batch = running_batch.get(None)
     data = None if batch is None else batch_as_data(batch, anyio.current_time())
     try:

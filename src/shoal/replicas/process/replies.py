@@ -21,13 +21,13 @@ from shoal.replicas.process.wire.frames import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.replicas.process.wire.connection import Connection
+    from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import Frame
 
 _LAST_FRAMES: Final = frozenset({Kind.RESULT, Kind.ERROR, Kind.END})
 
 
-class Call:
+class PendingCall:
     """One call, and the frames that have come for it.
 
     Attributes:
@@ -35,17 +35,17 @@ class Call:
         is_over: Whether there will be no more work for it: its last frame has come, or the worker
             has died.
         reads: Whether its answers come by the channel for work, so that its task may read that.
-        cell: Where its task waits for a frame, or for its turn to read; None while it does not.
+        waiter: Where its task waits for a frame, or for its turn to read; None while it does not.
         reading: What to cancel if something comes for it while its task reads; None for nothing.
     """
 
-    __slots__ = ("_frames", "cell", "id", "is_over", "reading", "reads")
+    __slots__ = ("_frames", "id", "is_over", "reading", "reads", "waiter")
 
     def __init__(self, id_: int, *, reads: bool) -> None:
         self.id = id_
         self.is_over = False
         self.reads = reads
-        self.cell: Any = None
+        self.waiter: Any = None
         self.reading: anyio.CancelScope | None = None
         self._frames: deque[Frame] = deque()
 
@@ -73,12 +73,12 @@ class Replies:
 
     def __init__(
         self,
-        channel: Connection,
+        channel: FrameConnection,
         take: Callable[[Frame], object],
         grace_s: float,
         on_silence: Callable[[], object],
     ) -> None:
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, PendingCall] = {}
         self._channel = channel
         self._take: Callable[[Frame], object] = take
         self._grace_s = grace_s
@@ -107,7 +107,7 @@ class Replies:
         """Forgets what took the frames: there will be none."""
         self._take = self._on_silence = _ignore
 
-    async def next(self, call: Call) -> Frame | None:
+    async def next(self, call: PendingCall) -> Frame | None:
         """Waits for the next frame of a call; None if there will be none."""
         try:
             while (frame := call.pop()) is None and not call.is_over:
@@ -116,7 +116,7 @@ class Replies:
             self._pass_on()
         return frame
 
-    async def see_over(self, call: Call) -> None:
+    async def see_over(self, call: PendingCall) -> None:
         """Waits until there will be no more work for a call."""
         try:
             while not call.is_over:
@@ -127,7 +127,7 @@ class Replies:
             call.reading = None
             self._pass_on()
 
-    async def _read_or_wait(self, call: Call) -> None:
+    async def _read_or_wait(self, call: PendingCall) -> None:
         """Reads the channel if nobody does, or waits for the one who does."""
         if not call.reads or self._is_reading:
             await self._wait(call)
@@ -145,18 +145,18 @@ class Replies:
             finally:
                 self._is_reading = False
 
-    async def _wait(self, call: Call) -> None:
+    async def _wait(self, call: PendingCall) -> None:
         if call.is_over:
             return
-        call.cell = self._parking.new_cell()
+        call.waiter = self._parking.new_waiter()
         try:
-            await call.cell
+            await call.waiter
         finally:
-            call.cell = None
+            call.waiter = None
 
-    def _wake(self, call: Call) -> None:
-        if call.cell is not None:
-            self._parking.wake(call.cell)
+    def _wake(self, call: PendingCall) -> None:
+        if call.waiter is not None:
+            self._parking.wake(call.waiter)
         elif call.reading is not None:
             call.reading.cancel()
 
@@ -165,7 +165,7 @@ class Replies:
         if self._is_reading:
             return
         for call in self.calls.values():
-            if call.cell is not None and call.reads and not call.is_over:
+            if call.waiter is not None and call.reads and not call.is_over:
                 self._wake(call)
                 return
 

@@ -24,7 +24,7 @@ import anyio.to_thread
 from shoal.errors import ReplicaDied
 from shoal.replicas.process.output import Output
 from shoal.replicas.process.wire.frames import PROTOCOL
-from shoal.replicas.process.wire.shared_memory import Arena, new_memory
+from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ class Worker:
         pid: Its process id.
         data: This end of the channel for work.
         control: This end of the channel for all that must not wait behind work.
-        arena: The memory shared with it; None for none.
+        shared_memory: The memory shared with it; None for none.
         stdout: What it writes to its stdout.
         stderr: The same of its stderr.
         ended: Set when it has ended and was reaped.
@@ -73,21 +73,21 @@ class Worker:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self.control, control = socket.socketpair()
         held, self._lifeline = os.pipe()
-        self.arena: Arena | None = None
+        self.shared_memory: SharedMemory | None = None
         memory: int | None = None
         try:
             passed = [data.fileno(), control.fileno(), held]
-            memory = new_memory(options.arena_bytes)
+            memory = new_memory(options.shared_memory_bytes)
             if memory is not None:
                 passed.append(memory)
-                self.arena = Arena(memory, options.arena_bytes)
+                self.shared_memory = SharedMemory(memory, options.shared_memory_bytes)
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - the operator's choice
                 [
                     options.python or sys.executable,
                     "-P",  # or what lies in the current directory would be taken for the library's
                     "-m",
                     "shoal.replicas.process.child.main",
-                    *map(str, (PROTOCOL, options.arena_bytes, *passed)),
+                    *map(str, (PROTOCOL, options.shared_memory_bytes, *passed)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -156,7 +156,7 @@ class Worker:
             # Only if an interrupt has ended the task that watches.
             self.kill()
             self._reap()
-        self.arena = None
+        self.shared_memory = None
         self._close_ours()
 
     def death(self) -> ReplicaDied:

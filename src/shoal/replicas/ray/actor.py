@@ -37,7 +37,7 @@ from shoal.replicas.code.instance import Instance
 from shoal.replicas.code.jobs import DONE, PlainMethod
 from shoal.replicas.process.wire.errors import ErrorAsData, as_data, slots_as_data
 from shoal.replicas.process.wire.signatures import Defaults, DescriptionAsData, description_as_data
-from shoal.replicas.ray.async_code import AsyncSteps, AsyncWork, CodeEnded, as_exceptions
+from shoal.replicas.ray.async_code import AsyncActorWork, AsyncSteps, CodeEnded, as_exceptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -91,7 +91,7 @@ class ReplicaActor:
         self._methods: dict[str, _Method] = {}
         self._instance: Any = None
         self._lock = threading.Lock()
-        self._works: dict[int, AsyncWork] = {}
+        self._works: dict[int, AsyncActorWork] = {}
         # A cancellation may overtake what it is for, whose items may have to be fetched.
         self._left_early: deque[int] = deque(maxlen=1000)
 
@@ -250,8 +250,8 @@ class ReplicaActor:
             running_replica.reset(replica_token)
 
     @contextmanager
-    def _at_work(self, call: int) -> Generator[AsyncWork]:
-        work = AsyncWork()
+    def _at_work(self, call: int) -> Generator[AsyncActorWork]:
+        work = AsyncActorWork()
         with self._lock:
             work.is_left = call in self._left_early
             self._works[call] = work

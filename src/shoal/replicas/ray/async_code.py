@@ -49,7 +49,7 @@ def _told(error: BaseException) -> Exception:
     return CodeEnded() if ends_the_program(error) else own_copy(error)
 
 
-class AsyncWork:
+class AsyncActorWork:
     """A call of the code, which may be async.
 
     Attributes:
@@ -84,7 +84,7 @@ class AsyncSteps:
     """
 
     def __init__(
-        self, portal: BlockingPortal, handler: Handler, items: list[Any], work: AsyncWork
+        self, portal: BlockingPortal, handler: Handler, items: list[Any], work: AsyncActorWork
     ) -> None:
         self._portal = portal
         self._answer: Future[Any] | None = None
@@ -118,7 +118,7 @@ class AsyncSteps:
         else:
             answer.set_exception(error)
 
-    async def _serve(self, handler: Handler, items: list[Any], work: AsyncWork) -> None:
+    async def _serve(self, handler: Handler, items: list[Any], work: AsyncActorWork) -> None:
         try:
             with work.new_scope(), as_exceptions():
                 async with aclosing(handler.steps(items)) as steps:

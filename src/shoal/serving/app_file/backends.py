@@ -11,7 +11,7 @@ from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.json import exact_json
 from shoal.serving.config.keywords import NAMES, RENAMED
 from shoal.serving.names import checked_tag
-from shoal.serving.state.records import DeclaredBackend
+from shoal.serving.state.records import BackendRecord
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ _OWN: Final = ("code", "init_args", "init_kwargs")
 _ANY_TEXT: Final = ("user_config",)
 
 
-def checked_backend(flaws: Flaws, tag: str, value: Any) -> DeclaredBackend | None:
+def checked_backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
     """Checks one backend.
 
     Args:
@@ -46,7 +46,7 @@ def checked_backend(flaws: Flaws, tag: str, value: Any) -> DeclaredBackend | Non
     config = _checked_options(flaws, path, options)
     if len(flaws.found) > before or code is None:
         return None
-    return DeclaredBackend(
+    return BackendRecord(
         tag=tag,
         import_path=code,
         init_args=tuple(init_args),

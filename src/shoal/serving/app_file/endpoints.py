@@ -13,7 +13,7 @@ from shoal.serving.names import (
     checked_tag,
     not_there,
 )
-from shoal.serving.state.records import DeclaredEndpoint, DeclaredShadow
+from shoal.serving.state.records import EndpointRecord, ShadowRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -38,7 +38,7 @@ class EndpointChecks:
         self._backends = backends
         self._routes: dict[tuple[str, str], Path] = {}
 
-    def checked(self, name: str, value: Any) -> DeclaredEndpoint | None:
+    def checked(self, name: str, value: Any) -> EndpointRecord | None:
         """Checks one endpoint.
 
         Args:
@@ -63,7 +63,7 @@ class EndpointChecks:
         self._check_free(path, route, methods or ())
         if len(flaws.found) > before:
             return None
-        return DeclaredEndpoint(
+        return EndpointRecord(
             name=name, route=route, methods=methods or (), traffic=traffic, shadows=shadows
         )
 
@@ -87,11 +87,11 @@ class EndpointChecks:
         checked = self._try(path, Traffic.checked, weights, known)
         return {} if checked is None else dict(checked.weights)
 
-    def _shadows(self, path: Path, value: Any) -> dict[str, DeclaredShadow]:
+    def _shadows(self, path: Path, value: Any) -> dict[str, ShadowRecord]:
         if not isinstance(value, list):
             self._flaws.add(path, f"must be an array of tables, as [[{'.'.join(map(str, path))}]]")
             return {}
-        found: dict[str, DeclaredShadow] = {}
+        found: dict[str, ShadowRecord] = {}
         for place, one in enumerate(cast("Any", value)):
             at = (*path, place)
             given = self._flaws.table(at, one, _SHADOW_KEYS)
@@ -109,7 +109,7 @@ class EndpointChecks:
             )
             compare = self._compare(at, given)
             if tag is not None and shadow:
-                found[tag] = DeclaredShadow(proportion=shadow.proportion, compare=compare)
+                found[tag] = ShadowRecord(proportion=shadow.proportion, compare=compare)
         return found
 
     def _compare(self, at: Path, given: dict[str, Any]) -> str | None:

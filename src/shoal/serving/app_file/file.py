@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from shoal.serving.state.records import DeclaredBackend, DeclaredEndpoint
+    from shoal.serving.state.records import BackendRecord, EndpointRecord
 
 _TABLES: Final = ("server", "backends", "endpoints")
 _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
@@ -53,8 +53,8 @@ class AppFile:
 
     name: str
     server: Mapping[str, Any]
-    backends: Mapping[str, DeclaredBackend]
-    endpoints: Mapping[str, DeclaredEndpoint]
+    backends: Mapping[str, BackendRecord]
+    endpoints: Mapping[str, EndpointRecord]
     flaws: Flaws
 
 

@@ -25,8 +25,8 @@ from shoal.errors import BatcherClosed
 from shoal.replicas.code.current import Identity
 from shoal.replicas.contract import Blueprint
 from shoal.replicas.placements import placement_of
-from shoal.serving.backends.dispatch import Dispatcher, open_handler
-from shoal.serving.backends.method_batcher import Line
+from shoal.serving.backends.dispatch import BatchDispatcher, open_handler
+from shoal.serving.backends.method_batcher import MethodBatcher
 from shoal.serving.backends.scaling import Scaling
 from shoal.serving.config.batching import unset_batch_options
 from shoal.serving.replica_set.pool import Pool
@@ -63,7 +63,7 @@ class Backend:
         definition: The code.
         config: How it runs now.
         changing: Held by who changes it.
-        lines: Its open lines, by method.
+        method_batchers: Its open lines, by method.
         is_closing: Whether it is on its way out.
         pool: Its replicas that take work.
         supervisor: What keeps the replicas.
@@ -85,7 +85,7 @@ class Backend:
         self.definition = definition
         self.config = config
         self.changing = anyio.Lock()
-        self.lines: dict[str, Line] = {}
+        self.method_batchers: dict[str, MethodBatcher] = {}
         self.is_closing = False
         self._enter = enter
         self._prepare = prepare
@@ -127,7 +127,7 @@ class Backend:
             ValueError: The config does not fit the code.
         """
         await self.supervisor.first_ready()
-        await self.line(CALL)
+        await self.method_batcher(CALL)
         self.log_oddity()
 
     def adopt(self, config: BackendConfig) -> None:
@@ -137,7 +137,7 @@ class Backend:
             TypeError: An option has the wrong type; nothing is changed.
             ValueError: An option does not fit the code; nothing is changed.
         """
-        self.configure_lines(config)
+        self.configure_batchers(config)
         self.supervisor.adopt(config)
         if (description := self.supervisor.description) is not None:
             code = description.method(CALL)
@@ -149,12 +149,12 @@ class Backend:
     def set_wanted(self, num_replicas: int) -> None:
         """Changes the number of replicas, without waiting for them."""
         self.supervisor.scale(num_replicas)
-        self.resize_lines()
+        self.resize_batchers()
 
     def drain(self) -> None:
         """Has batches wait for company no more, and tells the code that it is to end."""
-        for line in self.lines.values():
-            line.batcher.drain()
+        for method_batcher in self.method_batchers.values():
+            method_batcher.batcher.drain()
         self.supervisor.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
@@ -169,7 +169,7 @@ class Backend:
         self.supervisor.drain()
         self._scaling.configure(None)
         try:
-            await self.close_lines(at_once=at_once)
+            await self.close_batchers(at_once=at_once)
             await self.supervisor.end(at_once=at_once)
         finally:
             self._closing.set()
@@ -183,7 +183,7 @@ class Backend:
         """Starts a task that ends with the backend."""
         self._tasks.start_soon(function, *args)
 
-    async def line(self, method: str) -> Line:
+    async def method_batcher(self, method: str) -> MethodBatcher:
         """Returns the line of a method, and opens it if need be.
 
         Raises:
@@ -193,55 +193,59 @@ class Backend:
         """
         described = (await self.supervisor.described()).method(method)
         async with self._opening:
-            if (line := self.lines.get(method)) is not None:
-                return line
+            if (method_batcher := self.method_batchers.get(method)) is not None:
+                return method_batcher
             if self.is_closing:
                 raise BatcherClosed(f"the backend {self.tag} is closed")
             if self.config.fill == "closed":
                 retries = lambda: self.config.retries  # noqa: E731 - as it is at each death
-                handler = Dispatcher(self.tag, described, self.pool, retries).handler
+                handler = BatchDispatcher(self.tag, described, self.pool, retries).handler
             else:
-                kept = await self.supervisor.any_ready()
-                binding = kept.replica.open_binding(method)
+                managed = await self.supervisor.any_ready()
+                binding = managed.replica.open_binding(method)
                 fill, streams = self.config.fill, self.config.streams
                 handler = open_handler(self.pool, method, fill, streams, binding)
             options = self.batch_options(described, self.config)
             name = self.tag if method == CALL else f"{self.tag}/{method}"  # no tag has a slash
-            line = Line(name, described, handler, self.pool, options)
-            await self._tasks.start(line.keep, self._enter)
-            self.lines[method] = line
-            return line
+            method_batcher = MethodBatcher(name, described, handler, self.pool, options)
+            await self._tasks.start(method_batcher.keep, self._enter)
+            self.method_batchers[method] = method_batcher
+            return method_batcher
 
-    async def mend_lines(self) -> None:
+    async def mend_batchers(self) -> None:
         """Opens those anew whose batchers broke.
 
         Raises:
             Exception: What a policy raised when it was made.
         """
-        for method, line in [*self.lines.items()]:
-            if line.batcher.failure is not None:
-                del self.lines[method]
-                await self.line(method)
+        for method, method_batcher in [*self.method_batchers.items()]:
+            if method_batcher.batcher.failure is not None:
+                del self.method_batchers[method]
+                await self.method_batcher(method)
 
-    def configure_lines(self, config: BackendConfig) -> None:
+    def configure_batchers(self, config: BackendConfig) -> None:
         """Has all lines take in another config, or none.
 
         Raises:
             TypeError: An option has the wrong type; nothing is changed.
             ValueError: An option does not fit the code; nothing is changed.
         """
-        done: list[Line] = []
+        done: list[MethodBatcher] = []
         try:
-            for line in self.lines.values():
-                line.batcher.configure(**self.batch_options(line.method, config))
-                done.append(line)
+            for method_batcher in self.method_batchers.values():
+                method_batcher.batcher.configure(
+                    **self.batch_options(method_batcher.method, config)
+                )
+                done.append(method_batcher)
         except BaseException:
-            for line in done:
-                line.batcher.configure(**self.batch_options(line.method, self.config))
+            for method_batcher in done:
+                method_batcher.batcher.configure(
+                    **self.batch_options(method_batcher.method, self.config)
+                )
             raise
         self.config = config
 
-    async def close_lines(self, *, at_once: bool) -> None:
+    async def close_batchers(self, *, at_once: bool) -> None:
         """Closes them, once what is in them has been answered.
 
         Args:
@@ -251,13 +255,13 @@ class Backend:
         async with self._opening:
             pass  # one that is being opened is there now
         async with anyio.create_task_group() as tasks:
-            for line in self.lines.values():
-                tasks.start_soon(partial(line.close, at_once=at_once))
+            for method_batcher in self.method_batchers.values():
+                tasks.start_soon(partial(method_batcher.close, at_once=at_once))
 
     def statistics(self) -> Iterator[BatcherStatistics]:
         """Yields the figures of each line."""
-        for line in self.lines.values():
-            yield line.batcher.statistics()
+        for method_batcher in self.method_batchers.values():
+            yield method_batcher.batcher.statistics()
 
     @property
     def queued(self) -> int:
@@ -288,22 +292,26 @@ class Backend:
         )
         return {**options, "max_concurrent_batches": None if slots == math.inf else int(slots)}
 
-    def resize_lines(self) -> None:
+    def resize_batchers(self) -> None:
         """Says how many replicas there are to those that reckon with it."""
-        for line in self.lines.values():
-            options = self.batch_options(line.method, self.config)
-            line.batcher.configure(max_concurrent_batches=options["max_concurrent_batches"])
+        for method_batcher in self.method_batchers.values():
+            options = self.batch_options(method_batcher.method, self.config)
+            method_batcher.batcher.configure(
+                max_concurrent_batches=options["max_concurrent_batches"]
+            )
 
     @property
     def failure(self) -> BaseException | None:
         """What broke a line of it, or keeps its replicas from being started; None for nothing."""
-        broken = [line.batcher.failure for line in self.lines.values()]
+        broken = [
+            method_batcher.batcher.failure for method_batcher in self.method_batchers.values()
+        ]
         return next(filter(None, broken), self.pool.failure)
 
     @property
     def ongoing(self) -> int:
         """How many requests are in replicas."""
-        return sum([kept.ongoing for kept in self.supervisor.kept])
+        return sum([managed.ongoing for managed in self.supervisor.managed])
 
     def _make(self, tag: str, place: int, config: BackendConfig) -> Replica:
         self.definition.check_allowed()

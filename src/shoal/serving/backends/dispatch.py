@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class Dispatcher:
+class BatchDispatcher:
     """Runs the batches of one method on the replicas of a backend.
 
     Args:

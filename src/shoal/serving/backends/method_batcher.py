@@ -17,7 +17,7 @@ import anyio
 from shoal.batching.batcher import Batcher
 from shoal.batching.options.checks import checked_options
 from shoal.errors import BatcherClosed
-from shoal.serving.replica_set.pool import LineRoom
+from shoal.serving.replica_set.pool import PoolRoom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class Line:
+class MethodBatcher:
     """The line of one method.
 
     Attributes:
@@ -45,7 +45,7 @@ class Line:
     ) -> None:
         self.method = method
         self._handler = handler
-        room = LineRoom(pool, self._largest_batch)
+        room = PoolRoom(pool, self._largest_batch)
         self.batcher: Batcher[Any] = Batcher(handler, name=name, room=room, **options)
 
     @property

@@ -39,13 +39,13 @@ def status_of(backend: Backend) -> BackendStatus:
         wanted=supervisor.wanted,
         replicas=[
             ReplicaStatus(
-                tag=kept.replica.tag,
-                state=kept.state,
-                ongoing=kept.ongoing,
-                batches=0 if kept.member is None else kept.member.total,
-                memory_bytes=kept.replica.memory_bytes(),
+                tag=managed.replica.tag,
+                state=managed.state,
+                ongoing=managed.ongoing,
+                batches=0 if managed.member is None else managed.member.total,
+                memory_bytes=managed.replica.memory_bytes(),
             )
-            for kept in supervisor.kept
+            for managed in supervisor.managed
         ],
         queued=backend.queued,
         ongoing=backend.ongoing,

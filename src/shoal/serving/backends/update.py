@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shoal.serving.backends.backend import Backend
     from shoal.serving.config.config import BackendConfig
-    from shoal.serving.replica_set.managed import Kept
+    from shoal.serving.replica_set.managed import ManagedReplica
 
 logger: Final = logging.getLogger("shoal.serving")
 
@@ -48,8 +48,8 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     """
     before, supervisor = backend.config, backend.supervisor
     placement_of(config.placement)
-    for line in backend.lines.values():
-        line.check(backend.batch_options(line.method, config))
+    for method_batcher in backend.method_batchers.values():
+        method_batcher.check(backend.batch_options(method_batcher.method, config))
     is_told = not same_user_config(config, before)
     _check_is_taken(backend, config, is_told=is_told)
     # Where none takes work, only those that are started can show what the new user config does.
@@ -58,7 +58,7 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
         before.num_replicas,
         before.autoscaling,
     )
-    told: list[Kept] = []
+    told: list[ManagedReplica] = []
     count = len(supervisor.ready())
     try:
         with supervisor.changing():
@@ -73,15 +73,15 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
             # Where none takes work, a success says that there are some again.
             if is_scaled or (supervisor.wanted and not supervisor.ready()):
                 await supervisor.settle()
-            await backend.mend_lines()
+            await backend.mend_batchers()
             yield
     except BaseException as error:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as tasks:
-                for kept in told:
-                    tasks.start_soon(_give_back, kept, before)
+                for managed in told:
+                    tasks.start_soon(_give_back, managed, before)
         backend.adopt(before)
-        backend.resize_lines()
+        backend.resize_batchers()
         if isinstance(error, Exception):
             with anyio.move_on_after(_UNDO_S):
                 await supervisor.wait_restored(count)
@@ -104,7 +104,7 @@ async def restart(backend: Backend) -> None:
         with supervisor.changing():
             supervisor.replace(backend.config)
             await supervisor.settle()
-            await backend.mend_lines()
+            await backend.mend_batchers()
     except Exception:
         with anyio.move_on_after(_UNDO_S):
             await supervisor.wait_restored(count)
@@ -121,7 +121,7 @@ def _check_is_taken(backend: Backend, config: BackendConfig, *, is_told: bool) -
         )
 
 
-async def _tell(backend: Backend, config: BackendConfig, told: list[Kept]) -> None:
+async def _tell(backend: Backend, config: BackendConfig, told: list[ManagedReplica]) -> None:
     """Gives a new user config to all replicas, one after the other, and notes which were told.
 
     Raises:
@@ -130,48 +130,52 @@ async def _tell(backend: Backend, config: BackendConfig, told: list[Kept]) -> No
         Exception: What ``reconfigure`` raised.
     """
     supervisor = backend.supervisor
-    while untold := [kept for kept in supervisor.ready() if kept not in told]:
-        kept = untold[0]
-        told.append(kept)
+    while untold := [managed for managed in supervisor.ready() if managed not in told]:
+        managed = untold[0]
+        told.append(managed)
         limit_s = config.replica.start_timeout_s
         with anyio.move_on_after(limit_s) as patience:
-            await kept.replica.reconfigure(config.user_config)
+            await managed.replica.reconfigure(config.user_config)
         if patience.cancelled_caught:
             raise TimeoutError(
-                f"reconfigure() of {kept.replica.tag} did not end within start_timeout_s={limit_s}"
+                f"reconfigure() of {managed.replica.tag} did not end within "
+                f"start_timeout_s={limit_s}"
             )
-        kept.config = config
+        managed.config = config
         assert supervisor.description is not None
-        if supervisor.description.checks_health and (trouble := await kept.trouble()) is not None:
+        if (
+            supervisor.description.checks_health
+            and (trouble := await managed.trouble()) is not None
+        ):
             raise ReplicaDied(
-                f"{kept.replica.tag}: a health check failed after it was told the new "
+                f"{managed.replica.tag}: a health check failed after it was told the new "
                 f"user_config: {trouble}",
-                replica=kept.replica.tag,
+                replica=managed.replica.tag,
             )
-    for kept in told:
-        if kept.life.is_over:
+    for managed in told:
+        if managed.life.is_over:
             raise ReplicaDied(
-                f"{kept.replica.tag} died after it was told the new user_config",
-                replica=kept.replica.tag,
+                f"{managed.replica.tag} died after it was told the new user_config",
+                replica=managed.replica.tag,
             )
 
 
-async def _give_back(kept: Kept, config: BackendConfig) -> None:
+async def _give_back(managed: ManagedReplica, config: BackendConfig) -> None:
     """Gives a replica its old user config again, or sees one to its end that does not take it."""
     trouble: str | None = f"it took longer than {_UNDO_S:g} s"
     with anyio.move_on_after(_UNDO_S):
         try:
-            await kept.replica.reconfigure(config.user_config)
+            await managed.replica.reconfigure(config.user_config)
         except Exception as error:
-            trouble = None if _is_death_of(kept, error) else repr(error)
+            trouble = None if _is_death_of(managed, error) else repr(error)
         else:
-            kept.config = config
+            managed.config = config
             return
     if trouble is not None:
-        kept.kill(f"its old user_config could not be given back to it: {trouble}")
-    await kept.give_up()
+        managed.kill(f"its old user_config could not be given back to it: {trouble}")
+    await managed.give_up()
 
 
-def _is_death_of(kept: Kept, error: Exception) -> bool:
+def _is_death_of(managed: ManagedReplica, error: Exception) -> bool:
     """Says whether an error is a replica's death, and not that of one that its code has called."""
-    return isinstance(error, ReplicaDied) and error.replica == kept.replica.tag
+    return isinstance(error, ReplicaDied) and error.replica == managed.replica.tag

@@ -11,8 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 from shoal.errors import NoSuchName
 from shoal.replicas.code.endpoint_call import CallOut
-from shoal.replicas.process.child.endpoints import WayOut, way_out
-from shoal.serving.clients.handle_options import SYNC_CALL, Asked, Optioned, no_such_attribute
+from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
+from shoal.serving.clients.handle_options import (
+    SYNC_CALL,
+    HandleOptions,
+    Optioned,
+    no_such_attribute,
+)
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
@@ -32,25 +37,25 @@ def handle_again(endpoint: str, asked: dict[str, Any]) -> Any:
     Raises:
         RuntimeError: It is neither, so nobody could make the calls.
     """
-    way = way_out.get(None)
+    way = parent_channel.get(None)
     if way is None:
         owner = running_controller.get(None)
         if owner is not None:
-            return owner.handle(endpoint, Asked(**asked))
+            return owner.handle(endpoint, HandleOptions(**asked))
         raise RuntimeError(
             f"a handle of the endpoint {endpoint!r} was unpickled outside of a replica's process; "
             "a program of its own connects by shoal.connect(url)"
         )
-    return ChildHandle(way, endpoint, Asked(**asked))
+    return ChildHandle(way, endpoint, HandleOptions(**asked))
 
 
 @dataclass(frozen=True)
 class ChildHandle(Optioned):
     """Calls an endpoint from a replica's process; see `Handle`."""
 
-    way: WayOut
+    way: ParentChannel
     endpoint: str  # pyright: ignore[reportIncompatibleMethodOverride] (a field is read alike)
-    asked: Asked = field(default_factory=Asked)
+    asked: HandleOptions = field(default_factory=HandleOptions)
 
     @property
     def sync(self) -> ChildSyncHandle:
@@ -99,7 +104,7 @@ class ChildClient:
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildHandle:
         """Returns what calls an endpoint; see `Client.get_handle`."""
-        way = way_out.get()
+        way = parent_channel.get()
         is_there = await way.call_async(CallOut(endpoint=endpoint, method_name=IS_THERE))
         return _handle_of(way, endpoint, is_there=is_there, missing_ok=missing_ok)
 
@@ -115,17 +120,19 @@ class ChildSyncClient:
 
     def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildSyncHandle:
         """Returns what calls an endpoint; see `Client.get_handle`."""
-        way = way_out.get()
+        way = parent_channel.get()
         is_there = way.call(CallOut(endpoint=endpoint, method_name=IS_THERE))
         return _handle_of(way, endpoint, is_there=is_there, missing_ok=missing_ok).sync
 
 
-def _handle_of(way: WayOut, endpoint: str, *, is_there: bool, missing_ok: bool) -> ChildHandle:
+def _handle_of(
+    way: ParentChannel, endpoint: str, *, is_there: bool, missing_ok: bool
+) -> ChildHandle:
     if missing_ok:
         checked_tag("an endpoint's name", endpoint)
     elif not is_there:
         raise NoSuchName(f"there is no endpoint {endpoint!r}")
-    return ChildHandle(way, endpoint, Asked())
+    return ChildHandle(way, endpoint, HandleOptions())
 
 
 class ChildStream:

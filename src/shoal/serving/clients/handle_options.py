@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.core.forming.call_options import Wishes
+from shoal.core.forming.call_options import CallOptions
 from shoal.core.options.checks import seconds, whole
 from shoal.serving.query import item_without_data
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from shoal.batching.calls.entry import Entry
-    from shoal.serving.backends.method_batcher import Line
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
@@ -158,7 +158,7 @@ class Optioned(ABC):
 
 
 @dataclass(frozen=True)
-class Asked:
+class HandleOptions:
     """What the calls of a handle ask for.
 
     Attributes:
@@ -177,7 +177,7 @@ class Asked:
     timeout_s: float | None = None
     priority: int | None = None
 
-    def with_changes(self, changes: Mapping[str, Any]) -> Asked:
+    def with_changes(self, changes: Mapping[str, Any]) -> HandleOptions:
         """Checks what is named, and lays it over this.
 
         Raises:
@@ -196,13 +196,15 @@ class Asked:
             given["priority"] = whole("priority", given["priority"], least=1)
         return replace(self, **given)
 
-    def item_without_data(self, line: Line, entry: Entry) -> Any:
+    def item_without_data(self, method_batcher: MethodBatcher, entry: Entry) -> Any:
         """Returns the item of a call without arguments: an empty request, for code that takes one.
 
         Raises:
             TypeError: The code needs arguments.
         """
-        item = item_without_data(line.batcher.signature, self.http_method, self.http_headers)
+        item = item_without_data(
+            method_batcher.batcher.signature, self.http_method, self.http_headers
+        )
         return entry.item((), {}) if item is None else item
 
     def metadata(self, endpoint: str) -> Mapping[str, Any]:
@@ -217,7 +219,7 @@ class Asked:
             metadata["headers"] = self.http_headers or {}
         return metadata
 
-    def wishes(self, metadata: Mapping[str, Any], spent_s: float = 0.0) -> Wishes | None:
+    def call_options(self, metadata: Mapping[str, Any], spent_s: float = 0.0) -> CallOptions | None:
         """Returns what the engine is asked for beside the metadata; None for nothing.
 
         Args:
@@ -230,7 +232,7 @@ class Asked:
             timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
         if timeout_s is None and self.priority is None:
             return None
-        return Wishes(timeout_s, metadata, self.priority)
+        return CallOptions(timeout_s, metadata, self.priority)
 
 
 def _time_left() -> float | None:
@@ -248,11 +250,14 @@ def _time_left() -> float | None:
     return max(0.0, max(limits) - anyio.current_time())
 
 
-async def routed(endpoint: Endpoint, asked: Asked) -> tuple[Line, float]:
+async def routed(endpoint: Endpoint, asked: HandleOptions) -> tuple[MethodBatcher, float]:
     """Chooses where a call goes; returns that, and how long it took, in seconds."""
     backend = endpoint.backend_for(asked.shard_key)
-    if backend is not None and (line := backend.lines.get(asked.method_name)) is not None:
-        return line, 0.0
+    if (
+        backend is not None
+        and (method_batcher := backend.method_batchers.get(asked.method_name)) is not None
+    ):
+        return method_batcher, 0.0
     started = anyio.current_time()
-    line = await endpoint.routed(asked.method_name, asked.shard_key, asked.timeout_s)
-    return line, anyio.current_time() - started
+    method_batcher = await endpoint.routed(asked.method_name, asked.shard_key, asked.timeout_s)
+    return method_batcher, anyio.current_time() - started

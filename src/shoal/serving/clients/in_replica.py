@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-from shoal.replicas.process.child.endpoints import way_out
+from shoal.replicas.process.child.endpoints import parent_channel
 from shoal.serving.clients.child_handle import ChildClient, running_controller
 from shoal.serving.clients.sync import check_may_block
 
@@ -37,7 +37,7 @@ class InsideClient:
 
 def client_inside() -> InsideClient | ChildClient | None:
     """Returns the client of the code that calls this, if it runs in a backend."""
-    if way_out.get(None) is not None:
+    if parent_channel.get(None) is not None:
         return ChildClient()
     client = running_controller.get(None)
     return None if client is None else InsideClient(client)

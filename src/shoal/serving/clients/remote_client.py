@@ -13,7 +13,7 @@ from shoal.core.traffic import Shadow, Traffic
 from shoal.errors import NoSuchName
 from shoal.replicas.code.definition import named_arguments
 from shoal.serving.clients.portal_thread import PortalThread
-from shoal.serving.clients.remote_connection import Connection
+from shoal.serving.clients.remote_connection import ConnectionPool
 from shoal.serving.clients.remote_handle import RemoteHandle
 from shoal.serving.clients.sync import VERBS, SyncFace, SyncHandleFace
 from shoal.serving.clients.wire_forms import changes_given, check_keys, config_given, made
@@ -81,7 +81,7 @@ class RemoteClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._made_with = {"token": token, "timeout_s": timeout_s}
-        self._connection = Connection(url, token, timeout_s, transport)
+        self._connection = ConnectionPool(url, token, timeout_s, transport)
         self._sync: RemoteSyncFace | None = None
 
     @property

@@ -49,7 +49,7 @@ _REFUSALS: Final[Mapping[str, type[Exception]]] = {
 }
 
 
-class Connection:
+class ConnectionPool:
     """A pool of connections to one server, of one event loop.
 
     Args:
@@ -81,7 +81,7 @@ class Connection:
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
         # Of streams that were dropped, and whose connections are cut already.
-        self._dropped: list[Answer] = []
+        self._dropped: list[StreamingAnswer] = []
         self._closed: str | None = None
 
     def close_to(self, reason: str) -> None:
@@ -119,7 +119,7 @@ class Connection:
         patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
         return await self._ask("POST", path, body, patience_s)
 
-    async def open_stream(self, path: str, body: Any) -> Answer:
+    async def open_stream(self, path: str, body: Any) -> StreamingAnswer:
         """Asks for a call that is answered by a stream; close the answer.
 
         Raises:
@@ -127,14 +127,14 @@ class Connection:
         """
         response = await self._send("POST", path, body, _SILENCE_S, stream=True)
         if response.is_success:
-            return Answer(response)
+            return StreamingAnswer(response)
         try:
             await response.aread()
         finally:
             await response.aclose()
         raise self.error_of(response.status_code, _parsed(response))
 
-    def drop(self, answer: Answer) -> None:
+    def drop(self, answer: StreamingAnswer) -> None:
         """Leaves a stream that nobody refers to any more; in any thread."""
         self._dropped.append(answer)
         answer.cut()
@@ -242,7 +242,7 @@ class Connection:
         )
 
 
-class Answer:
+class StreamingAnswer:
     """The answer of a call that is answered by a stream, line by line.
 
     Attributes:

@@ -12,13 +12,13 @@ import anyio
 import anyio.lowlevel
 
 from shoal.errors import DeadlineExceeded
-from shoal.serving.clients.handle_options import Asked, Optioned
+from shoal.serving.clients.handle_options import HandleOptions, Optioned
 from shoal.serving.clients.wire_forms import check_keys
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from shoal.serving.clients.remote_connection import Answer, Connection
+    from shoal.serving.clients.remote_connection import ConnectionPool, StreamingAnswer
     from shoal.serving.clients.sync import SyncHandleFace
 
 _LEAST_S = 0.001
@@ -36,7 +36,7 @@ class RemoteHandle(Optioned):
     """
 
     endpoint: str  # pyright: ignore[reportIncompatibleMethodOverride] (a field is read alike)
-    connection: Connection
+    connection: ConnectionPool
     to_sync: Callable[[RemoteHandle], SyncHandleFace]
     chosen: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -67,7 +67,7 @@ class RemoteHandle(Optioned):
     def stream(self, *args: Any, **kwargs: Any) -> RemoteStream:
         """Makes a call that is answered by a stream, when the stream is entered."""
 
-        async def open_() -> Answer:
+        async def open_() -> StreamingAnswer:
             timeout_s, deadline = await self._time()
             body = self._body(args, kwargs, timeout_s)
             try:
@@ -79,7 +79,7 @@ class RemoteHandle(Optioned):
         return RemoteStream(self.connection, open_)
 
     def _optioned(self, given: dict[str, Any]) -> Self:
-        Asked().with_changes(given)
+        HandleOptions().with_changes(given)
         if "http_headers" in given:
             given["http_headers"] = dict(given["http_headers"])
         return replace(self, chosen={**self.chosen, **given})
@@ -130,10 +130,12 @@ class RemoteStream:
     Cancellation: a wait that is cancelled ends the stream.
     """
 
-    def __init__(self, connection: Connection, open_: Callable[[], Awaitable[Answer]]) -> None:
+    def __init__(
+        self, connection: ConnectionPool, open_: Callable[[], Awaitable[StreamingAnswer]]
+    ) -> None:
         self._connection = connection
         self._open = open_
-        self._answer: Answer | None = None
+        self._answer: StreamingAnswer | None = None
         self._over = False
 
     async def __aenter__(self) -> Self:
@@ -170,7 +172,7 @@ class RemoteStream:
             self._watch.detach()
             await answer.aclose()
 
-    async def _next(self, answer: Answer) -> Any:
+    async def _next(self, answer: StreamingAnswer) -> Any:
         import httpx
 
         try:

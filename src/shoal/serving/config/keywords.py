@@ -34,7 +34,7 @@ class BackendKeywords(TypedDict, total=False):
     env: Mapping[str, str]
     cpu_affinity: Sequence[Sequence[int]] | None
     max_memory_bytes: int | None
-    arena_bytes: int
+    shared_memory_bytes: int
     log_lines: int
     ray_options: Mapping[str, Any]
 

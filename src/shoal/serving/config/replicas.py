@@ -181,7 +181,7 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "env": _env,
     "cpu_affinity": _cpu_affinity,
     "max_memory_bytes": _bytes_or_none,
-    "arena_bytes": _count,
+    "shared_memory_bytes": _count,
     "log_lines": _count,
     "ray_options": _ray_options,
 }

@@ -25,7 +25,7 @@ from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.backends import Backends
 from shoal.serving.controller.endpoints import Endpoints
 from shoal.serving.controller.handle import EndpointHandle
-from shoal.serving.controller.journal import Declarations, declared_names
+from shoal.serving.controller.journal import Journal, declared_names
 from shoal.serving.controller.lifetime import Lifetime
 from shoal.serving.endpoints.endpoint import Endpoint
 from shoal.serving.endpoints.shadow import ShadowFlow
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut
     from shoal.replicas.contract import Replica
     from shoal.serving.backends.backend import Backend
-    from shoal.serving.clients.handle_options import Asked
+    from shoal.serving.clients.handle_options import HandleOptions
     from shoal.serving.clients.sync import Bridge
     from shoal.serving.controller.backends import Leaving
     from shoal.serving.controller.journal import Imports, Program
@@ -66,7 +66,7 @@ class Controller:
         program: Program | None = None,
     ) -> None:
         self.url: str | None = None
-        self._declarations = Declarations(state, imports, program)
+        self._declarations = Journal(state, imports, program)
         self._declaring = anyio.Lock()
         self._lifetime = Lifetime(self._restore, self._drained, self._declarations.close)
         self._endpoints = Endpoints()
@@ -382,7 +382,7 @@ class Controller:
         self._endpoints.drain()
         self._backends.drain()
 
-    def handle(self, endpoint: str, asked: Asked | None = None) -> EndpointHandle:
+    def handle(self, endpoint: str, asked: HandleOptions | None = None) -> EndpointHandle:
         """Makes a handle for code in a replica of this controller's."""
         return EndpointHandle(self._lifetime, self._endpoints, endpoint, asked, is_inside=True)
 

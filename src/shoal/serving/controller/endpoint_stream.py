@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio.lowlevel
 
-from shoal.core.forming.call_options import Wishes
+from shoal.core.forming.call_options import CallOptions
 from shoal.serving.clients.handle_options import routed
 from shoal.serving.endpoints.compared_stream import ComparedStream
 
 if TYPE_CHECKING:
     from shoal.batching.calls.stream import ResultStream
-    from shoal.serving.clients.handle_options import Asked
+    from shoal.serving.clients.handle_options import HandleOptions
     from shoal.serving.endpoints.endpoint import Endpoint
 
 
@@ -30,7 +30,11 @@ class EndpointStream:
     """
 
     def __init__(
-        self, endpoint: Endpoint, asked: Asked, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        endpoint: Endpoint,
+        asked: HandleOptions,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
         self._endpoint = endpoint
         self._asked = asked
@@ -94,20 +98,21 @@ class EndpointStream:
         endpoint, asked = self._endpoint, self._asked
         endpoint.requests += 1
         try:
-            line, spent_s = await routed(endpoint, asked)
-            if not line.streams:
+            method_batcher, spent_s = await routed(endpoint, asked)
+            if not method_batcher.streams:
                 raise TypeError(
-                    f"{line.batcher.name} gives one result; write result = await handle.call(item)"
+                    f"{method_batcher.batcher.name} gives one result; "
+                    "write result = await handle.call(item)"
                 )
-            entry = line.entry()
+            entry = method_batcher.entry()
             if self._args or self._kwargs:
                 item = entry.item(self._args, self._kwargs)
             else:
-                item = asked.item_without_data(line, entry)
+                item = asked.item_without_data(method_batcher, entry)
             metadata = asked.metadata(endpoint.name)
-            wishes = asked.wishes(metadata, spent_s) or Wishes(metadata=metadata)
-            stream = entry.begin_stream_of(item, wishes)
-            answer = endpoint.copied(line, item, metadata) if endpoint.shadows else None
+            call_options = asked.call_options(metadata, spent_s) or CallOptions(metadata=metadata)
+            stream = entry.begin_stream_of(item, call_options)
+            answer = endpoint.copied(method_batcher, item, metadata) if endpoint.shadows else None
             self._stream = stream if answer is None else ComparedStream(stream, answer)
             return self._stream
         except Exception:

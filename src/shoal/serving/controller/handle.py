@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 from shoal.batching.current import running_batch
 from shoal.core.request import shared_options
 from shoal.serving.clients.child_handle import handle_again
-from shoal.serving.clients.handle_options import Asked, Optioned, routed
+from shoal.serving.clients.handle_options import HandleOptions, Optioned, routed
 from shoal.serving.clients.sync import SyncHandleFace
 from shoal.serving.controller.endpoint_stream import EndpointStream
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.serving.controller.endpoints import Endpoints
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.endpoints.endpoint import Endpoint
-    from shoal.serving.endpoints.shadow import Answer
+    from shoal.serving.endpoints.shadow import PrimaryAnswer
 
 
 class EndpointHandle(Optioned):
@@ -34,14 +34,14 @@ class EndpointHandle(Optioned):
         lifetime: Lifetime,
         endpoints: Endpoints,
         endpoint: str,
-        asked: Asked | None = None,
+        asked: HandleOptions | None = None,
         *,
         is_inside: bool = False,
     ) -> None:
         self._lifetime = lifetime
         self._endpoints = endpoints
         self._endpoint = endpoint
-        self._asked = asked or Asked()
+        self._asked = asked or HandleOptions()
         self._metadata = self._asked.metadata(endpoint)
         self._shared = shared_options(self._metadata)
         self._is_inside = is_inside
@@ -66,26 +66,26 @@ class EndpointHandle(Optioned):
         """See `Handle.call`."""
         endpoint = self._found()
         endpoint.requests += 1
-        answer: Answer | None = None
+        answer: PrimaryAnswer | None = None
         try:
-            line, spent_s = await routed(endpoint, self._asked)
-            if line.streams:
+            method_batcher, spent_s = await routed(endpoint, self._asked)
+            if method_batcher.streams:
                 raise TypeError(
-                    f"{line.batcher.name} answers by a stream; write\n"
+                    f"{method_batcher.batcher.name} answers by a stream; write\n"
                     "    async with handle.stream(item) as stream: ..."
                 )
-            entry = line.entry()
+            entry = method_batcher.entry()
             if args or kwargs:
                 item = entry.item(args, kwargs)
             else:
-                item = self._asked.item_without_data(line, entry)
-            wishes = self._asked.wishes(self._metadata, spent_s)
-            if wishes is None:
+                item = self._asked.item_without_data(method_batcher, entry)
+            call_options = self._asked.call_options(self._metadata, spent_s)
+            if call_options is None:
                 call = entry.begin_shared(item, self._shared)
             else:
-                call = entry.begin_item(item, wishes)
+                call = entry.begin_item(item, call_options)
             if endpoint.shadows:
-                answer = endpoint.copied(line, item, self._metadata)
+                answer = endpoint.copied(method_batcher, item, self._metadata)
             result = await call
             if answer is not None:
                 answer.set(result)

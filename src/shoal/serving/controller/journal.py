@@ -16,11 +16,11 @@ from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.durable import durable_options
 from shoal.serving.state.records import (
-    DeclaredBackend,
-    DeclaredEndpoint,
-    DeclaredShadow,
+    BackendRecord,
     DeletedBackend,
     DeletedEndpoint,
+    EndpointRecord,
+    ShadowRecord,
 )
 
 if TYPE_CHECKING:
@@ -77,10 +77,10 @@ class Restored(NamedTuple):
     """
 
     backends: list[tuple[str, Definition, BackendConfig]]
-    endpoints: list[DeclaredEndpoint]
+    endpoints: list[EndpointRecord]
 
 
-class Declarations:
+class Journal:
     """Writes each change down before it takes effect.
 
     Args:
@@ -157,13 +157,13 @@ class Declarations:
             return
         traffic = endpoint.traffic if traffic is None else traffic
         flows = endpoint.shadows if shadows is None else shadows
-        declared = DeclaredEndpoint(
+        declared = EndpointRecord(
             name=endpoint.name,
             route=endpoint.route,
             methods=endpoint.methods,
             traffic={} if traffic is None else dict(traffic.weights),
             shadows={
-                tag: DeclaredShadow(proportion=flow.proportion, compare=_path_of(flow))
+                tag: ShadowRecord(proportion=flow.proportion, compare=_path_of(flow))
                 for tag, flow in flows.items()
             },
         )
@@ -190,7 +190,7 @@ class Declarations:
         self._gone = declared_names(state.gone_backends, state.gone_endpoints)
         return Restored(backends, [self._compared(one) for one in state.endpoints.values()])
 
-    def _allowed(self, one: DeclaredBackend) -> tuple[Definition, BackendConfig]:
+    def _allowed(self, one: BackendRecord) -> tuple[Definition, BackendConfig]:
         """Returns a backend's code, which refuses to be loaded where that is not allowed."""
         path, config, refusal = one.import_path, dict(one.config), None
         code, declared = self._program.backends.get(one.tag, (None, BackendConfig()))
@@ -208,7 +208,7 @@ class Declarations:
         )
         return definition, BackendConfig.of(config)
 
-    def _compared(self, endpoint: DeclaredEndpoint) -> DeclaredEndpoint:
+    def _compared(self, endpoint: EndpointRecord) -> EndpointRecord:
         """Returns an endpoint whose answers are compared by what may be imported alone."""
         shadows = dict(endpoint.shadows)
         for tag, shadow in endpoint.shadows.items():
@@ -266,13 +266,13 @@ def declared_names(backends: Iterable[str], endpoints: Iterable[str]) -> set[str
     return {*map(declared_backend, backends), *map(declared_endpoint, endpoints)}
 
 
-def _declared(tag: str, code: Definition, config: BackendConfig) -> DeclaredBackend:
+def _declared(tag: str, code: Definition, config: BackendConfig) -> BackendRecord:
     if code.import_path is None:
         raise NotDurable(
             f"{code.name} was given as an object, and only an import path can be kept in a state "
             f"file; write it as 'package.module:{code.name}'"
         )
-    return DeclaredBackend(
+    return BackendRecord(
         tag=tag,
         import_path=code.import_path,
         init_args=code.init_args,

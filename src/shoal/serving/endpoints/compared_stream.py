@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from shoal.batching.calls.stream import ResultStream
-    from shoal.serving.endpoints.shadow import Answer
+    from shoal.serving.endpoints.shadow import PrimaryAnswer
 
 
 class ComparedStream:
@@ -17,7 +17,7 @@ class ComparedStream:
         answer: What is told: the list of all items, or nothing where it did not come to its end.
     """
 
-    def __init__(self, stream: ResultStream[Any], answer: Answer) -> None:
+    def __init__(self, stream: ResultStream[Any], answer: PrimaryAnswer) -> None:
         self._stream = stream
         self._answer = answer
         self._items: list[Any] = []

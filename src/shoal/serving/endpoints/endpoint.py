@@ -16,7 +16,7 @@ import anyio
 from shoal.batching.failures.exceptions import own_copy
 from shoal.batching.handlers.binding import Binding
 from shoal.errors import DeadlineExceeded, Overloaded
-from shoal.serving.endpoints.shadow import Answer
+from shoal.serving.endpoints.shadow import PrimaryAnswer
 from shoal.serving.status import EndpointStatus
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from shoal.core.traffic import Traffic
     from shoal.serving.backends.backend import Backend
-    from shoal.serving.backends.method_batcher import Line
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.shadow import ShadowFlow
 
 MOST_HELD: Final = 1024
@@ -106,7 +106,9 @@ class Endpoint:
             return self._backends[self.traffic.choose_for(shard_key)]
         return self._backends[self.traffic.choose(random.random())]  # noqa: S311 - no secret
 
-    async def routed(self, method: str, shard_key: str | None, timeout_s: float | None) -> Line:
+    async def routed(
+        self, method: str, shard_key: str | None, timeout_s: float | None
+    ) -> MethodBatcher:
         """Chooses where a request goes, and waits for traffic if there is none.
 
         Args:
@@ -129,34 +131,42 @@ class Endpoint:
         try:
             with anyio.move_on_after(timeout_s):
                 backend = self.backend_for(shard_key) or await self._hold(shard_key)
-                return backend.lines.get(method) or await backend.line(method)
+                return backend.method_batchers.get(method) or await backend.method_batcher(method)
         finally:
             self.held -= 1
         raise DeadlineExceeded(
             f"the endpoint {self.name!r} had no backend for the call within {timeout_s} s"
         )
 
-    def copied(self, line: Line, item: Any, metadata: Mapping[str, Any]) -> Answer | None:
+    def copied(
+        self, method_batcher: MethodBatcher, item: Any, metadata: Mapping[str, Any]
+    ) -> PrimaryAnswer | None:
         """Sends copies of a request to the shadows that take it.
 
         A backend that has traffic as well gets no copy of a request that it answers itself: that
         would be compared with itself, and stand in the line of its neighbours.
 
         Args:
-            line: The line that the request enters.
+            method_batcher: The line that the request enters.
             item: Its item.
             metadata: Its metadata.
 
         Returns:
             What wants to be told the answer; None if nothing does.
         """
-        method = line.method.name
-        others = [f for f in self.shadows.values() if f.backend.lines.get(method) is not line]
+        method = method_batcher.method.name
+        others = [
+            f
+            for f in self.shadows.values()
+            if f.backend.method_batchers.get(method) is not method_batcher
+        ]
         taking = [f for f in others if f.takes(random.random())]  # noqa: S311
         if not taking:
             return None
-        args, kwargs = Binding.of_items(line.batcher.signature, "arguments").columns([item])
-        answer = Answer()
+        args, kwargs = Binding.of_items(method_batcher.batcher.signature, "arguments").columns(
+            [item]
+        )
+        answer = PrimaryAnswer()
         copied = {**metadata, "shadow": True}
         for flow in taking:
             self._start_task(flow.copy, method, tuple(args), kwargs, copied, answer)

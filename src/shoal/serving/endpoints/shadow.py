@@ -17,7 +17,7 @@ import anyio
 from shoal.batching.failures.held import held
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
-from shoal.core.forming.call_options import Wishes
+from shoal.core.forming.call_options import CallOptions
 from shoal.core.traffic import Shadow
 from shoal.replicas.code.definition import imported, qualified_name
 from shoal.serving.status import ShadowStatus
@@ -35,7 +35,7 @@ MOST_COPIES: Final = 256
 _TIMEOUT_S: Final = 60.0
 
 
-class Answer:
+class PrimaryAnswer:
     """The answer of the request that was copied, for whoever compares it."""
 
     def __init__(self) -> None:
@@ -139,13 +139,13 @@ class ShadowFlow:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         metadata: Mapping[str, Any],
-        answer: Answer,
+        answer: PrimaryAnswer,
     ) -> None:
         """Sends one copy that was taken, and counts how it ends."""
         started = anyio.current_time()
         try:
             with anyio.fail_after(_TIMEOUT_S), holding():
-                result = await self._result(method, args, kwargs, Wishes(metadata=metadata))
+                result = await self._result(method, args, kwargs, CallOptions(metadata=metadata))
         except Exception as error:
             self._failed += 1
             logger.debug("%s: a shadow request failed", self.backend.tag, exc_info=error)
@@ -160,12 +160,12 @@ class ShadowFlow:
                 self._count_alike(answer.value, result)
 
     async def _result(
-        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], wishes: Wishes
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions
     ) -> Any:
-        line = await self.backend.line(method)
-        if not line.streams:
-            return await line.entry().begin(args, kwargs, wishes)
-        async with line.entry().begin_stream(args, kwargs, wishes) as stream:
+        method_batcher = await self.backend.method_batcher(method)
+        if not method_batcher.streams:
+            return await method_batcher.entry().begin(args, kwargs, call_options)
+        async with method_batcher.entry().begin_stream(args, kwargs, call_options) as stream:
             return [item async for item in stream]
 
     def _count_alike(self, first: Any, second: Any) -> None:

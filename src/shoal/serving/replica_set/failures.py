@@ -11,7 +11,7 @@ from shoal.core.replicas.restarts import Restarts
 from shoal.errors import ReplicaNotStarted
 
 if TYPE_CHECKING:
-    from shoal.serving.replica_set.managed import Kept
+    from shoal.serving.replica_set.managed import ManagedReplica
 
 
 class Failures:
@@ -58,24 +58,24 @@ class Failures:
         self._restarts.started(anyio.current_time())
         self.last = None
 
-    def failed(self, kept: Kept, failure: Exception, *, is_replaced: bool) -> None:
+    def failed(self, managed: ManagedReplica, failure: Exception, *, is_replaced: bool) -> None:
         """Notes that a replica has died, or could not be started.
 
         Args:
-            kept: The replica.
+            managed: The replica.
             failure: Why.
             is_replaced: Whether another one is started in its place, or was already.
         """
         self.last = failure
         now = anyio.current_time()
         point = random.random()  # noqa: S311 - it spreads restarts in time
-        if kept.ready_at is not None:
+        if managed.ready_at is not None:
             self.deaths += 1
             self.restarts += is_replaced
-            self._restarts.died(now, point, ready_at=kept.ready_at)
+            self._restarts.died(now, point, ready_at=managed.ready_at)
         else:
             self.start_failures += 1
-            self._restarts.failed(now, point, began_at=kept.began_at)
+            self._restarts.failed(now, point, began_at=managed.began_at)
 
     def not_started(self, cause: Exception | None) -> ReplicaNotStarted:
         """Returns a replica's failure as that of whoever waits for it to start."""

@@ -52,7 +52,7 @@ _MARGIN_S: Final = 5.0
 """What a replica may take to end, beyond its ``cancel_grace_s``, before it is given up."""
 
 
-class Kept:
+class ManagedReplica:
     """A replica, from its start to its end.
 
     Attributes:
@@ -87,7 +87,9 @@ class Kept:
         """How many requests it runs."""
         return 0 if self.member is None else self.member.ongoing
 
-    async def run(self, delay_s: float, on_ready: Callable[[Kept, Description], None]) -> None:
+    async def run(
+        self, delay_s: float, on_ready: Callable[[ManagedReplica, Description], None]
+    ) -> None:
         """Lives.
 
         Args:
@@ -143,7 +145,7 @@ class Kept:
             await self.give_up()
         return False
 
-    async def watch_health(self, on_unhealthy: Callable[[Kept], None]) -> None:
+    async def watch_health(self, on_unhealthy: Callable[[ManagedReplica], None]) -> None:
         """Checks the replica's health for as long as it is ready, and kills it when it is bad.
 
         Args:
@@ -245,12 +247,14 @@ def noted(message: str, *args: object) -> Generator[None]:
 class _Ready:
     """Hears from `Replica.serve` that the replica is ready."""
 
-    def __init__(self, kept: Kept, on_ready: Callable[[Kept, Description], None]) -> None:
-        self._kept = kept
+    def __init__(
+        self, managed: ManagedReplica, on_ready: Callable[[ManagedReplica, Description], None]
+    ) -> None:
+        self._managed = managed
         self._on_ready = on_ready
 
     def started(self, value: Any = None) -> None:
-        self._on_ready(self._kept, value)
+        self._on_ready(self._managed, value)
 
 
 class NotMade(Replica):

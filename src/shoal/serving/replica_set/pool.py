@@ -1,7 +1,7 @@
 """The pool: the replicas of a backend that can take work, and who gets the next batch.
 
 Work is pulled. A batch is cut only when a replica can take it (the pool is the batchers' `Room`, by
-way of `LineRoom`), and goes to the one that has the fewest, among those to the one whose turn is
+way of `PoolRoom`), and goes to the one that has the fewest, among those to the one whose turn is
 longest past. So no replica has a line of its own in which work could wait beside an idle neighbour.
 """
 
@@ -93,12 +93,12 @@ class Pool:
         self._members: dict[Replica, Member] = {}
         self._listeners: list[Callable[[], None]] = []
         # Lines with a batch that is due, in the order in which they found no room.
-        self._queue: dict[LineRoom, None] = {}
+        self._queue: dict[PoolRoom, None] = {}
         self._run_again = 0
         self._change: anyio.Event | None = None  # there is one while somebody waits for it
         self.failure: BaseException | None = None
 
-    def free(self, size: int, line: LineRoom) -> float:
+    def free(self, size: int, room: PoolRoom) -> float:
         """Returns how many more batches of some size it can take from a line.
 
         While the backend has failed it takes any, which fail at once: their callers are told.
@@ -107,19 +107,19 @@ class Pool:
         """
         if self.failure is not None and not self._members:
             return 1
-        if self._run_again or (self._queue and next(iter(self._queue)) is not line):
+        if self._run_again or (self._queue and next(iter(self._queue)) is not room):
             return 0
         return sum([member.room(size) for member in self._members.values()])
 
-    def queue(self, line: LineRoom) -> None:
+    def queue(self, room: PoolRoom) -> None:
         """Gives a line a place in the queue; it keeps the one that it has."""
-        self._queue.setdefault(line)
+        self._queue.setdefault(room)
         self._on_wait()
 
-    def leave_queue(self, line: LineRoom) -> None:
+    def leave_queue(self, room: PoolRoom) -> None:
         """Takes a line's place in the queue away."""
-        if line in self._queue:
-            del self._queue[line]
+        if room in self._queue:
+            del self._queue[room]
             self._changed()
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
@@ -229,7 +229,7 @@ class Pool:
             listener()
 
 
-class LineRoom:
+class PoolRoom:
     """The pool as the room of one line.
 
     Args:

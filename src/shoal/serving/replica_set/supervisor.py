@@ -24,7 +24,7 @@ from shoal.replicas.code.current import Identity
 from shoal.serving.config.batching import DEFAULTS
 from shoal.serving.config.config import same_user_config
 from shoal.serving.replica_set.failures import Failures
-from shoal.serving.replica_set.managed import Kept, NotMade, may_wear_out, worn_out
+from shoal.serving.replica_set.managed import ManagedReplica, NotMade, may_wear_out, worn_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -57,7 +57,7 @@ class Supervisor:
     Attributes:
         config: The config that new replicas are started with.
         wanted: How many there should be.
-        kept: Those there are, in whatever state.
+        managed: Those there are, in whatever state.
         description: What their code can do; None until one has been ready.
         failures: What has become of those that were started.
     """
@@ -73,7 +73,7 @@ class Supervisor:
     ) -> None:
         self.config = config
         self.wanted = config.num_replicas
-        self.kept: list[Kept] = []
+        self.managed: list[ManagedReplica] = []
         self.description: Description | None = None
         self.failures = Failures(name)
         self._name = name
@@ -87,7 +87,7 @@ class Supervisor:
         self._change = anyio.Event()
         self._is_draining = self._is_ending = self._is_over = False
         # While a change is under way: those that were there before it, and why one failed since.
-        self._before_change: list[Kept] | None = None
+        self._before_change: list[ManagedReplica] | None = None
         self._lost: Exception | None = None
 
     def begin(self) -> None:
@@ -109,13 +109,13 @@ class Supervisor:
         """
         config, version, wanted = self.config, self._version, self.wanted
         failure = self.failures.last
-        self._before_change = there = list(self.kept)
-        were = [(kept, kept.version, kept.config) for kept in there]
+        self._before_change = there = list(self.managed)
+        were = [(managed, managed.version, managed.config) for managed in there]
         self._lost = None
         self.failures.forget(failure)
-        for kept in there:
-            if kept.life.state is LifeState.NEW:
-                kept.version = _STALE  # it waits; another one need not
+        for managed in there:
+            if managed.life.state is LifeState.NEW:
+                managed.version = _STALE  # it waits; another one need not
         try:
             self._reconcile()
             yield
@@ -124,12 +124,12 @@ class Supervisor:
             self.failures.forget(failure)
             if not self._is_ending:
                 self.wanted = wanted
-            for kept, its_version, its_config in were:
-                if kept.life.takes_work:  # the change may have compared it with its own config
-                    kept.version, kept.config = its_version, its_config
-            for kept in self.kept:
-                if kept not in there and kept.made_with is not config:
-                    kept.version = _STALE
+            for managed, its_version, its_config in were:
+                if managed.life.takes_work:  # the change may have compared it with its own config
+                    managed.version, managed.config = its_version, its_config
+            for managed in self.managed:
+                if managed not in there and managed.made_with is not config:
+                    managed.version = _STALE
             raise
         finally:
             self._before_change = None
@@ -144,17 +144,17 @@ class Supervisor:
     def adopt(self, config: BackendConfig) -> None:
         """Takes in a config that replicas need not be replaced for."""
         self.config = config
-        for kept in self.ready():
-            self._compare(kept, config)
-            kept.config = config
+        for managed in self.ready():
+            self._compare(managed, config)
+            managed.config = config
         self._reconcile()
 
     def drain(self) -> None:
         """Tells all code, now and of replicas to come, that the backend begins to end."""
         self._is_draining = True
-        for kept in self.kept:
-            if kept.member is not None:
-                kept.tell_draining()
+        for managed in self.managed:
+            if managed.member is not None:
+                managed.tell_draining()
 
     def is_missing_some(self) -> bool:
         """Says whether fewer replicas take work than should."""
@@ -164,12 +164,12 @@ class Supervisor:
         """Looks whether a replica has done its share, or takes too much memory."""
         if not may_wear_out(self.config):
             return
-        kept = next((k for k in self.kept if k.member is member), None)
-        if kept is None or kept.is_worn_out or not kept.life.takes_work:
+        managed = next((k for k in self.managed if k.member is member), None)
+        if managed is None or managed.is_worn_out or not managed.life.takes_work:
             return
         if (reason := worn_out(member, self.config)) is not None:
-            logger.info("%s: is replaced, since it %s", kept.replica.tag, reason)
-            kept.is_worn_out = True
+            logger.info("%s: is replaced, since it %s", managed.replica.tag, reason)
+            managed.is_worn_out = True
             self._reconcile()
 
     async def end(self, *, at_once: bool) -> None:
@@ -182,16 +182,16 @@ class Supervisor:
         self._is_ending = True
         self._tell()
         if at_once:
-            for kept in self.kept:
-                kept.end_at_once()
-                self._tasks.start_soon(kept.give_up)
+            for managed in self.managed:
+                managed.end_at_once()
+                self._tasks.start_soon(managed.give_up)
         self._reconcile()
-        while self.kept:
+        while self.managed:
             await self._change.wait()
 
-    def ready(self) -> list[Kept]:
+    def ready(self) -> list[ManagedReplica]:
         """Returns the replicas that take work."""
-        return [kept for kept in self.kept if kept.life.takes_work]
+        return [managed for managed in self.managed if managed.life.takes_work]
 
     async def settle(self) -> None:
         """Waits, during a change, until there are as many replicas of this version as wanted.
@@ -220,7 +220,7 @@ class Supervisor:
             count: How many replicas took work before.
         """
         while (len(self.ready()) < min(count, self.wanted) and not self.failures.is_open) or any(
-            kept.version != self._version for kept in self.kept
+            managed.version != self._version for managed in self.managed
         ):
             self._check_goes_on()
             await self._change.wait()
@@ -250,7 +250,7 @@ class Supervisor:
             await self._may_wait()
         return self.description
 
-    async def any_ready(self) -> Kept:
+    async def any_ready(self) -> ManagedReplica:
         """Waits until a replica takes work, and returns one that does.
 
         Raises:
@@ -271,26 +271,28 @@ class Supervisor:
             return  # what were started now would be cancelled, and looked after again
         seen = [
             Seen(i, _STALE if k.is_worn_out else k.version, k.life.state, k.ongoing)
-            for i, k in enumerate(self.kept)
+            for i, k in enumerate(self.managed)
         ]
         keeps_ready = self._before_change is not None and not self._is_ending
         decision = decide(seen, self.wanted, self._version, keeps_ready=keeps_ready)
-        to_drain = [self.kept[i] for i in decision.drain]
+        to_drain = [self.managed[i] for i in decision.drain]
         for _ in range(decision.start):
             self._start()
-        for kept in to_drain:
-            self._drain(kept)
+        for managed in to_drain:
+            self._drain(managed)
 
     def _start(self) -> None:
         # The one that it replaces, and has the place of, may be there as yet.
-        same = [kept for kept in self.kept if kept.version == self._version]
-        taken = {kept.replica.blueprint.number for kept in same}
+        same = [managed for managed in self.managed if managed.version == self._version]
+        taken = {managed.replica.blueprint.number for managed in same}
         place = next(place for place in count() if place not in taken)
-        kept = Kept(self._made(place), self.config, self._version)
+        managed = ManagedReplica(self._made(place), self.config, self._version)
         self._number += 1
-        self.kept.append(kept)
+        self.managed.append(managed)
         delay_s = self.failures.starting()
-        self._tasks.start_soon(self._keep, kept, delay_s, name=f"shoal replica {kept.replica.tag}")
+        self._tasks.start_soon(
+            self._keep, managed, delay_s, name=f"shoal replica {managed.replica.tag}"
+        )
 
     def _made(self, place: int) -> Replica:
         tag = f"{self._name}#{self._number}"
@@ -299,79 +301,87 @@ class Supervisor:
         except Exception as error:  # a placement that can't even make one
             return NotMade(Identity(self._name, tag), place, error)
 
-    def _compare(self, kept: Kept, config: BackendConfig) -> None:
+    def _compare(self, managed: ManagedReplica, config: BackendConfig) -> None:
         """Has a replica replaced that was being started while the others were told something."""
-        if not same_user_config(kept.config, config):
-            kept.version = _STALE
+        if not same_user_config(managed.config, config):
+            managed.version = _STALE
 
-    def _drain(self, kept: Kept) -> None:
-        kept.life.on("drain")
-        if kept.member is None:
-            kept.abandon()
+    def _drain(self, managed: ManagedReplica) -> None:
+        managed.life.on("drain")
+        if managed.member is None:
+            managed.abandon()
             return
-        self._pool.withdraw(kept.member)
-        grace_s = kept.config.batching.get(
+        self._pool.withdraw(managed.member)
+        grace_s = managed.config.batching.get(
             "graceful_shutdown_timeout_s", DEFAULTS.graceful_shutdown_timeout_s
         )
-        self._tasks.start_soon(kept.drain, grace_s, name=f"shoal drain {kept.replica.tag}")
+        self._tasks.start_soon(managed.drain, grace_s, name=f"shoal drain {managed.replica.tag}")
 
-    async def _keep(self, kept: Kept, delay_s: float) -> None:
+    async def _keep(self, managed: ManagedReplica, delay_s: float) -> None:
         self._enter()
         try:
             async with anyio.create_task_group() as tasks:
-                await kept.run(delay_s, partial(self._has_started, tasks))
+                await managed.run(delay_s, partial(self._has_started, tasks))
                 tasks.cancel_scope.cancel()
         except BaseException:  # this task is being cancelled, and so are all of them
             self._is_over = True
             raise
         finally:
-            self._has_ended(kept)
+            self._has_ended(managed)
 
-    def _has_started(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
+    def _has_started(
+        self, tasks: TaskGroup, managed: ManagedReplica, description: Description
+    ) -> None:
         if description.checks_health:
-            tasks.start_soon(self._admit_healthy, tasks, kept, description)
+            tasks.start_soon(self._admit_healthy, tasks, managed, description)
         else:
-            self._is_ready(tasks, kept, description)
+            self._is_ready(tasks, managed, description)
 
-    async def _admit_healthy(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
-        if await kept.passes_first_check():
-            self._is_ready(tasks, kept, description)
+    async def _admit_healthy(
+        self, tasks: TaskGroup, managed: ManagedReplica, description: Description
+    ) -> None:
+        if await managed.passes_first_check():
+            self._is_ready(tasks, managed, description)
 
-    def _is_ready(self, tasks: TaskGroup, kept: Kept, description: Description) -> None:
-        kept.ready_at = anyio.current_time()
+    def _is_ready(
+        self, tasks: TaskGroup, managed: ManagedReplica, description: Description
+    ) -> None:
+        managed.ready_at = anyio.current_time()
         self.failures.ready()
-        if not kept.life.is_leaving:
-            kept.life.on("ready")
+        if not managed.life.is_leaving:
+            managed.life.on("ready")
             self.description = self.description or description
-            self._compare(kept, self.config)
+            self._compare(managed, self.config)
             code = description.methods["__call__"]
             slots = self.config.slots(code.batched, gathers=code.gathers)
-            kept.config = self.config
-            kept.member = self._pool.add(kept.replica, slots, self.config.max_ongoing_requests)
+            managed.config = self.config
+            managed.member = self._pool.add(
+                managed.replica, slots, self.config.max_ongoing_requests
+            )
             if self._is_draining:
-                kept.tell_draining()
-            tasks.start_soon(kept.watch_health, self._is_unhealthy)
+                managed.tell_draining()
+            tasks.start_soon(managed.watch_health, self._is_unhealthy)
         self._reconcile()
         self._tell()
 
-    def _is_unhealthy(self, kept: Kept) -> None:
-        assert kept.member is not None
-        self._pool.withdraw(kept.member)
+    def _is_unhealthy(self, managed: ManagedReplica) -> None:
+        assert managed.member is not None
+        self._pool.withdraw(managed.member)
         self._reconcile()
         self._tell()
 
-    def _has_ended(self, kept: Kept) -> None:
-        self.kept.remove(kept)
-        if kept.member is not None:
-            self._pool.withdraw(kept.member)
-        if kept.failure is not None and not self._is_over:  # all of them are being cancelled
-            logger.error("%s: %s", kept.replica.tag, kept.failure)
+    def _has_ended(self, managed: ManagedReplica) -> None:
+        self.managed.remove(managed)
+        if managed.member is not None:
+            self._pool.withdraw(managed.member)
+        if managed.failure is not None and not self._is_over:  # all of them are being cancelled
+            logger.error("%s: %s", managed.replica.tag, managed.failure)
             is_replaced = self.wanted > 0
-            self.failures.failed(kept, kept.failure, is_replaced=is_replaced)
-            if self._before_change is not None and kept not in self._before_change:
-                self._lost = self._lost or kept.failure
+            self.failures.failed(managed, managed.failure, is_replaced=is_replaced)
+            if self._before_change is not None and managed not in self._before_change:
+                self._lost = self._lost or managed.failure
             if self.failures.is_open and not self.ready():
-                self._pool.fail(kept.failure)
+                self._pool.fail(managed.failure)
         self._reconcile()
         self._tell()
 
@@ -385,14 +395,17 @@ class Supervisor:
             raise BatcherClosed(f"the backend {self._name} is closed")
 
     def _is_complete(self) -> bool:
-        return sum(kept.version == self._version for kept in self.ready()) >= self.wanted
+        return sum(managed.version == self._version for managed in self.ready()) >= self.wanted
 
     def _has_others(self) -> bool:
         # Not those that are worn out: in a busy backend there may always be some on their way out.
         return any(
-            not kept.life.is_over
-            and (kept.version != self._version or (kept.life.is_leaving and not kept.is_worn_out))
-            for kept in self.kept
+            not managed.life.is_over
+            and (
+                managed.version != self._version
+                or (managed.life.is_leaving and not managed.is_worn_out)
+            )
+            for managed in self.managed
         )
 
     def _tell(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredBackend:
+class BackendRecord:
     """A backend; written down, it takes the place of the one of its tag.
 
     Attributes:
@@ -52,7 +52,7 @@ class DeclaredBackend:
         }
 
     @classmethod
-    def of(cls, tag: str, body: Any) -> DeclaredBackend:
+    def of(cls, tag: str, body: Any) -> BackendRecord:
         """Makes the record of its tag and what `body` gave."""
         return cls(
             tag=tag,
@@ -64,7 +64,7 @@ class DeclaredBackend:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredShadow:
+class ShadowRecord:
     """Shadow traffic to one backend.
 
     Attributes:
@@ -85,7 +85,7 @@ class DeclaredShadow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeclaredEndpoint:
+class EndpointRecord:
     """An endpoint; written down, it takes the place of the one of its name.
 
     Attributes:
@@ -103,7 +103,7 @@ class DeclaredEndpoint:
     route: str | None = None
     methods: tuple[str, ...] = DEFAULT_METHODS
     traffic: Mapping[str, float] = field(default_factory=dict[str, float])
-    shadows: Mapping[str, DeclaredShadow] = field(default_factory=dict[str, DeclaredShadow])
+    shadows: Mapping[str, ShadowRecord] = field(default_factory=dict[str, ShadowRecord])
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the record is frozen; this is its own constructor
@@ -125,14 +125,14 @@ class DeclaredEndpoint:
         }
 
     @classmethod
-    def of(cls, name: str, body: Any) -> DeclaredEndpoint:
+    def of(cls, name: str, body: Any) -> EndpointRecord:
         """Makes the record of its name and what `body` gave."""
         return cls(
             name=name,
             route=body["route"],
             methods=tuple(body["methods"]),
             traffic=body["traffic"],
-            shadows={backend: DeclaredShadow(**one) for backend, one in body["shadows"].items()},
+            shadows={backend: ShadowRecord(**one) for backend, one in body["shadows"].items()},
         )
 
 
@@ -162,7 +162,7 @@ class DeletedEndpoint:
     is_declared: bool = False
 
 
-Change: TypeAlias = DeclaredBackend | DeclaredEndpoint | DeletedBackend | DeletedEndpoint
+Change: TypeAlias = BackendRecord | EndpointRecord | DeletedBackend | DeletedEndpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,8 +176,8 @@ class DeclaredState:
         gone_endpoints: The names of such endpoints.
     """
 
-    backends: Mapping[str, DeclaredBackend] = field(default_factory=dict[str, DeclaredBackend])
-    endpoints: Mapping[str, DeclaredEndpoint] = field(default_factory=dict[str, DeclaredEndpoint])
+    backends: Mapping[str, BackendRecord] = field(default_factory=dict[str, BackendRecord])
+    endpoints: Mapping[str, EndpointRecord] = field(default_factory=dict[str, EndpointRecord])
     gone_backends: frozenset[str] = frozenset()
     gone_endpoints: frozenset[str] = frozenset()
 

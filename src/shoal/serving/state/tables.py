@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.errors import StateRefused
 from shoal.serving.config.json import encoded
 from shoal.serving.state.records import (
-    DeclaredBackend,
-    DeclaredEndpoint,
+    BackendRecord,
     DeclaredState,
     DeletedBackend,
     DeletedEndpoint,
+    EndpointRecord,
 )
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def read(database: Connection) -> DeclaredState:
     rows = database.execute(
         "SELECT kind, name, body, checksum FROM declared ORDER BY rowid"
     ).fetchall()
-    backends: dict[str, DeclaredBackend] = {}
-    endpoints: dict[str, DeclaredEndpoint] = {}
+    backends: dict[str, BackendRecord] = {}
+    endpoints: dict[str, EndpointRecord] = {}
     checksums: dict[tuple[str, str], str] = {}
     for kind, name, body, checksum in rows:
         if checksum != _row_checksum(kind, name, body):
@@ -101,9 +101,9 @@ def read(database: Connection) -> DeclaredState:
         checksums[kind, name] = checksum
         with _reading(kind, name):
             if kind == _BACKEND:
-                backends[name] = DeclaredBackend.of(name, json.loads(body))
+                backends[name] = BackendRecord.of(name, json.loads(body))
             elif kind == _ENDPOINT:
-                endpoints[name] = DeclaredEndpoint.of(name, json.loads(body))
+                endpoints[name] = EndpointRecord.of(name, json.loads(body))
             elif kind not in _GONE.values():
                 raise ValueError("it is neither a backend nor an endpoint")
     headers = database.execute("SELECT contents_checksum FROM header").fetchall()
@@ -121,9 +121,9 @@ def write(database: Connection, changes: Iterable[Change]) -> None:
     """Writes changes, in order, within the transaction that is open."""
     for change in changes:
         match change:
-            case DeclaredBackend():
+            case BackendRecord():
                 _put(database, _BACKEND, change.tag, change.body())
-            case DeclaredEndpoint():
+            case EndpointRecord():
                 _put(database, _ENDPOINT, change.name, change.body())
             case DeletedBackend():
                 _delete(database, _BACKEND, change.tag, is_declared=change.is_declared)

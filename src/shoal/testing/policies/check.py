@@ -18,8 +18,8 @@ import math
 from random import Random
 from typing import TYPE_CHECKING
 
-from shoal.core.batch import CutReason
-from shoal.core.policy import Cut, Hurry
+from shoal.core.batch import DispatchReason
+from shoal.core.policy import Dispatch, Pressure
 from shoal.testing.policies.watched import TIME, WOKEN, WatchedPolicy, time_of
 from shoal.testing.requests import make_request as plain_request
 
@@ -85,16 +85,16 @@ class _Trial:
             self._let_time_pass: 4,
             self._look: 4,
             self._leave: 2,
-            self._hurry: 1,
+            self._pressure: 1,
             self._let_some_join: 1,
         }
         for step in self._random.choices(list(steps), list(steps.values()), k=self._length):
             step()
         self._look()
         self._wake_by_arrivals()
-        while self._policy.line:
-            self._serve(Hurry(CutReason.DRAIN))
-        self._policy.decide(self._now, Hurry(CutReason.DRAIN))
+        while self._policy.queue:
+            self._serve(Pressure(DispatchReason.DRAIN))
+        self._policy.decide(self._now, Pressure(DispatchReason.DRAIN))
         self._policy.decide(self._now, None)
 
     def _arrive(self) -> None:
@@ -110,15 +110,15 @@ class _Trial:
         is_told = self._policy.add(self._make_request(self._random, self._last_arrival))
         if self._asleep is None:
             return
-        if is_told or len(self._policy.line) == self._asleep.wake_at:
+        if is_told or len(self._policy.queue) == self._asleep.wake_at:
             self._look()
         elif self._random.random() < 0.5:
             self._look_behind_its_back(self._asleep)
 
     def _leave(self) -> None:
-        if self._policy.line:
+        if self._policy.queue:
             self._has_happened = True
-            self._policy.remove(self._random.choice(list(self._policy.line)))
+            self._policy.remove(self._random.choice(list(self._policy.queue)))
 
     def _let_some_join(self) -> None:
         """Gives room in a batch that is open."""
@@ -135,7 +135,7 @@ class _Trial:
             self._now = until + self._random.choice([0, 0, 0.001, 10])
             has_happened = self._has_happened
             decision = self._policy.decide(self._now, None)
-            if not isinstance(decision, Cut) and not has_happened:
+            if not isinstance(decision, Dispatch) and not has_happened:
                 raise self._policy.broken(TIME)
             self._go_on(decision)
 
@@ -144,14 +144,14 @@ class _Trial:
         self._looks += 1
         self._go_on(self._policy.decide(self._now, None))
 
-    def _go_on(self, decision: Cut | Wait) -> None:
-        if isinstance(decision, Cut) and self._random.random() < 0.5:
+    def _go_on(self, decision: Dispatch | Wait) -> None:
+        if isinstance(decision, Dispatch) and self._random.random() < 0.5:
             # A slot that has just run a batch first gives its callers a turn, and decides again.
             decision = self._policy.decide(self._now, None)
         self._follow(decision)
 
-    def _follow(self, decision: Cut | Wait) -> None:
-        if isinstance(decision, Cut):
+    def _follow(self, decision: Dispatch | Wait) -> None:
+        if isinstance(decision, Dispatch):
             self._take(decision)
         else:
             self._asleep = decision
@@ -160,24 +160,24 @@ class _Trial:
     def _look_behind_its_back(self, asleep: Wait) -> None:
         """Asks whether a slot that was not woken should have been."""
         decision = self._policy.decide(self._now, None)
-        if isinstance(decision, Cut) or time_of(decision) < time_of(asleep):
+        if isinstance(decision, Dispatch) or time_of(decision) < time_of(asleep):
             raise self._policy.broken(f"{WOKEN}, but the last one was told {asleep}")
 
-    def _hurry(self) -> None:
-        line = self._policy.line
-        if not line or self._random.random() < 0.5:
-            self._serve(Hurry(self._random.choice([CutReason.FLUSH, CutReason.DRAIN])))
+    def _pressure(self) -> None:
+        queue = self._policy.queue
+        if not queue or self._random.random() < 0.5:
+            self._serve(Pressure(self._random.choice([DispatchReason.FLUSH, DispatchReason.DRAIN])))
             return
-        request = self._random.choice(list(line))
-        while request in line:
-            self._serve(Hurry(CutReason.DEADLINE, request))
+        request = self._random.choice(list(queue))
+        while request in queue:
+            self._serve(Pressure(DispatchReason.DEADLINE, request))
 
-    def _serve(self, hurry: Hurry) -> None:
-        self._follow(self._policy.decide(self._now, hurry))
+    def _serve(self, pressure: Pressure) -> None:
+        self._follow(self._policy.decide(self._now, pressure))
 
-    def _take(self, cut: Cut) -> None:
+    def _take(self, dispatch: Dispatch) -> None:
         self._asleep = None
-        taken = self._policy.take(cut)
+        taken = self._policy.take(dispatch)
         if self._random.random() < 0.15:
             some = self._random.sample(taken, self._random.randint(1, len(taken)))
             self._policy.put_back(taken, departed=set(some))

@@ -9,21 +9,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from shoal.core.policy import Cut, Wait
+from shoal.core.policy import Dispatch, Wait
 from shoal.core.request import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from shoal.core.policy import BatchPolicy, Hurry
+    from shoal.core.policy import BatchPolicy, Pressure
     from shoal.core.request import Request
 
 ONCE: Final = "every request that is added is handed out by one take, or removed, exactly once"
-HURRY: Final = "with a hurry and a request in line, decide says Cut"
-SIZE: Final = "after Cut, take hands out at least one request and at most its size"
-TIME: Final = "as long as nothing happens, decide says Cut at the time that Wait named"
+PRESSURE: Final = "with a pressure and a request in the queue, decide says Dispatch"
+SIZE: Final = "after Dispatch, take hands out at least one request and at most its size"
+TIME: Final = "as long as nothing happens, decide says Dispatch at the time that Wait named"
 WOKEN: Final = "a slot that waits is told, by a time, a number or add, when to decide again"
-EMPTY: Final = "an empty line makes decide say Wait"
+EMPTY: Final = "an empty queue makes decide say Wait"
 ROOM: Final = "take_within hands out no more than there is room for"
 PLACES: Final = "what put_back takes back has its old place again"
 CALM: Final = "a policy raises nothing"
@@ -39,11 +39,11 @@ class WatchedPolicy:
         seed: What makes the program come again that it is asked by.
 
     Attributes:
-        line: The requests that wait, and what the report calls them.
+        queue: The requests that wait, and what the report calls them.
     """
 
     def __init__(self, policy: BatchPolicy, seed: int) -> None:
-        self.line: dict[Request, str] = {}
+        self.queue: dict[Request, str] = {}
         self._policy = policy
         self._seed = seed
         self._names: dict[Request, str] = {}
@@ -53,7 +53,7 @@ class WatchedPolicy:
     def add(self, request: Request) -> bool:
         """Adds a request; returns whether a slot that waits must decide again."""
         request.state = State.QUEUED
-        self._names[request] = self.line[request] = name = f"r{len(self._names) + 1}"
+        self._names[request] = self.queue[request] = name = f"r{len(self._names) + 1}"
         what = f"add({name}), item={request.item!r:.40}, arrived_at={request.arrived_at}"
         is_told = self._call(what, self._policy.add, request)
         self._compare()
@@ -62,33 +62,33 @@ class WatchedPolicy:
     def remove(self, request: Request) -> None:
         """Lets a request leave the line."""
         request.state = State.CANCELLED
-        self._call(f"remove({self.line.pop(request)})", self._policy.remove, request)
+        self._call(f"remove({self.queue.pop(request)})", self._policy.remove, request)
         self._compare()
 
-    def decide(self, now: float, hurry: Hurry | None) -> Cut | Wait:
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         """Asks what to do."""
-        what = f"decide({now}, hurry={hurry and hurry.reason})"
-        if hurry is not None and hurry.request is not None:
-            what += f" for {self._name(hurry.request)}"
-        decision: Any = self._call(what, self._policy.decide, now, hurry)
+        what = f"decide({now}, pressure={pressure and pressure.reason})"
+        if pressure is not None and pressure.request is not None:
+            what += f" for {self._name(pressure.request)}"
+        decision: Any = self._call(what, self._policy.decide, now, pressure)
         self._compare()
-        if isinstance(decision, Cut):
-            if not self.line:
+        if isinstance(decision, Dispatch):
+            if not self.queue:
                 raise self.broken(EMPTY)
             return decision
         if not isinstance(decision, Wait):
-            raise self.broken("decide says Cut or Wait")
-        if self.line and hurry is not None:
-            raise self.broken(HURRY)
+            raise self.broken("decide says Dispatch or Wait")
+        if self.queue and pressure is not None:
+            raise self.broken(PRESSURE)
         if not time_of(decision) > now:
             raise self.broken(TIME)
         return decision
 
-    def take(self, cut: Cut) -> Sequence[Request]:
+    def take(self, dispatch: Dispatch) -> Sequence[Request]:
         """Takes the batch that was decided."""
         self._before = self._waiting()
-        taken: list[Request] = self._call("take", self._policy.take, cut)
-        if not 1 <= len(taken) <= cut.size:
+        taken: list[Request] = self._call("take", self._policy.take, dispatch)
+        if not 1 <= len(taken) <= dispatch.size:
             raise self.broken(SIZE)
         self._hand_out(taken)
         return taken
@@ -106,7 +106,7 @@ class WatchedPolicy:
             request.state = State.CANCELLED
         stay = [request for request in taken if request not in departed]
         what = f"put_back([{', '.join(map(self._name, stay))}])"
-        self.line |= {request: self._name(request) for request in stay}
+        self.queue |= {request: self._name(request) for request in stay}
         self._call(what, self._policy.put_back, stay)
         self._compare()
         if self._waiting() != [request for request in self._before if request not in departed]:
@@ -124,16 +124,16 @@ class WatchedPolicy:
         )
 
     def _hand_out(self, taken: Sequence[Request]) -> None:
-        if len(set(taken)) < len(taken) or not self.line.keys() >= set(taken):
+        if len(set(taken)) < len(taken) or not self.queue.keys() >= set(taken):
             raise self.broken(ONCE)
         for request in taken:
-            del self.line[request]
+            del self.queue[request]
         self._compare()
 
     def _compare(self) -> None:
         waiting = self._waiting()
-        if len(waiting) != len(self.line) or self.line.keys() != set(waiting):
-            should, does = list(self.line.values()), list(map(self._name, waiting))
+        if len(waiting) != len(self.queue) or self.queue.keys() != set(waiting):
+            should, does = list(self.queue.values()), list(map(self._name, waiting))
             raise self.broken(f"{ONCE}, but {should} should be waiting, and {does} are")
 
     def _waiting(self) -> list[Request]:
@@ -153,8 +153,8 @@ class WatchedPolicy:
         return result
 
     def _shown(self, result: object) -> str:
-        if isinstance(result, Cut):
-            return f"Cut({result.size}, {result.reason})"
+        if isinstance(result, Dispatch):
+            return f"Dispatch({result.size}, {result.reason})"
         if isinstance(result, list):
             return f"[{', '.join(map(self._name, cast('list[Request]', result)))}]"
         return repr(result)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import anyio
 
 from shoal.batching.current import running_batch
-from shoal.core.batch import Batch, CutReason
+from shoal.core.batch import Batch, DispatchReason
 from shoal.core.request import State
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
@@ -220,7 +220,7 @@ class Stage:
 @contextmanager
 def a_batch_of(items: list[Any]) -> Generator[None]:
     """Makes a batch of some items the one that is running."""
-    batch = Batch(7, CutReason.FULL, [])
+    batch = Batch(7, DispatchReason.FULL, [])
     requests = [make_request(item, metadata={"place": n}) for n, item in enumerate(items)]
     batch.admit(requests)
     token = running_batch.set(batch)

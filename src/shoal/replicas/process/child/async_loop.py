@@ -20,8 +20,8 @@ from shoal.batching.failures.exceptions import goes_on, own_copy
 from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.replicas.code.hooks import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job
-from shoal.replicas.process.child.endpoints import Errand
-from shoal.replicas.process.wire.connection import Connection
+from shoal.replicas.process.child.endpoints import CancelToken
+from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import EMPTY, packed
 from shoal.replicas.run_soon import loop_of_caller
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from shoal.replicas.process.child.calls import Answers, Work
+    from shoal.replicas.process.child.calls import CallAnswers, Work
     from shoal.replicas.process.child.control import Control
     from shoal.replicas.process.wire.frames import Frame, FrameReader
-    from shoal.replicas.process.wire.messages import Parcel
+    from shoal.replicas.process.wire.messages import Message
 
 
 class _Call:
@@ -44,7 +44,7 @@ class _Call:
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
-        self.errand = Errand()
+        self.cancel_token = CancelToken()
         self.credit = STEPS_AHEAD
         self.has_credit = anyio.Event()
 
@@ -54,7 +54,7 @@ class AsyncWork:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: CallAnswers,
         control: Control,
         sock: socket.socket,
         reader: FrameReader,
@@ -64,7 +64,7 @@ class AsyncWork:
         # As it was before the loop: in the loop's own, threads would seem to have one too.
         self._context = context
         self._control = control
-        self._connection = Connection(sock, reader)
+        self._connection = FrameConnection(sock, reader)
         self._calls: dict[int, _Call] = {}
         self._parking = parking_of_this_loop()
         self._soon = loop_of_caller()[1]
@@ -86,9 +86,9 @@ class AsyncWork:
                 await self._connection.read(self._handle)
             tasks.cancel_scope.cancel()
 
-    def send(self, kind: Kind, id_: int, parcel: Parcel) -> None:
+    def send(self, kind: Kind, id_: int, message: Message) -> None:
         """Sends a frame."""
-        self._connection.send(self._answers.post.frame(kind, id_, parcel))
+        self._connection.send(self._answers.codec.frame(kind, id_, message))
 
     def check_health(self, id_: int) -> None:
         """Has the code's ``health()`` called; in the watchdog's thread."""
@@ -107,7 +107,7 @@ class AsyncWork:
         return await self._in_thread(partial(hook, *args))
 
     def _handle(self, frame: Frame) -> None:
-        self._answers.post.take_back(frame)
+        self._answers.codec.take_back(frame)
         if frame.kind in (Kind.RUN, Kind.STREAM, Kind.RECONFIGURE):
             self._calls[frame.id] = _Call()
             self._tasks.start_soon(self._work, frame, self._calls[frame.id])
@@ -119,26 +119,26 @@ class AsyncWork:
                 call.has_credit.set()
             else:
                 call.scope.cancel()
-                call.errand.cancel()
+                call.cancel_token.cancel()
 
     async def _work(self, frame: Frame, call: _Call) -> None:
-        kind, parcel = Kind.END, EMPTY
+        kind, message = Kind.END, EMPTY
         try:
             with call.scope:
-                kind, parcel = await self._attempt(frame, call)
+                kind, message = await self._attempt(frame, call)
         finally:
             del self._calls[frame.id]
         # Made only here, when nothing refers to the items any more: it gives their memory back.
-        self.send(kind, frame.id, parcel)
+        self.send(kind, frame.id, message)
 
-    async def _attempt(self, frame: Frame, call: _Call) -> tuple[Kind, Parcel]:
+    async def _attempt(self, frame: Frame, call: _Call) -> tuple[Kind, Message]:
         try:
             if frame.kind is Kind.RUN:
                 return Kind.RESULT, await self._call(frame, call)
             if frame.kind is Kind.STREAM:
                 await self._stream(frame, call)
                 return Kind.END, EMPTY
-            user_config = self._answers.post.opened_here(frame)
+            user_config = self._answers.codec.opened_here(frame)
             await self.call_hook(self._answers.takes_user_config(), user_config)
             return Kind.RESULT, packed(None)
         except Exception as error:
@@ -149,8 +149,8 @@ class AsyncWork:
             name = "reconfigure()" if frame.kind is Kind.RECONFIGURE else HANDLER
             return Kind.ERROR, self._answers.failure(own_copy(error, name))
 
-    async def _call(self, frame: Frame, call: _Call) -> Parcel:
-        work = self._answers.opened(frame, anyio.current_time(), call.errand)
+    async def _call(self, frame: Frame, call: _Call) -> Message:
+        work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
         if work.handler.threaded:
             results = await self._in_thread(work.plain_results)
         else:
@@ -159,7 +159,7 @@ class AsyncWork:
         return self._answers.packed(work.method, results)
 
     async def _stream(self, frame: Frame, call: _Call) -> None:
-        work = self._answers.opened(frame, anyio.current_time(), call.errand)
+        work = self._answers.opened(frame, anyio.current_time(), call.cancel_token)
         with work.is_running() if not work.handler.threaded else nullcontext():
             async with aclosing(self._steps(work)) as steps:
                 async for step in steps:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from shoal.batching.current import running_batch
 from shoal.replicas.code.jobs import PlainMethod
-from shoal.replicas.process.child.endpoints import Errand, running_errand
+from shoal.replicas.process.child.endpoints import CancelToken, current_cancel_token
 from shoal.replicas.process.wire.errors import as_data, slots_as_data
 from shoal.replicas.process.wire.messages import packed, places_of, unpickled
 from shoal.replicas.process.wire.signatures import Defaults
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.replicas.code.instance import Instance
     from shoal.replicas.code.jobs import PlainSteps
     from shoal.replicas.process.wire.frames import Frame
-    from shoal.replicas.process.wire.messages import Parcel, Post
+    from shoal.replicas.process.wire.messages import Message, MessageCodec
 
 
 class Stacked(list[Any]):
@@ -82,7 +82,7 @@ class Work:
         handler: Handler,
         items: list[Any],
         batch: Batch | None,
-        errand: Errand,
+        cancel_token: CancelToken,
         *,
         batched: bool,
     ) -> None:
@@ -90,7 +90,7 @@ class Work:
         self.handler = handler
         self.items = items
         self._batch = batch
-        self._errand = errand
+        self._cancel_token = cancel_token
         self._batched = batched
 
     def plain_results(self) -> Any:
@@ -114,45 +114,45 @@ class Work:
     @contextmanager
     def is_running(self) -> Generator[None]:
         """Lets the code know its batch, as `shoal.current_batch`, and its calls this work."""
-        errand = running_errand.set(self._errand)
+        cancel_token = current_cancel_token.set(self._cancel_token)
         batch = None if self._batch is None else running_batch.set(self._batch)
         try:
             yield
         finally:
-            running_errand.reset(errand)
+            current_cancel_token.reset(cancel_token)
             if batch is not None:
                 running_batch.reset(batch)
 
 
-class Answers:
+class CallAnswers:
     """What calls ask for, and what is answered.
 
     Attributes:
-        post: The use of the shared memory.
+        codec: The use of the shared memory.
         instance: The user's code.
     """
 
-    def __init__(self, post: Post, instance: Instance, draining: Draining) -> None:
+    def __init__(self, codec: MessageCodec, instance: Instance, draining: Draining) -> None:
         self._draining = draining
-        self.post = post
+        self.codec = codec
         self.instance = instance
         methods = instance.description.methods
         self._defaults = {name: Defaults(method.signature) for name, method in methods.items()}
 
-    def opened(self, frame: Frame, now: float, errand: Errand) -> Work:
+    def opened(self, frame: Frame, now: float, cancel_token: CancelToken) -> Work:
         """Reads what a call asks for.
 
         Args:
             frame: The call.
             now: The time on the clock that the code of its method reads.
-            errand: What has the calls that it makes cancelled.
+            cancel_token: What has the calls that it makes cancelled.
 
         Raises:
             TypeError: The items can't be read here.
             AttributeError: There is no such method.
         """
         try:
-            name, items, batch = self.post.opened_here(frame)
+            name, items, batch = self.codec.opened_here(frame)
         except Exception as error:
             raise TypeError(f"the batch can't be read in the process: {error}") from error
         method = self.instance.description.method(name)
@@ -161,28 +161,28 @@ class Answers:
             self.instance.handlers[name],
             stacked(self._defaults[name].put_into(items), places_of(frame)),
             None if batch is None else batch.as_batch(now, self._draining),
-            errand,
+            cancel_token,
             batched=method.batched,
         )
 
-    def packed(self, method: str, results: Any) -> Parcel:
+    def packed(self, method: str, results: Any) -> Message:
         """Makes the content of an answer, in shared memory as far as there is room.
 
         Raises:
             TypeError: The results can't be sent.
         """
         try:
-            parcel = packed(slots_as_data(results))
+            message = packed(slots_as_data(results))
         except Exception as error:
             listed: list[Any] = [results]
             if isinstance(results, (list, tuple)):
                 listed = list(cast("list[Any]", results))
             raise why_unsendable(f"result {{nth}} of {method}()", listed, error) from error
-        if self.post.reserve(parcel):
-            self.post.write(parcel)
-        return parcel
+        if self.codec.reserve(message):
+            self.codec.write(message)
+        return message
 
-    def failure(self, error: BaseException) -> Parcel:
+    def failure(self, error: BaseException) -> Message:
         """Makes the content of an answer that is an error."""
         return packed(as_data(error))
 

@@ -10,10 +10,10 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from shoal.replicas.process.child.draining import Draining
+from shoal.replicas.process.child.draining import ThreadsafeDraining
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, receive, send
-from shoal.replicas.process.wire.messages import EMPTY, Parcel, packed
+from shoal.replicas.process.wire.messages import EMPTY, Message, packed
 
 if TYPE_CHECKING:
     import socket
@@ -37,14 +37,14 @@ class Control:
         self.on_cancel: Callable[[int], None] = _ignore
         self.on_health: Callable[[int], None] = _ignore
         self.on_answer: Callable[[Frame], None] = _ignore
-        self.draining = Draining()
+        self.draining = ThreadsafeDraining()
         self._socket = sock
         self._sending = threading.Lock()
 
-    def send(self, kind: Kind, id_: int, parcel: Parcel = EMPTY) -> None:
+    def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
         """Sends a frame."""
         with self._sending:
-            send(self._socket, encoded(kind, id_, parcel.body, parcel.buffers))
+            send(self._socket, encoded(kind, id_, message.body, message.buffers))
 
     def answer_health(self, id_: int, answer: object, error: BaseException | None) -> None:
         """Says what came of a health check."""

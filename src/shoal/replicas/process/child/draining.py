@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Draining:
+class ThreadsafeDraining:
     """Is set once, in any thread, and waited for in any event loop; see `shoal.core.batch`."""
 
     def __init__(self) -> None:

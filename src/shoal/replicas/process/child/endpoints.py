@@ -4,8 +4,8 @@ A call goes to the parent by the control channel, and its answer comes back by i
 thread, which reads the other one, may be the one that waits. So a call can be made from any thread,
 by plain code and by async code, in whatever event loop that runs.
 
-`way_out` is set before the user's code is loaded; what makes calls for it, such as a handle, takes
-it from there once and keeps it, since threads of the code's own do not inherit it.
+`parent_channel` is set before the user's code is loaded; what makes calls for it, such as a handle,
+takes it from there once and keeps it, since threads of the code's own do not inherit it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WorkCancelled(Exception):
     """Plain code waits for a call, and the work that it does is not wanted any more."""
 
 
-class Errand:
+class CancelToken:
     """Work of the code's, as far as the calls that it blocks on have to know."""
 
     def __init__(self) -> None:
@@ -62,11 +62,11 @@ class Errand:
         self._waits.discard(wait)
 
 
-running_errand: Final[ContextVar[Errand]] = ContextVar("shoal.running_errand")
+current_cancel_token: Final[ContextVar[CancelToken]] = ContextVar("shoal.current_cancel_token")
 """What the calling code works at; threads of its own do not inherit it."""
 
 
-class WayOut:
+class ParentChannel:
     """Makes calls by the control channel.
 
     All of its calls raise what the called endpoint does, and `TypeError` where something can't be
@@ -87,7 +87,7 @@ class WayOut:
             WorkCancelled: The work that this thread does was cancelled.
             RuntimeError: This thread runs an event loop, which would stand still.
         """
-        answers = _Blocking(self, Kind.CALL_OUT, call)
+        answers = _BlockingAnswers(self, Kind.CALL_OUT, call)
         try:
             return answers.next()
         finally:
@@ -100,7 +100,7 @@ class WayOut:
             WorkCancelled: The work that this thread does was cancelled.
             RuntimeError: This thread runs an event loop, which would stand still.
         """
-        answers = _Blocking(self, Kind.CALL_OUT_STREAM, call)
+        answers = _BlockingAnswers(self, Kind.CALL_OUT_STREAM, call)
         try:
             while not answers.is_over:
                 step = answers.next()
@@ -137,7 +137,7 @@ class WayOut:
     def begin(self, kind: Kind, call: CallOut, taker: Callable[[Frame], object]) -> int:
         """Sends a call; its frames go to `taker`, in the watchdog's thread."""
         try:
-            parcel = packed(call)
+            message = packed(call)
         except Exception as error:
             raise TypeError(
                 f"the arguments of a call to {call.endpoint!r} can't be sent between processes: "
@@ -145,7 +145,7 @@ class WayOut:
             ) from error
         id_ = next(self._ids)
         self._takers[id_] = taker
-        self._control.send(kind, id_, parcel)
+        self._control.send(kind, id_, message)
         return id_
 
     def took(self, id_: int, steps: int) -> None:
@@ -164,13 +164,13 @@ class WayOut:
             taker(frame)
 
 
-way_out: Final[ContextVar[WayOut]] = ContextVar("shoal.way_out")
+parent_channel: Final[ContextVar[ParentChannel]] = ContextVar("shoal.way_out")
 
 
 class _Answers:
     """The answers of one call, as far as it does not matter how they are waited for."""
 
-    def __init__(self, way: WayOut) -> None:
+    def __init__(self, way: ParentChannel) -> None:
         self._way = way
         self._taken = 0
         self.id = 0
@@ -195,30 +195,30 @@ class _Answers:
         self._way.leave(self.id, is_over=self.is_over)
 
 
-class _Blocking(_Answers):
-    def __init__(self, way: WayOut, kind: Kind, call: CallOut) -> None:
+class _BlockingAnswers(_Answers):
+    def __init__(self, way: ParentChannel, kind: Kind, call: CallOut) -> None:
         super().__init__(way)
         if _runs_a_loop():
             raise RuntimeError(
                 f"a call to {call.endpoint!r} would block this event loop; await it instead"
             )
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
-        self._errand = running_errand.get(None)
+        self._cancel_token = current_cancel_token.get(None)
         self.id = way.begin(kind, call, self._frames.put)
-        if self._errand is not None:
-            self._errand.add(self._frames)
+        if self._cancel_token is not None:
+            self._cancel_token.add(self._frames)
 
     def next(self) -> Any:
         return self.opened(self._frames.get())
 
     def leave(self) -> None:
-        if self._errand is not None:
-            self._errand.discard(self._frames)
+        if self._cancel_token is not None:
+            self._cancel_token.discard(self._frames)
         super().leave()
 
 
 class _Awaiting(_Answers):
-    def __init__(self, way: WayOut, kind: Kind, call: CallOut) -> None:
+    def __init__(self, way: ParentChannel, kind: Kind, call: CallOut) -> None:
         super().__init__(way)
         self._frames: deque[Frame] = deque()
         self._came = anyio.Event()

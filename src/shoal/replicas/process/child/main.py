@@ -23,15 +23,15 @@ import anyio
 from shoal.replicas.code.current import Identity, running_replica
 from shoal.replicas.code.hooks import HOOKS, is_async
 from shoal.replicas.code.instance import Instance
-from shoal.replicas.process.child.calls import Answers
+from shoal.replicas.process.child.calls import CallAnswers
 from shoal.replicas.process.child.control import Control
-from shoal.replicas.process.child.endpoints import WayOut, way_out
+from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
 from shoal.replicas.process.child.lifeline import die_with_the_parent
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, Kind, receive, send
-from shoal.replicas.process.wire.messages import Post, packed, unpickled
-from shoal.replicas.process.wire.shared_memory import Arena
+from shoal.replicas.process.wire.messages import MessageCodec, packed, unpickled
+from shoal.replicas.process.wire.shared_memory import SharedMemory
 from shoal.replicas.process.wire.signatures import description_as_data
 from shoal.replicas.process.wire.start import running_main_again
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from shoal.replicas.process.wire.frames import Frame
-    from shoal.replicas.process.wire.start import MainScript, Order
+    from shoal.replicas.process.wire.start import MainScript, StartMessage
 
 _OTHER_PROTOCOL: Final = 3
 """The exit code of a worker whose Shoal is not its parent's."""
@@ -49,7 +49,7 @@ _OTHER_PROTOCOL: Final = 3
 
 def main(arguments: Sequence[str]) -> None:
     """Works until it is told to stop, or the parent is gone."""
-    protocol, arena_size, *fds = map(int, arguments)
+    protocol, shared_memory_size, *fds = map(int, arguments)
     if protocol != PROTOCOL:
         sys.stderr.write(
             f"this interpreter's Shoal speaks protocol {PROTOCOL} with its workers, and the one "
@@ -65,12 +65,12 @@ def main(arguments: Sequence[str]) -> None:
     cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
     control = Control(socket.socket(fileno=control_fd))
     control.watch()
-    post = Post()
+    codec = MessageCodec()
     if memory:
-        arena = Arena(memory[0], arena_size)
+        shared_memory = SharedMemory(memory[0], shared_memory_size)
         os.close(memory[0])
-        post = Post(arena.replies, arena.requests)
-    Child(control, post, socket.socket(fileno=data_fd)).run()
+        codec = MessageCodec(shared_memory.replies, shared_memory.requests)
+    Child(control, codec, socket.socket(fileno=data_fd)).run()
 
 
 class Child:
@@ -78,13 +78,13 @@ class Child:
 
     Args:
         control: The control channel.
-        post: The use of the shared memory.
+        codec: The use of the shared memory.
         sock: The channel for work.
     """
 
-    def __init__(self, control: Control, post: Post, sock: socket.socket) -> None:
+    def __init__(self, control: Control, codec: MessageCodec, sock: socket.socket) -> None:
         self._control = control
-        self._post = post
+        self._codec = codec
         self._socket = sock
         self._reader = FrameReader()
 
@@ -93,12 +93,12 @@ class Child:
         frame = receive(self._socket, self._reader)
         if frame is None:
             os._exit(1)  # the parent is gone
-        order: Order = unpickled(frame.body)
-        running_replica.set(Identity(order.backend, order.replica))
-        way_out.set(WayOut(self._control))
+        start_message: StartMessage = unpickled(frame.body)
+        running_replica.set(Identity(start_message.backend, start_message.replica))
+        parent_channel.set(ParentChannel(self._control))
         try:
-            instance, user_config = _loaded(order)
-            answers = Answers(self._post, instance, self._control.draining)
+            instance, user_config = _loaded(start_message)
+            answers = CallAnswers(self._codec, instance, self._control.draining)
             if user_config is not None:
                 answers.takes_user_config()
         except Exception as error:
@@ -109,10 +109,15 @@ class Child:
             self._run_plain(frame, answers, user_config)
         else:
             anyio.run(
-                self._run_async, frame, answers, user_config, copy_context(), backend=order.loop
+                self._run_async,
+                frame,
+                answers,
+                user_config,
+                copy_context(),
+                backend=start_message.loop,
             )
 
-    def _run_plain(self, frame: Frame, answers: Answers, user_config: Any) -> None:
+    def _run_plain(self, frame: Frame, answers: CallAnswers, user_config: Any) -> None:
         work = SyncWork(answers, self._control, self._socket, self._reader)
         instance = answers.instance
         try:
@@ -138,14 +143,14 @@ class Child:
                 traceback.print_exc()
 
     async def _run_async(
-        self, frame: Frame, answers: Answers, user_config: Any, context: Context
+        self, frame: Frame, answers: CallAnswers, user_config: Any, context: Context
     ) -> None:
         # Not with the others: it brings event loops along, which plain code would wait for in vain.
         async with import_module("shoal.batching.decorator.block").BatcherBlock():
             await self._work_async(frame, answers, user_config, context)
 
     async def _work_async(
-        self, frame: Frame, answers: Answers, user_config: Any, context: Context
+        self, frame: Frame, answers: CallAnswers, user_config: Any, context: Context
     ) -> None:
         make = import_module("shoal.replicas.process.child.async_loop").AsyncWork
         work = make(answers, self._control, self._socket, self._reader, context)
@@ -168,26 +173,26 @@ class Child:
             except Exception:
                 traceback.print_exc()
 
-    def _say(self, order: Frame, kind: Kind, content: Any) -> None:
-        send(self._socket, self._post.frame(kind, order.id, packed(content)))
+    def _say(self, start_message: Frame, kind: Kind, content: Any) -> None:
+        send(self._socket, self._codec.frame(kind, start_message.id, packed(content)))
 
 
-def _loaded(order: Order) -> tuple[Instance, Any]:
+def _loaded(start_message: StartMessage) -> tuple[Instance, Any]:
     """Loads the code, and constructs it.
 
     Raises:
         Exception: What the user's code, or looking for it, raised.
     """
-    if order.sys_path is not None:
-        sys.path[:] = order.sys_path
+    if start_message.sys_path is not None:
+        sys.path[:] = start_message.sys_path
     else:
         # Last, so that nothing there can take a library's place.
         sys.path.append(os.getcwd())
-    if order.cpus is not None and sys.platform == "linux":
-        os.sched_setaffinity(0, order.cpus)
-    if order.main is not None:
-        _run_main_again(order.main)
-    definition, user_config = unpickled(order.code)
+    if start_message.cpus is not None and sys.platform == "linux":
+        os.sched_setaffinity(0, start_message.cpus)
+    if start_message.main is not None:
+        _run_main_again(start_message.main)
+    definition, user_config = unpickled(start_message.code)
     return Instance(definition), user_config
 
 

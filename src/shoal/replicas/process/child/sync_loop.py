@@ -17,17 +17,17 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from shoal.replicas.code.jobs import DONE
-from shoal.replicas.process.child.endpoints import Errand
+from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind, receive, send
 from shoal.replicas.process.wire.messages import EMPTY, packed
 
 if TYPE_CHECKING:
     import socket
 
-    from shoal.replicas.process.child.calls import Answers
+    from shoal.replicas.process.child.calls import CallAnswers
     from shoal.replicas.process.child.control import Control
     from shoal.replicas.process.wire.frames import Frame, FrameReader
-    from shoal.replicas.process.wire.messages import Parcel
+    from shoal.replicas.process.wire.messages import Message
 
 
 class SyncWork:
@@ -35,7 +35,7 @@ class SyncWork:
 
     def __init__(
         self,
-        answers: Answers,
+        answers: CallAnswers,
         control: Control,
         sock: socket.socket,
         reader: FrameReader,
@@ -50,7 +50,7 @@ class SyncWork:
         # own calls belong to, and calls that will not be begun.
         self._begun = 0
         self._is_cancelled = False
-        self._errand = Errand()
+        self._cancel_token = CancelToken()
         self._dropped: set[int] = set()
 
     def cancel(self, id_: int) -> None:
@@ -60,7 +60,7 @@ class SyncWork:
                 return
             if id_ == self._begun:
                 self._is_cancelled = True
-                self._errand.cancel()
+                self._cancel_token.cancel()
                 return
             self._dropped.add(id_)
         self._control.send(Kind.END, id_)
@@ -76,7 +76,7 @@ class SyncWork:
     def _receive(self) -> Frame | None:
         frame = receive(self._socket, self._reader)
         if frame is not None:
-            self._answers.post.take_back(frame)
+            self._answers.codec.take_back(frame)
         return frame
 
     def _handle(self, frame: Frame) -> None:
@@ -91,20 +91,20 @@ class SyncWork:
         if self._begins(frame):
             # The frame of the answer is made when nothing refers to the items any more, so that
             # it gives their memory back.
-            kind, parcel = work(frame)
-            self._send(kind, frame.id, parcel)
+            kind, message = work(frame)
+            self._send(kind, frame.id, message)
 
-    def _call(self, frame: Frame) -> tuple[Kind, Parcel]:
+    def _call(self, frame: Frame) -> tuple[Kind, Message]:
         try:
-            work = self._answers.opened(frame, time.monotonic(), self._errand)
+            work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
             return Kind.RESULT, self._answers.packed(work.method, work.plain_results())
         except BaseException as error:
             return self._failed(error)
 
-    def _stream(self, frame: Frame) -> tuple[Kind, Parcel]:
+    def _stream(self, frame: Frame) -> tuple[Kind, Message]:
         credit = STEPS_AHEAD
         try:
-            work = self._answers.opened(frame, time.monotonic(), self._errand)
+            work = self._answers.opened(frame, time.monotonic(), self._cancel_token)
             steps = work.plain_steps()
             try:
                 while not self._is_cancelled:
@@ -122,14 +122,14 @@ class SyncWork:
             return self._failed(error)
         return Kind.END, EMPTY
 
-    def _reconfigure(self, frame: Frame) -> tuple[Kind, Parcel]:
+    def _reconfigure(self, frame: Frame) -> tuple[Kind, Message]:
         try:
-            self._answers.takes_user_config()(self._answers.post.opened_here(frame))
+            self._answers.takes_user_config()(self._answers.codec.opened_here(frame))
         except BaseException as error:
             return self._failed(error)
         return Kind.RESULT, packed(None)
 
-    def _failed(self, error: BaseException) -> tuple[Kind, Parcel]:
+    def _failed(self, error: BaseException) -> tuple[Kind, Message]:
         """Answers with what the code raised, of whatever class, unless it is to end the process."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error
@@ -159,16 +159,16 @@ class SyncWork:
                 return frame
             self._put_aside.append(frame)
 
-    def _send(self, kind: Kind, id_: int, parcel: Parcel) -> None:
-        send(self._socket, self._answers.post.frame(kind, id_, parcel))
+    def _send(self, kind: Kind, id_: int, message: Message) -> None:
+        send(self._socket, self._answers.codec.frame(kind, id_, message))
 
     def _begins(self, frame: Frame) -> bool:
         with self._lock:
             if frame.id in self._dropped:
                 self._dropped.discard(frame.id)
-                self._answers.post.drop(frame)
+                self._answers.codec.drop(frame)
                 return False
             self._begun = frame.id
             self._is_cancelled = False
-            self._errand = Errand()
+            self._cancel_token = CancelToken()
             return True

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.core.batch import NEVER, Batch, CutReason
-from shoal.core.request import NOTHING, CallOptions, Request, State
+from shoal.core.batch import NEVER, Batch, DispatchReason
+from shoal.core.request import NOTHING, Request, RequestOptions, State
 from shoal.replicas.process.wire.messages import unpickled
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class BatchAsData(NamedTuple):
             request.options = None if extra is None else _options(extra, now)
             request.state = State.RUNNING
             # Not the batch: that would be a cycle, and hold on to shared memory until a collection.
-            request.batch = request.cell = request.value = request.error = None
+            request.batch = request.waiter = request.value = request.error = None
             requests.append(request)
-        return Batch(self.id, CutReason(self.reason), requests, self.load, draining)
+        return Batch(self.id, DispatchReason(self.reason), requests, self.load, draining)
 
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:
@@ -131,7 +131,7 @@ def _pickled(value: Any) -> bytes | None:
         return None
 
 
-def _options(extra: _Extras, now: float) -> CallOptions:
+def _options(extra: _Extras, now: float) -> RequestOptions:
     metadata = dict(extra.plain)
     for name, data in extra.pickled.items():
         try:
@@ -139,4 +139,4 @@ def _options(extra: _Extras, now: float) -> CallOptions:
         except Exception:  # noqa: S112 - one that can't be read here is left out
             continue
     deadline = None if extra.left_s is None else now + extra.left_s
-    return CallOptions(deadline, metadata, extra.priority)
+    return RequestOptions(deadline, metadata, extra.priority)

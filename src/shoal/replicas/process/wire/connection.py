@@ -27,7 +27,7 @@ _MOST_AT_ONCE: Final = 8
 """How often a socket is read before other tasks have their turns."""
 
 
-class Connection:
+class FrameConnection:
     """Sends and receives frames.
 
     Attributes:

@@ -27,7 +27,7 @@ LEAST_IN_THREAD: Final = 2**20
 
 
 @dataclass(slots=True)
-class Parcel:
+class Message:
     """A pickled object.
 
     Attributes:
@@ -44,11 +44,11 @@ class Parcel:
     places: Sequence[tuple[int, int]] = ()
 
 
-EMPTY: Final = Parcel(b"")
+EMPTY: Final = Message(b"")
 
 
 @held
-def packed(content: Any) -> Parcel:
+def packed(content: Any) -> Message:
     """Pickles an object.
 
     Raises:
@@ -64,7 +64,7 @@ def packed(content: Any) -> Parcel:
         return False
 
     body = pickle.dumps(content, 5, buffer_callback=goes_inside)
-    return Parcel(body, buffers, sum(memoryview(buffer).nbytes for buffer in buffers))
+    return Message(body, buffers, sum(memoryview(buffer).nbytes for buffer in buffers))
 
 
 @held
@@ -78,7 +78,7 @@ def unpickled(data: Buffer, buffers: Iterable[Any] = ()) -> Any:
 
 
 @dataclass(slots=True)
-class Post:
+class MessageCodec:
     """One end's use of the shared memory, where there is any.
 
     Attributes:
@@ -89,21 +89,21 @@ class Post:
     outgoing: Region | None = None
     incoming: Region | None = None
 
-    def reserve(self, parcel: Parcel) -> bool:
+    def reserve(self, message: Message) -> bool:
         """Reserves shared memory for a parcel's buffers; says whether it must be written."""
-        if parcel.buffers and self.outgoing is not None:
-            parcel.places = self.outgoing.reserve(parcel.buffers)
-        return bool(parcel.places)
+        if message.buffers and self.outgoing is not None:
+            message.places = self.outgoing.reserve(message.buffers)
+        return bool(message.places)
 
-    def write(self, parcel: Parcel, *, pause: bool = False) -> None:
+    def write(self, message: Message, *, pause: bool = False) -> None:
         """Copies a parcel's buffers to where memory was reserved for them, and lets go of them."""
         assert self.outgoing is not None
-        self.outgoing.write(parcel.places, parcel.buffers, pause=pause)
-        parcel.buffers = ()
+        self.outgoing.write(message.places, message.buffers, pause=pause)
+        message.buffers = ()
 
-    def frame(self, kind: Kind, id_: int, parcel: Parcel = EMPTY) -> list[Buffer]:
+    def frame(self, kind: Kind, id_: int, message: Message = EMPTY) -> list[Buffer]:
         """Makes the frame of a parcel, which takes along what memory is to be given back."""
-        return encoded(kind, id_, parcel.body, parcel.buffers, parcel.places, self._given_back())
+        return encoded(kind, id_, message.body, message.buffers, message.places, self._given_back())
 
     def take_back(self, frame: Frame) -> None:
         """Takes back the memory that a frame gives back."""
@@ -111,12 +111,12 @@ class Post:
             assert self.outgoing is not None
             self.outgoing.free(frame.given_back)
 
-    def unreserve(self, parcel: Parcel) -> None:
+    def unreserve(self, message: Message) -> None:
         """Gives up the memory of a parcel that will not be sent."""
-        if parcel.places:
+        if message.places:
             assert self.outgoing is not None
-            self.outgoing.free([parcel.places[0][0]])
-            parcel.places = ()
+            self.outgoing.free([message.places[0][0]])
+            message.places = ()
 
     def drop(self, frame: Frame) -> None:
         """Gives back the memory of a frame that nobody will read."""

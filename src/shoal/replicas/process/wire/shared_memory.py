@@ -64,7 +64,7 @@ def new_memory(size: int) -> int | None:
     return fd
 
 
-class Arena:
+class SharedMemory:
     """The shared memory, mapped.
 
     Attributes:

@@ -27,7 +27,7 @@ class MainScript(NamedTuple):
     found_at: str
 
 
-class Order(NamedTuple):
+class StartMessage(NamedTuple):
     """What a worker is told first. It can be read before anything of the user's was imported.
 
     Attributes:

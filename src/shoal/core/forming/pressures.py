@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from shoal.core.batch import CutReason
+from shoal.core.batch import DispatchReason
 from shoal.core.policies.factory import may_wait
-from shoal.core.policy import Hurry, Wait
+from shoal.core.policy import Pressure, Wait
 from shoal.core.request import State
 from shoal.core.timers import Timers
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
 
-_FLUSH = Hurry(CutReason.FLUSH)
-_DRAIN = Hurry(CutReason.DRAIN)
+_FLUSH = Pressure(DispatchReason.FLUSH)
+_DRAIN = Pressure(DispatchReason.DRAIN)
 _LEFTOVERS_WORTH_A_SWEEP = 64
 # What is measured is the handler's time alone; handing the batch out and back takes some, too.
 _MARGIN = 1.05
 _MARGIN_S = 0.001
 
 
-class Urgency:
+class PressureTracker:
     """Why a batch may be wanted before the policy would cut one.
 
     Args:
@@ -85,7 +85,7 @@ class Urgency:
         """Makes these requests leave with the next cuts, full or not."""
         self.covered = set(waiting)
 
-    def came(self, request: Request, due: float, live: int) -> bool:
+    def note_arrival(self, request: Request, due: float, live: int) -> bool:
         """Notes that a request has come which is due.
 
         Args:
@@ -100,7 +100,7 @@ class Urgency:
             return self._note(request, due, live) < self.asleep_until
         self.unseen.append(request)
         if len(self.unseen) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
-            self.unseen = [other for other in self.unseen if _is_in_line(other)]
+            self.unseen = [other for other in self.unseen if _is_queued(other)]
         return False
 
     def see(self, live: int) -> None:
@@ -125,7 +125,7 @@ class Urgency:
         if self._handed_out:
             self._handed_out = set()
 
-    def hurry(self, now: float) -> Hurry | None:
+    def pressure(self, now: float) -> Pressure | None:
         """Returns why a batch is wanted now; None for no reason."""
         if self.covered:
             return _FLUSH
@@ -134,7 +134,7 @@ class Urgency:
         if self._has_times:
             first = self._first()
             if first is not None and self._leave_by.next_at() <= now:
-                return Hurry(CutReason.DEADLINE, first)
+                return Pressure(DispatchReason.DEADLINE, first)
         return None
 
     def sleep(self, wait: Wait, live: int) -> Wait:
@@ -187,7 +187,7 @@ class Urgency:
             self._has_times = True
             self._leave_by.add(leave_by, request)
             if len(self._leave_by) > 2 * live + _LEFTOVERS_WORTH_A_SWEEP:
-                self._leave_by.keep(_is_in_line)
+                self._leave_by.keep(_is_queued)
         return leave_by
 
     def _first(self) -> Request | None:
@@ -195,11 +195,11 @@ class Urgency:
         if not self._has_times:
             return None
         first: Request | None = self._leave_by.first()
-        while first is not None and not _is_in_line(first):
+        while first is not None and not _is_queued(first):
             next(self._leave_by.due(math.inf))
             first = self._leave_by.first()
         return first
 
 
-def _is_in_line(request: Request) -> bool:
+def _is_queued(request: Request) -> bool:
     return request.state is State.QUEUED
