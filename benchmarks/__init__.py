@@ -1,1 +1,1 @@
-"""What the promises about speed and memory are measured with; see README.md."""
+"""Benchmarks of speed and memory; see README.md."""

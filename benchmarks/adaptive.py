@@ -1,16 +1,16 @@
-"""Whether a latency target is held: by the adaptive rule, by fixed waits, and by BentoML's rule.
+"""Whether a latency target is met: by the adaptive rule, by fixed waits, and by BentoML's rule.
 
-The same arrivals, handlers and targets for each rule. A handler takes a time for the batch and a
-time for each item, with some noise; requests come at random, in bursts, at a rate that rises and
-falls, or from callers in loops; one handler becomes slower for a while. A request counts as within
-the target if its result came in time: one that was shed did not.
+Each rule gets the same arrivals, handlers and targets. A handler takes a time per batch and a time
+per item, with some noise. Requests arrive at random, in bursts, at a rate that rises and falls, or
+from callers in loops; one handler becomes slower for a while. A request meets the target if its
+result arrives in time; a shed request does not meet it.
 
 Time is virtual: trio's clock jumps to the next deadline whenever every task waits. So the figures
-are those of the rule alone, and the same on every machine. The start counts as well: the adaptive
-rule begins knowing nothing and BentoML's with its training.
+show only the rule, and are the same on every machine. The start is included: the adaptive rule
+starts without any knowledge of the handler, and BentoML's with its training.
 
-The last two loads have the run times of the digits example, which are measured first. Then the
-digits themselves run in real time under Shoal's rules, with their callers in the same process.
+The last two loads use the run times of the digits example, which are measured first. Then the
+digits example itself runs in real time with Shoal's rules, with its callers in the same process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import math
@@ -56,13 +56,13 @@ HEADS: Final = ("load and target", "rule", "within %", "p50 ms", "p99 ms", "mean
 
 @dataclass(frozen=True)
 class Load:
-    """One scenario: when requests come, how long the handler takes, and what is to be held.
+    """One scenario: arrivals, run times of the handler, and the latency target.
 
     Attributes:
-        rate: How many requests come a second at which part of the duration; None for loops.
+        rate: Requests a second, as a function of the part of the duration; None for loops.
         most: The highest rate.
-        loops: How many callers call again once they are answered, after `think_s` at most.
-        pace: How many times as long the handler takes at which part of the duration.
+        loops: The number of callers that call again at most `think_s` after each answer.
+        pace: A factor on the run times, as a function of the part of the duration.
         noise: The standard deviation of the logarithm of its run times.
     """
 
@@ -99,7 +99,7 @@ LOADS: Final = (
 
 @dataclass
 class Seen:
-    """What one rule did with one load."""
+    """The results of one rule under one load."""
 
     latencies_s: list[float] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
@@ -117,12 +117,12 @@ class Seen:
         return result
 
     def percentile_ms(self, percent: float) -> float:
-        """Returns the latency that so many percent of the answered requests stayed within."""
+        """Returns a percentile of the latencies of answered requests."""
         ordered = sorted(self.latencies_s)
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] * 1e3
 
     def row(self, load: Load, rule: str) -> dict[str, Any]:
-        """Returns the results as they are saved."""
+        """Returns the results in the form that is saved."""
         requests = len(self.latencies_s) + self.shed
         in_time = sum(latency_s <= load.target_s for latency_s in self.latencies_s)
         return {
@@ -146,14 +146,14 @@ def options_of(rule: str, target_s: float) -> dict[str, Any]:
 
 
 def under(rule: str, load: Load, handler: Handler) -> AbstractAsyncContextManager[Call]:
-    """Opens a handler whose batches are formed by a rule."""
+    """Opens a batcher of a handler with the given rule."""
     if rule == BENTOML:
         return opened(handler, MAX_BATCH_SIZE, load.target_s)
     return shoal.Batcher(handler, max_batch_size=MAX_BATCH_SIZE, **options_of(rule, load.target_s))
 
 
 async def drive(rule: str, load: Load, duration_s: float) -> Seen:
-    """Puts a rule under a load, and waits until every request has been answered or shed."""
+    """Runs a load with a rule, until every request has been answered or shed."""
     seen = Seen()
     coming, running = random.Random(SEED), random.Random(SEED + 1)
     began = trio.current_time()
@@ -174,7 +174,7 @@ async def drive(rule: str, load: Load, duration_s: float) -> Seen:
 async def _callers(
     load: Load, ask: Callable[[], Awaitable[Any]], chance: random.Random, until: float
 ) -> None:
-    """Lets the requests of a load come until a time, and all of them end."""
+    """Makes the requests of a load until a time, and waits until all have ended."""
 
     async def loop(think: random.Random) -> None:
         await trio.sleep(think.uniform(0, load.fixed_s))
@@ -189,26 +189,26 @@ async def _callers(
             began = at = trio.current_time()
             while (at := at + chance.expovariate(load.most)) < until:
                 await trio.sleep_until(at)
-                # A process with the highest rate, thinned out, is one with a changing rate.
+                # Thinning a process with the highest rate gives one with a changing rate.
                 if chance.random() * load.most < load.rate((at - began) / (until - began)):
                     nursery.start_soon(ask)
 
 
 async def measure_digits(digits: Digits) -> shoal.LatencyModelSnapshot:
-    """Learns how long the digits take, in real time."""
+    """Measures the run times of the digits example, in real time."""
     images = load_digits().images.tolist()
     batcher = shoal.Batcher(digits, max_batch_size=MAX_BATCH_SIZE)
     async with batcher as call:
         for _ in range(12):
             for size in (1, 2, 4, 8, 16, 32, 64, 128):
                 await call.map(images[:size])
-            learned = batcher.statistics().latency_model  # reads it: unread it keeps few batches
+            learned = batcher.statistics().latency_model  # reading it empties its buffer
     assert learned is not None
     return learned
 
 
 async def run_digits(digits: Digits, rule: str, load: Load, duration_s: float) -> Seen:
-    """Puts the digits under a load in real time."""
+    """Runs a load on the digits example, in real time."""
     seen = Seen()
     images = load_digits().images.tolist()
     chance = random.Random(SEED)
@@ -226,7 +226,7 @@ async def run_digits(digits: Digits, rule: str, load: Load, duration_s: float) -
 
 
 def digits_loads(learned: shoal.LatencyModelSnapshot) -> tuple[Load, ...]:
-    """Makes loads for a handler that takes as long as the digits do."""
+    """Returns loads for a handler with the run times of the digits example."""
     times: dict[str, Any] = {
         "fixed_s": learned.b_s,
         "per_item_s": learned.a_s,
@@ -239,7 +239,7 @@ def digits_loads(learned: shoal.LatencyModelSnapshot) -> tuple[Load, ...]:
     )
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _as_texts(row: dict[str, Any]) -> list[str]:
     return [
         f"{row['load']}, {row['target_ms']:.0f} ms",
         row["rule"],
@@ -252,18 +252,18 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _sentence(rows: list[dict[str, Any]]) -> str:
-    """Says which rules held how many of the targets, in virtual time."""
+    """Returns a sentence with the number of targets that each rule met, in virtual time."""
     held = [row["rule"] for row in rows if row["within_percent"] >= HELD_PERCENT]
     counts = ", ".join(f"{rule} {held.count(rule)}" for rule in RULES)
     return (
-        f"of {len(rows) // len(RULES)} targets, each rule held so many for {HELD_PERCENT:g}% of "
-        f"the requests: {counts}."
+        f"number of the {len(rows) // len(RULES)} targets that each rule met for {HELD_PERCENT:g}% "
+        f"of the requests: {counts}."
     )
 
 
 def main() -> None:
     """Runs the benchmark."""
-    made = parser("Which rules hold a latency target, under the same loads.", "adaptive")
+    made = parser("Which rules meet a latency target, under the same loads.", "adaptive")
     arguments = made.parse_args()
     report = Report("adaptive", arguments.json, ("shoal", "anyio", "trio", "scikit-learn"))
     report.print_environment()
@@ -280,13 +280,13 @@ def main() -> None:
     for load, rule in product((*LOADS, *of_digits), RULES):
         seen = trio.run(drive, rule, load, duration_s, clock=MockClock(autojump_threshold=0))
         virtual.append(seen.row(load, rule))
-    print_table(HEADS, [_cells(row) for row in virtual])
-    print(f"\nThe digits themselves, {real_s:g} s of real time each\n")
+    print_table(HEADS, [_as_texts(row) for row in virtual])
+    print(f"\nThe digits example in real time, {real_s:g} s each\n")
     real = [
         trio.run(run_digits, digits, rule, load, real_s).row(load, rule) | {"time": "real"}
         for load, rule in product(of_digits, RULES[:-1])
     ]
-    print_table(HEADS, [_cells(row) for row in real])
+    print_table(HEADS, [_as_texts(row) for row in real])
     report.rows = virtual + real
     series = {
         rule: [row["within_percent"] for row in virtual if row["rule"] == rule] for rule in RULES

@@ -1,21 +1,21 @@
-"""What continuous batches are worth: the demo's language model, writing up to 8 texts at once.
+"""The gain of continuous batches: the demo's language model, writing up to 8 texts at once.
 
-The same model, with the same cache of keys and values, writes on from the same prompts in three
-ways. The prompts are of mixed length, and so is what is written: 16 to 256 characters each, drawn
-once for all (the model is kept from ending a text by itself).
+The same model, with the same cache of keys and values, continues the same prompts in three ways.
+The prompts have mixed lengths, and so have the texts: 16 to 256 characters each, drawn once for all
+runs (the model can't end a text by itself).
 
 * *continuous*: a prompt joins as soon as one of 8 places is free (`ContinuousTextGenerator`).
 * *closed*: 8 prompts start together and run until all are done; one that is done costs no more
   work, but its place stays empty (`TextGenerator`).
-* *closed, held*: the same, but each step does the work of 8 until the last is done, as where a
-  model is compiled for one shape.
+* *closed, held*: the same, but each step does the work of 8 until the last is done, as for a model
+  that is compiled for one shape.
 
-Two loads. *Saturated*: 32 readers, each of whom asks for the next text when the last has been read.
-*Half*: readers come at random, half as many a second as the closed batches could just serve.
+There are two loads. *Saturated*: 32 readers, each of which requests its next text when the last one
+is complete. *Half*: readers arrive at random, at half the rate that closed batches can just serve.
 
-A step costs something for each text in it, and something however many there are. Continuous batches
-save the latter alone, by taking fewer steps. So beside the tokens a second stand the texts a step:
-their ratio is what there is to gain where a step takes as long for one text as for eight.
+A step has a cost for each text in it, and a fixed cost. Continuous batches save only the fixed
+cost, by taking fewer steps. So the table also shows the texts per step: their ratio is the gain for
+a model whose steps take as long for one text as for eight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import random
@@ -46,7 +46,7 @@ from examples.language_model.writing import Prompt
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from examples.language_model.generate import Slot
+    from examples.language_model.generate import Entry
     from examples.language_model.layers import Array
 
 READERS: Final = 32
@@ -62,7 +62,7 @@ CLOSED: Final = "closed"
 CONTINUOUS: Final = "continuous"
 WAYS: Final = (HELD, CLOSED, CONTINUOUS)
 
-# How the lengths are drawn. By ratio, as many are from 16 to 32 as from 128 to 256.
+# How lengths are drawn. "by ratio" draws as many from 16 to 32 as from 128 to 256.
 MIXES: Final[dict[str, Callable[[random.Random], int]]] = {
     "evenly": lambda chance: chance.randint(SHORTEST, LONGEST),
     "by ratio": lambda chance: round(SHORTEST * (LONGEST / SHORTEST) ** chance.random()),
@@ -70,12 +70,12 @@ MIXES: Final[dict[str, Callable[[random.Random], int]]] = {
 
 
 class Endless(CharTransformer):
-    """The model, which never says that a text is over, and counts its steps."""
+    """The model, changed to never end a text, and to count its steps."""
 
     steps = 0
 
     def scores(self, hidden: Array) -> Array:
-        """Score every token but the one that ends a text."""
+        """Returns the scores, with minus infinity for the token that ends a text."""
         self.steps += 1
         scores = super().scores(hidden)
         scores[:, BOUNDARY] = -np.inf
@@ -83,19 +83,19 @@ class Endless(CharTransformer):
 
 
 class HeldTextGenerator:
-    """The handler of closed batches that do the work of all prompts until the last is done."""
+    """A handler of closed batches that does the work of all prompts until the last is done."""
 
     def __init__(self, model: CharTransformer) -> None:
         self._model = model
 
-    def __call__(self, prompts: list[Prompt]) -> Iterator[list[Slot]]:
-        """Stream a character for each prompt, step by step."""
+    def __call__(self, prompts: list[Prompt]) -> Iterator[list[Entry]]:
+        """Streams one character for each prompt in each step."""
         longest = max(prompt.max_tokens for prompt in prompts)
         held = [prompt.model_copy(update={"max_tokens": longest}) for prompt in prompts]
-        for nth, slots in enumerate(generate(self._model, held)):
+        for nth, entries in enumerate(generate(self._model, held)):
             yield [
-                slot if nth < prompt.max_tokens else shoal.END
-                for slot, prompt in zip(slots, prompts, strict=True)
+                entry if nth < prompt.max_tokens else shoal.END
+                for entry, prompt in zip(entries, prompts, strict=True)
             ]
 
 
@@ -110,7 +110,7 @@ def batcher(way: str, model: CharTransformer) -> Any:
 
 
 def prompts(mix: str, count: int) -> list[Prompt]:
-    """Draws the prompts, the same ones each time: passages of this file's first lines."""
+    """Draws the prompts, always the same ones: passages of this file's docstring."""
     chance = random.Random(SEED)
     starts = [chance.randrange(len(__doc__) - 200) for _ in range(count)]
     texts = [__doc__[start : start + chance.randint(0, 200)] for start in starts]
@@ -122,7 +122,7 @@ def prompts(mix: str, count: int) -> list[Prompt]:
 
 @dataclass
 class Seen:
-    """What the readers saw of one way."""
+    """The measurements of one way."""
 
     tokens: int = 0
     first_token_s: list[float] = field(default_factory=list)
@@ -132,12 +132,12 @@ class Seen:
 
     @property
     def tokens_a_second(self) -> float:
-        """How fast it was."""
+        """The throughput."""
         return self.tokens / self.took_s
 
 
 async def read(call: Any, prompt: Prompt, seen: Seen) -> None:
-    """Asks for one text and reads it."""
+    """Requests one text and reads it."""
     began = time.perf_counter()
     got = 0
     async with call(prompt) as stream:
@@ -150,11 +150,11 @@ async def read(call: Any, prompt: Prompt, seen: Seen) -> None:
 
 
 async def saturate(call: Any, asked: list[Prompt], seen: Seen) -> None:
-    """Has a fixed number of readers read all texts."""
-    line = iter(asked)
+    """Reads all texts with a fixed number of readers."""
+    remaining = iter(asked)
 
     async def reader() -> None:
-        for prompt in line:
+        for prompt in remaining:
             await read(call, prompt, seen)
 
     async with anyio.create_task_group() as tasks:
@@ -163,7 +163,7 @@ async def saturate(call: Any, asked: list[Prompt], seen: Seen) -> None:
 
 
 async def trickle(call: Any, asked: list[Prompt], seen: Seen, texts_a_second: float) -> None:
-    """Has a reader come for each text, at random times."""
+    """Reads each text with its own reader, which arrives at a random time."""
     chance = random.Random(SEED)
     at = anyio.current_time()
     async with anyio.create_task_group() as tasks:
@@ -176,7 +176,7 @@ async def trickle(call: Any, asked: list[Prompt], seen: Seen, texts_a_second: fl
 def measure(
     way: str, model: Endless, asked: list[Prompt], texts_a_second: float | None = None
 ) -> Seen:
-    """Puts one way under a load: saturated, unless it is said how often readers come."""
+    """Measures one way: under saturating load, or with readers at the given rate."""
     seen = Seen()
 
     async def run() -> None:
@@ -194,12 +194,12 @@ def measure(
     return seen
 
 
-# What was seen of each load, mix and way, in each round.
+# The measurements of each load, mix and way, by round.
 Rounds = dict[tuple[str, str, str], list[Seen]]
 
 
 def rounds_of(count: int, texts: int) -> Rounds:
-    """Puts all ways under all loads, in turns."""
+    """Measures all ways under all loads, in turn."""
     model = Endless.load()
     for way in WAYS:
         measure(way, model, prompts("evenly", READERS))  # warms up
@@ -260,7 +260,7 @@ def _panel(rows: list[dict[str, Any]], load: str, unit: str, key: str) -> Panel:
 
 def main() -> None:
     """Runs the benchmark."""
-    made = parser("What continuous batches are worth against closed ones.", "continuous")
+    made = parser("Continuous batches compared with closed ones.", "continuous")
     arguments = made.parse_args()
     report = Report("continuous", arguments.json, ("shoal", "anyio", "trio", "numpy"))
     report.print_environment()
@@ -268,14 +268,14 @@ def main() -> None:
     print(f"{texts} texts of {SHORTEST} to {LONGEST} characters, {count} rounds\n")
     rows = medians(rounds_of(count, texts))
     report.rows = sorted(rows, key=lambda row: (row["load"] == HALF, row["lengths"] != "evenly"))
-    cells = [
+    table_rows = [
         [
             f"{row['load']}, lengths drawn {row['lengths']}: {row['way']}",
             *(format(row[key], how) if key in row else "-" for key, (_, how) in COLUMNS.items()),
         ]
         for row in report.rows
     ]
-    print_table(["load and way", *(head for head, _ in COLUMNS.values())], cells)
+    print_table(["load and way", *(head for head, _ in COLUMNS.values())], table_rows)
     found = {(row["load"], row["lengths"], row["way"]): row for row in report.rows}
     ours, closed = (found[SATURATED, "evenly", way] for way in (CONTINUOUS, CLOSED))
     ours_at_half, closed_at_half = (found[HALF, "evenly", way] for way in (CONTINUOUS, CLOSED))

@@ -1,7 +1,7 @@
-"""BentoML's rule that forms batches, to hold Shoal's adaptive one against.
+"""BentoML's rule that forms batches, to compare with Shoal's adaptive rule.
 
-Written for trio in as few lines as the rule needs, so that in a comparison nothing differs but the
-rule. It promises nothing about cancellation and errors.
+It is a minimal implementation for trio, so that a comparison differs only in the rule. It does not
+handle cancellation and errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Shed(Exception):
-    """BentoML's rule gave a request up."""
+    """BentoML's rule shed the request."""
 
 
 @dataclass
@@ -39,10 +39,10 @@ class _Waiting:
 class Cork:
     """BentoML's rule, for one batch at a time.
 
-    Run times are fitted by least squares over the last 50 batches, every 5 s at most. A tick of
-    1 ms decides: as soon as the first in line would be late by the fit, it is shed; and a free
-    handler waits on while the summed wait of all, had one more come, is below 0.95 times what the
-    first of a batch has waited on average.
+    Run times are fitted by least squares over the last 50 batches, at most every 5 s. The rule
+    decides every 1 ms. It sheds the first request in the queue as soon as that would be late
+    according to the fit. A free handler waits on while the summed wait of all requests, if one more
+    arrived, would be below 0.95 times the average wait of the first request of a batch.
     """
 
     _TICK_S = 0.001
@@ -51,8 +51,8 @@ class Cork:
         self._handler = handler
         self._size = max_batch_size
         self._max_s = max_latency_s
-        self._line: deque[_Waiting] = deque()
-        self._came = trio.Event()
+        self._queue: deque[_Waiting] = deque()
+        self._arrived = trio.Event()
         self._is_busy = False
         self._seen: deque[tuple[int, float, float]] = deque(maxlen=50)
         self._count = 0
@@ -62,8 +62,8 @@ class Cork:
 
     async def call(self, item: Any) -> Any:
         waiting = _Waiting(item, trio.current_time())
-        self._line.append(waiting)
-        self._came.set()
+        self._queue.append(waiting)
+        self._arrived.set()
         await waiting.done.wait()
         if waiting.is_shed:
             raise Shed
@@ -74,9 +74,9 @@ class Cork:
             await self._train(nursery, kept, batches, size)
         while True:
             await self._wait_for_one()
-            n, now = len(self._line), trio.current_time()
-            first_s = now - self._line[0].since
-            last_s = now - self._line[-1].since
+            n, now = len(self._queue), trio.current_time()
+            first_s = now - self._queue[0].since
+            last_s = now - self._queue[-1].since
             if n > 1 and first_s + self._a * n + self._b >= self._max_s:
                 self._shed_first()
             elif self._is_busy:
@@ -94,7 +94,7 @@ class Cork:
         done = 0
         while done < batches:
             await self._wait_for_one()
-            n, first_s = len(self._line), trio.current_time() - self._line[0].since
+            n, first_s = len(self._queue), trio.current_time() - self._queue[0].since
             if n > kept - done and first_s >= self._max_s:
                 self._shed_first()
             elif self._is_busy or (n < size and size * self._a + self._b + first_s <= wait_s):
@@ -105,18 +105,18 @@ class Cork:
         self._fit()
 
     async def _wait_for_one(self) -> None:
-        while not self._line:
-            self._came = trio.Event()
-            await self._came.wait()
+        while not self._queue:
+            self._arrived = trio.Event()
+            await self._arrived.wait()
 
     def _shed_first(self) -> None:
-        waiting = self._line.popleft()
+        waiting = self._queue.popleft()
         waiting.is_shed = True
         waiting.done.set()
 
     def _start(self, nursery: trio.Nursery, *, is_training: bool) -> None:
         self._is_busy = True
-        batch = [self._line.popleft() for _ in range(min(self._size, len(self._line)))]
+        batch = [self._queue.popleft() for _ in range(min(self._size, len(self._queue)))]
         nursery.start_soon(self._handle, batch, is_training)
 
     async def _handle(self, batch: list[_Waiting], is_training: bool) -> None:
@@ -147,7 +147,7 @@ class Cork:
 async def opened(
     handler: Handler, max_batch_size: int, max_latency_s: float
 ) -> AsyncIterator[Call]:
-    """Runs the rule until the block is left."""
+    """Runs the rule until the end of the block."""
     cork = Cork(handler, max_batch_size, max_latency_s)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(cork.run, nursery)

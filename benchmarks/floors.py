@@ -1,11 +1,10 @@
-"""The floors: the least that batching can cost on each event loop, to measure the engine against.
+"""The floors: the minimum cost of batching on each event loop, as a baseline for the engine.
 
-Each floor is a deque, a parked task, and nothing else: no bounds, no counters, no contexts, no
-errors, no kinds of handlers, and a request is two words. What it keeps is the contract of a call:
-``await call(item)`` is answered with the item's own result, the handler is a coroutine function
-that is awaited with a list, and a caller can be cancelled. For the last the parked task must be
-forgotten when its wait is cancelled: rescheduling a trio task twice takes down the whole run, so a
-floor without that would be one that nobody can use.
+Each floor is only a deque and a parked task: no bounds, counters, contexts, errors or kinds of
+handlers, and a request is two words. It keeps the contract of a call: ``await call(item)`` returns
+the item's own result, the handler is a coroutine function that is awaited with a list, and a caller
+can be cancelled. For cancellation, a parked task must be forgotten when its wait is cancelled:
+rescheduling a trio task twice crashes the whole run, so a floor without that would be unusable.
 
 The streaming floors run in lockstep: each step wakes all readers of the batch, and each reader
 parks again for its next item. There is no buffer, so a reader must not wait for anything else in
@@ -32,27 +31,27 @@ END: Final = object()
 
 
 class UnaryFloor(NamedTuple):
-    """What is called, and the task that must run meanwhile."""
+    """The function to call, and the task that must run meanwhile."""
 
     call: Callable[[Any], Awaitable[Any]]
     run: Callable[[], Coroutine[Any, Any, None]]
 
 
 class StreamFloor(NamedTuple):
-    """What gives streams, and the task that must run meanwhile."""
+    """The function that returns streams, and the task that must run meanwhile."""
 
     call: Callable[[Any], AsyncIterator[Any]]
     run: Callable[[], Coroutine[Any, Any, None]]
 
 
 def _aborted(_: object) -> Abort:
-    """Lets the task that forms batches be cancelled; nobody calls after that."""
+    """Allows the task that forms batches to be cancelled; no calls are made after that."""
     return Abort.SUCCEEDED
 
 
 def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
     """Makes the floor of a unary call on trio."""
-    line: deque[list[Any]] = deque()
+    queue: deque[list[Any]] = deque()
     idle: Task | None = None
 
     async def call(item: Any) -> Any:
@@ -63,7 +62,7 @@ def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
             waiter[0] = None
             return Abort.SUCCEEDED
 
-        line.append(waiter)
+        queue.append(waiter)
         if idle is not None:
             task, idle = idle, None
             reschedule(task)
@@ -72,10 +71,10 @@ def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
     async def run() -> None:
         nonlocal idle
         while True:
-            while not line:
+            while not queue:
                 idle = current_task()
                 await wait_task_rescheduled(_aborted)
-            batch = [line.popleft() for _ in range(min(max_batch_size, len(line)))]
+            batch = [queue.popleft() for _ in range(min(max_batch_size, len(queue)))]
             results = await handler([item for _, item in batch])
             for (task, _), result in zip(batch, results, strict=True):
                 if task is not None:
@@ -86,14 +85,14 @@ def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
 
 def on_asyncio(handler: Handler, max_batch_size: int) -> UnaryFloor:
     """Makes the floor of a unary call on asyncio."""
-    line: deque[tuple[asyncio.Future[Any], Any]] = deque()
+    queue: deque[tuple[asyncio.Future[Any], Any]] = deque()
     idle: asyncio.Future[None] | None = None
     loop = asyncio.get_running_loop()
 
     async def call(item: Any) -> Any:
         nonlocal idle
         future = loop.create_future()
-        line.append((future, item))
+        queue.append((future, item))
         if idle is not None:
             woken, idle = idle, None
             woken.set_result(None)
@@ -102,10 +101,10 @@ def on_asyncio(handler: Handler, max_batch_size: int) -> UnaryFloor:
     async def run() -> None:
         nonlocal idle
         while True:
-            while not line:
+            while not queue:
                 idle = loop.create_future()
                 await idle
-            batch = [line.popleft() for _ in range(min(max_batch_size, len(line)))]
+            batch = [queue.popleft() for _ in range(min(max_batch_size, len(queue)))]
             results = await handler([item for _, item in batch])
             for (future, _), result in zip(batch, results, strict=True):
                 if not future.done():
@@ -140,13 +139,13 @@ class _TrioStream:
 
 def streams_on_trio(steps: Steps, max_batch_size: int) -> StreamFloor:
     """Makes the floor of a streamed item on trio."""
-    line: deque[_TrioStream] = deque()
+    queue: deque[_TrioStream] = deque()
     idle: Task | None = None
 
     def call(item: Any) -> _TrioStream:
         nonlocal idle
         stream = _TrioStream(item)
-        line.append(stream)
+        queue.append(stream)
         if idle is not None:
             task, idle = idle, None
             reschedule(task)
@@ -155,15 +154,15 @@ def streams_on_trio(steps: Steps, max_batch_size: int) -> StreamFloor:
     async def run() -> None:
         nonlocal idle
         while True:
-            while not line:
+            while not queue:
                 idle = current_task()
                 await wait_task_rescheduled(_aborted)
-            batch = [line.popleft() for _ in range(min(max_batch_size, len(line)))]
+            batch = [queue.popleft() for _ in range(min(max_batch_size, len(queue)))]
             async for slots in steps([stream.item for stream in batch]):
                 for stream, slot in zip(batch, slots, strict=True):
                     if stream.task is not None:
                         reschedule(stream.task, Value(slot))
-                # Twice, because the tasks of one tick run in any order: after it all are parked.
+                # Twice, because the tasks of one tick run in any order. After that all are parked.
                 await trio.lowlevel.checkpoint()
                 await trio.lowlevel.checkpoint()
             for stream in batch:
@@ -196,14 +195,14 @@ class _AsyncioStream:
 
 def streams_on_asyncio(steps: Steps, max_batch_size: int) -> StreamFloor:
     """Makes the floor of a streamed item on asyncio."""
-    line: deque[_AsyncioStream] = deque()
+    queue: deque[_AsyncioStream] = deque()
     idle: asyncio.Future[None] | None = None
     loop = asyncio.get_running_loop()
 
     def call(item: Any) -> _AsyncioStream:
         nonlocal idle
         stream = _AsyncioStream(item, loop)
-        line.append(stream)
+        queue.append(stream)
         if idle is not None:
             woken, idle = idle, None
             woken.set_result(None)
@@ -212,10 +211,10 @@ def streams_on_asyncio(steps: Steps, max_batch_size: int) -> StreamFloor:
     async def run() -> None:
         nonlocal idle
         while True:
-            while not line:
+            while not queue:
                 idle = loop.create_future()
                 await idle
-            batch = [line.popleft() for _ in range(min(max_batch_size, len(line)))]
+            batch = [queue.popleft() for _ in range(min(max_batch_size, len(queue)))]
             async for slots in steps([stream.item for stream in batch]):
                 for stream, slot in zip(batch, slots, strict=True):
                     if not stream.future.done():

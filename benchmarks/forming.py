@@ -1,14 +1,14 @@
-"""What the rules that form batches cost, in the engine and by the length of the line.
+"""The cost of the rules that form batches, in the engine and by the length of the queue.
 
-The first half is a closed loop of 256 callers whose handler does nothing, once with the options
-that a call always has, and once with priorities, buckets, costs and deadlines, all of them on: the
-ratio is what the four together cost a call.
+The first half is a closed loop of 256 callers whose handler does nothing, once with default
+options, and once with priorities, buckets, costs and deadlines. The ratio is the cost of the four
+together for a call.
 
-The second half asks the line alone, without an event loop, for each kind of rule: what letting a
-request in and handing it out costs while 10, 1,000 or 100,000 others wait. It must grow no faster
-than the logarithm of their number does.
+The second half uses the queue alone, without an event loop, for each kind of rule. It measures the
+cost of adding a request and dispatching it while 10, 1,000 or 100,000 others wait. The cost must
+not grow faster than the logarithm of their number.
 
-Both halves count CPU time, since nothing here waits.
+Both halves measure CPU time, since nothing here waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import gc
@@ -52,12 +52,12 @@ PLAIN: Final[Mapping[str, Any]] = {
 
 
 def cost_of(item: int) -> int:
-    """What an item takes up of a batch."""
+    """Returns the cost of an item."""
     return 1
 
 
 def key_of(item: int) -> int:
-    """What the items of one batch have in common."""
+    """Returns the bucket of an item."""
     return item & 1
 
 
@@ -86,7 +86,7 @@ RULES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 async def echo(items: list[int]) -> list[int]:
-    """A handler that does nothing."""
+    """Does nothing, as a handler."""
     return items
 
 
@@ -112,7 +112,7 @@ def cost_of_a_call(options: Mapping[str, Any], backend: str, calls: int) -> floa
 
 
 def compare_calls(backend: str, calls: int, rounds: int) -> dict[str, Any]:
-    """Measures calls with the usual options and with all on, in turn."""
+    """Measures calls with default options and with all options, in turn."""
     pairs = [
         (cost_of_a_call(PLAIN, backend, calls), cost_of_a_call(ALL_ON, backend, calls))
         for _ in range(rounds + 1)
@@ -127,45 +127,45 @@ def compare_calls(backend: str, calls: int, rounds: int) -> dict[str, Any]:
     }
 
 
-class Line:
-    """A line that is kept at one length: as many come as are handed out."""
+class FixedQueue:
+    """A queue of constant length: as many requests are added as are dispatched."""
 
     def __init__(self, options: Mapping[str, Any], length: int) -> None:
         self._options = shoal.BatchOptions(**{**PLAIN, **options})
-        self._terms = RequestOptionsFactory("a line", self._options)
+        self._factory = RequestOptionsFactory("a queue", self._options)
         self._former = Former(self._options)
         self._former.reform(idle_slots=0)
         self._random = random.Random(SEED)
         self._now = 0.0
-        self._let_in(length)
+        self._add(length)
 
     def cost_of_a_request(self, requests: int) -> float:
-        """Returns the CPU time of letting one in and handing one out, in microseconds."""
+        """Returns the CPU time of adding and dispatching a request, in microseconds."""
         gc.collect()
-        handed_out = 0
+        dispatched = 0
         began = time.thread_time()
-        while handed_out < requests:
+        while dispatched < requests:
             self._now += 0.001
-            taken = self._hand_out()
-            handed_out += taken
-            self._let_in(taken)
-        return (time.thread_time() - began) / handed_out * 1e6
+            taken = self._dispatch()
+            dispatched += taken
+            self._add(taken)
+        return (time.thread_time() - began) / dispatched * 1e6
 
-    def _let_in(self, requests: int) -> None:
-        former, terms, levels = self._former, self._terms, self._options.priority_levels
+    def _add(self, requests: int) -> None:
+        former, factory, levels = self._former, self._factory, self._options.priority_levels
         for _ in range(requests):
             request = Request()
             request.item = item = self._random.randrange(1_000_000)
             request.arrived_at = self._now
             request.options = None
             request.error = request.batch = None
-            if terms.of_each:
-                wishes = CallOptions(priority=1 + item % levels, deadline_s=1 + item % 29)
-                request.options = terms.of(item, wishes, self._now)
+            if factory.of_each:
+                options = CallOptions(priority=1 + item % levels, deadline_s=1 + item % 29)
+                request.options = factory.of(item, options, self._now)
             request.state = State.QUEUED
             former.arrive(request)
 
-    def _hand_out(self) -> int:
+    def _dispatch(self) -> int:
         decision = self._former.decide(self._now + math.ulp(self._now))
         if not isinstance(decision, shoal.Dispatch):
             assert decision.until is not None
@@ -177,15 +177,15 @@ class Line:
         return len(taken)
 
 
-def measure_lines(requests: int, rounds: int) -> list[dict[str, Any]]:
+def measure_queues(requests: int, rounds: int) -> list[dict[str, Any]]:
     """Measures each rule at each length, in turn."""
     rows = []
     for name, options in RULES.items():
         figures: dict[int, list[float]] = {length: [] for length in LENGTHS}
-        lines = {length: Line(options, length) for length in LENGTHS}
+        queues = {length: FixedQueue(options, length) for length in LENGTHS}
         for _ in range(rounds):
-            for length, line in lines.items():
-                figures[length].append(line.cost_of_a_request(requests))
+            for length, queue in queues.items():
+                figures[length].append(queue.cost_of_a_request(requests))
         by_length = {length: median(costs) for length, costs in figures.items()}
         shortest, longest = LENGTHS[0], LENGTHS[-1]
         rows.append(
@@ -201,7 +201,7 @@ def measure_lines(requests: int, rounds: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Runs the benchmark."""
-    arguments = parser("What the rules that form batches cost.", "forming").parse_args()
+    arguments = parser("The cost of the rules that form batches.", "forming").parse_args()
     report = Report("forming", arguments.json, ("shoal", "anyio", "trio"))
     report.print_environment()
     rounds = 3 if arguments.quick else 7
@@ -223,7 +223,7 @@ def main() -> None:
         ],
     )
     print()
-    lines = measure_lines(5_000 if arguments.quick else 50_000, rounds)
+    queues = measure_queues(5_000 if arguments.quick else 50_000, rounds)
     print_table(
         ("rule", *(f"{length:,} wait, us" for length in LENGTHS), "growth", "target"),
         [
@@ -233,22 +233,22 @@ def main() -> None:
                 f"{row['growth']:.2f}",
                 verdict(row["growth"], at_most=row["at_most"]),
             ]
-            for row in lines
+            for row in queues
         ],
     )
-    report.rows = [*calls, *lines]
-    worst = max(row["growth"] for row in lines)
+    report.rows = [*calls, *queues]
+    worst = max(row["growth"] for row in queues)
     report.finish(
         "priorities, buckets, costs and deadlines together make a call "
-        f"{calls[0]['ratio']:.2f} times as dear on trio and {calls[1]['ratio']:.2f} times on "
-        "asyncio; and with ten thousand times as many in line, a request costs at most "
+        f"{calls[0]['ratio']:.2f} times as expensive on trio and {calls[1]['ratio']:.2f} times on "
+        "asyncio; and in a queue ten thousand times as long, a request costs at most "
         f"{worst:.1f} times as much.",
         [
             Panel(
-                title="A request, by how many wait",
+                title="Cost of a request, by queue length",
                 unit="microseconds",
                 groups=list(RULES),
-                series={f"{length:,}": [row["us"][length] for row in lines] for length in LENGTHS},
+                series={f"{length:,}": [row["us"][length] for row in queues] for length in LENGTHS},
             )
         ],
     )

@@ -1,11 +1,11 @@
-"""What Shoal costs over HTTP: the same model behind it, and behind a bare batching loop.
+"""The cost of Shoal over HTTP: the same model served by Shoal, and by a bare batching loop.
 
-One model that blocks, one Hypercorn trio worker, two applications (http_servers.py): Shoal, and
-loops of a few lines under Starlette. Each is a process of its own on 127.0.0.1; both are up for
-the whole run and are loaded in turns, and each figure is the median of the rounds. A third server
-is the same Shoal application under ``shoal serve``, which guards the worker against rude clients.
+There are two applications (http_servers.py) with one blocking model on one Hypercorn trio worker:
+Shoal, and loops of a few lines under Starlette. Each is a separate process on 127.0.0.1. Both run
+all the time and are loaded in turn; each figure is the median of the rounds. A third server is the
+same Shoal application under ``shoal serve``, which protects the worker from misbehaving clients.
 
-64 clients ask for one result each (by wrk where it is installed), then 32 for a stream each.
+64 clients request one result each (by wrk if it is installed), then 32 a stream each.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a script it would find itself before the standard library's http
+if __name__ == "__main__":  # else it would shadow the standard library's http
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import http.client
@@ -53,7 +53,7 @@ SERVERS: Final = {
 
 @contextmanager
 def served(name: str) -> Iterator[int]:
-    """Runs a server in a process of its own; yields its port."""
+    """Runs a server in its own process; yields its port."""
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(
             [sys.executable, *SERVERS[name]],
@@ -73,7 +73,7 @@ def served(name: str) -> Iterator[int]:
 
 
 def _port(name: str, process: subprocess.Popen[bytes], log: Any) -> int:
-    """Waits until a server says where it listens."""
+    """Waits until a server prints its port; returns it."""
     give_up_at = time.monotonic() + 30
     while time.monotonic() < give_up_at:
         log.seek(0)
@@ -88,7 +88,7 @@ def _port(name: str, process: subprocess.Popen[bytes], log: Any) -> int:
 
 
 def statistics(port: int) -> dict[str, float]:
-    """Asks a server what its model was asked to do."""
+    """Requests the statistics of a server's model."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", "/statistics")
@@ -99,7 +99,7 @@ def statistics(port: int) -> dict[str, float]:
 
 
 def ask_for_results(port: int, seconds: int, wrk: str | None) -> dict[str, float]:
-    """Loads the unary endpoint."""
+    """Measures the unary endpoint under load."""
     http_load.drive(port, PREDICT, clients=UNARY_CLIENTS, tokens=0, warm_up_s=0, seconds=WARM_UP_S)
     before = statistics(port)
     if wrk is None:
@@ -127,7 +127,7 @@ def ask_for_results(port: int, seconds: int, wrk: str | None) -> dict[str, float
 
 
 def ask_for_streams(port: int, seconds: int) -> dict[str, float]:
-    """Loads the streaming endpoint."""
+    """Measures the streaming endpoint under load."""
     before = statistics(port)
     load = http_load.drive(
         port,
@@ -154,7 +154,7 @@ Rounds = dict[str, list[dict[str, float]]]
 
 
 def measure(rounds: int, seconds: int, wrk: str | None) -> tuple[Rounds, Rounds]:
-    """Loads all servers in turns; returns what was seen of results, and of streams."""
+    """Measures all servers in turn; returns the measurements of results and of streams."""
     unary: Rounds = {name: [] for name in SERVERS}
     streams: Rounds = {name: [] for name in SERVERS}
     with ExitStack() as stack:
@@ -168,7 +168,7 @@ def measure(rounds: int, seconds: int, wrk: str | None) -> tuple[Rounds, Rounds]
 
 
 def medians(what: str, rounds: Rounds) -> list[dict[str, Any]]:
-    """Returns a row a server: the medians, and the ratio of its rate to the bare loop's."""
+    """Returns a row per server: medians, and the ratio of its rate to that of the bare loop."""
     rows = []
     for name, seen in rounds.items():
         row: dict[str, Any] = {"what": what, "server": name}
@@ -176,7 +176,7 @@ def medians(what: str, rounds: Rounds) -> list[dict[str, Any]]:
         row["failures"] = sum(figures["failures"] for figures in seen)
         pairs = list(zip(seen, rounds[BARE], strict=True))
         row["ratio"] = median(ours["rate"] / bare["rate"] for ours, bare in pairs)
-        # What the ratio would be if the process's CPU time were all that limits it.
+        # The ratio if the CPU time of the process were the only limit.
         row["cpu_ratio"] = median(bare["cpu_us"] / ours["cpu_us"] for ours, bare in pairs)
         row["verdict"] = verdict(row["ratio"], at_least=TARGET if name == SHOAL else None)
         rows.append(row)
@@ -185,17 +185,17 @@ def medians(what: str, rounds: Rounds) -> list[dict[str, Any]]:
 
 def _print(title: str, columns: dict[str, tuple[str, str]], rows: list[dict[str, Any]]) -> None:
     heads = [title, *(head for head, _ in columns.values()), "target"]
-    cells = [
+    texts = [
         [row["server"], *(format(row[key], how) for key, (_, how) in columns.items())]
         for row in rows
     ]
-    print_table(heads, [[*line, row["verdict"]] for line, row in zip(cells, rows, strict=True)])
+    print_table(heads, [[*text, row["verdict"]] for text, row in zip(texts, rows, strict=True)])
     print()
 
 
 def main() -> None:
     """Runs the benchmark."""
-    arguments = parser("What Shoal costs over HTTP, against a bare loop.", "http").parse_args()
+    arguments = parser("The cost of Shoal over HTTP, relative to a bare loop.", "http").parse_args()
     packages = ("shoal", "hypercorn", "starlette", "trio", "h11", "pydantic")
     report = Report("http", arguments.json, packages)
     report.print_environment()

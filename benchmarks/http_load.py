@@ -1,7 +1,8 @@
-"""Clients for http.py: a closed loop of connections on asyncio, and wrk where it is installed.
+"""Clients for http.py: a closed loop of connections on asyncio, and wrk if it is installed.
 
-Our own client reads streams, which wrk can't, and times their first tokens. It checks every answer,
-keeps its connections, and opens one anew when the server closes it between two requests.
+The asyncio client reads streams, which wrk can't, and measures the time to their first tokens. It
+checks every answer, keeps connections open, and reconnects when the server closes one between two
+requests.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
 
 @dataclass
 class Load:
-    """What the clients saw, within the time that was measured.
+    """The measurements of the clients, without the warm-up.
 
     Attributes:
-        seconds: How long that was.
-        requests: How many requests were answered.
-        tokens: How many tokens came.
-        latencies_s: From each request to the end of its answer.
-        first_token_s: From each request to its first token.
-        failures: Answers that were not what they should have been.
+        seconds: The duration of the measurement.
+        requests: The number of answered requests.
+        tokens: The number of received tokens.
+        latencies_s: The time from each request to the end of its answer.
+        first_token_s: The time from each request to its first token.
+        failures: The number of wrong answers.
     """
 
     seconds: float
@@ -41,7 +42,7 @@ class Load:
 
 
 def percentile_ms(seconds: list[float], percent: float) -> float:
-    """Returns the time that so many percent stayed within, in milliseconds."""
+    """Returns a percentile of times, in milliseconds."""
     ordered = sorted(seconds)
     if not ordered:
         return float("nan")
@@ -49,7 +50,7 @@ def percentile_ms(seconds: list[float], percent: float) -> float:
 
 
 def request_bytes(path: str, body: bytes, accept: str) -> bytes:
-    """Writes one POST request."""
+    """Returns the bytes of a POST request."""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
         f"Accept: {accept}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -58,7 +59,7 @@ def request_bytes(path: str, body: bytes, accept: str) -> bytes:
 
 
 class _Clients:
-    """Connections that ask again and again until the time is up."""
+    """Connections that send requests in a loop until the time is over."""
 
     def __init__(self, port: int, request: bytes, tokens: int, began: float, ends: float) -> None:
         self._port = port
@@ -86,7 +87,7 @@ class _Clients:
                 writer.close()
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Asks once; returns whether the connection can be used again."""
+        """Sends one request; returns whether the connection can be used again."""
         asked = time.perf_counter()
         writer.write(self._request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -125,15 +126,15 @@ class _Clients:
 def drive(
     port: int, request: bytes, *, clients: int, tokens: int, warm_up_s: float, seconds: float
 ) -> Load:
-    """Runs a closed loop of clients, and returns what they saw after the warm-up.
+    """Runs a closed loop of clients; returns their measurements after the warm-up.
 
     Args:
-        port: Where on 127.0.0.1 the server listens.
-        request: What to send.
-        clients: How many connections ask at once.
-        tokens: How many tokens every answer has.
-        warm_up_s: For how long nothing is counted.
-        seconds: For how long it is.
+        port: The server's port on 127.0.0.1.
+        request: The request to send.
+        clients: The number of concurrent connections.
+        tokens: The number of tokens in every answer.
+        warm_up_s: The duration of the warm-up, which is not measured.
+        seconds: The duration of the measurement.
     """
     began = time.perf_counter() + warm_up_s
     running = _Clients(port, request, tokens, began, began + seconds)
@@ -142,13 +143,13 @@ def drive(
 
 
 def wrk_path() -> str | None:
-    """Returns where wrk is, if it is installed."""
+    """Returns the path of wrk, or None if it is not installed."""
     return shutil.which("wrk")
 
 
 @dataclass(frozen=True)
 class WrkLoad:
-    """What wrk saw."""
+    """The measurements of wrk."""
 
     requests_a_second: float
     p50_ms: float

@@ -1,9 +1,9 @@
-"""The servers that http.py compares: the same model behind Shoal, and behind a bare batching loop.
+"""The servers that http.py compares: the same model with Shoal, and with a bare batching loop.
 
 ``python -m benchmarks.http_servers bare`` (or ``shoal``) serves one on Hypercorn's trio worker, at
-a port that it prints, until SIGTERM. The bare one is what one would write by hand: two loops of a
-few lines under Starlette, with no bound, no counters, no check of what comes in, no errors but a
-500, and no notion of a client that leaves.
+a port that it prints, until SIGTERM. The bare one is a typical handwritten server: two loops of a
+few lines under Starlette, without bounds, counters, validation, errors other than a 500, or
+handling of clients that disconnect.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ MAX_BATCH_SIZE: Final = 64
 BATCH_WAIT_TIMEOUT_S: Final = 0.002
 TOKENS: Final = 32
 
-# What the model was asked to do, read from outside.
+# The model's statistics, which the benchmark reads.
 work: Final = {"batches": 0, "items": 0, "stream_batches": 0, "streams": 0}
 
 
 def predict(items: list[dict[str, int]]) -> list[dict[str, int]]:
-    """A model that blocks: 2 ms, and 0.05 ms an item."""
+    """A blocking model: 2 ms per batch and 0.05 ms per item."""
     work["batches"] += 1
     work["items"] += len(items)
     time.sleep(0.002 + 0.00005 * len(items))
@@ -48,7 +48,7 @@ def predict(items: list[dict[str, int]]) -> list[dict[str, int]]:
 
 
 def generate(items: list[dict[str, int]]) -> Iterator[list[str]]:
-    """A model that blocks for 2 ms a step, and gives each prompt a token."""
+    """A blocking model: 2 ms per step, with a token for each prompt."""
     work["stream_batches"] += 1
     work["streams"] += len(items)
     for nth in range(TOKENS):
@@ -57,7 +57,7 @@ def generate(items: list[dict[str, int]]) -> Iterator[list[str]]:
 
 
 def shoal_application() -> ASGIApp:
-    """The model behind Shoal."""
+    """Returns the application with Shoal."""
     app: Any = shoal.App()
     options: Any = {"max_batch_size": MAX_BATCH_SIZE, "batch_wait_timeout_s": BATCH_WAIT_TIMEOUT_S}
     app.endpoint("/predict", **options)(predict)
@@ -67,7 +67,7 @@ def shoal_application() -> ASGIApp:
 
 
 def bare_application() -> ASGIApp:
-    """The model behind loops written by hand."""
+    """Returns the application with handwritten loops."""
     to_predict, predict_line = trio.open_memory_channel[Any](100_000)
     to_generate, generate_line = trio.open_memory_channel[Any](100_000)
 
@@ -131,7 +131,7 @@ def bare_application() -> ASGIApp:
 
 
 def with_statistics(app: ASGIApp) -> ASGIApp:
-    """Adds ``/statistics``: what the model was asked to do, and the process's seconds of CPU."""
+    """Adds ``/statistics``: the model's statistics, and the CPU seconds of the process."""
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == "/statistics":
@@ -155,7 +155,7 @@ async def serve(app: ASGIApp) -> None:
                 return
 
     async with trio.open_nursery() as nursery:
-        # Starlette and Hypercorn each have their own types for what is the same to ASGI.
+        # Starlette and Hypercorn have different types for the same ASGI interface.
         framework: Any = app
         run: Callable[..., Any] = partial(
             hypercorn.trio.serve, framework, config, shutdown_trigger=terminated

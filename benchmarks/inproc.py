@@ -1,12 +1,12 @@
-"""What a call costs in process, as a multiple of the least that batching can cost.
+"""The cost of a call in process, as a multiple of the minimum cost of batching.
 
-A closed loop: each of N callers makes its next call when it has the answer to its last, so the cost
-of a call is the time of the loop by the number of calls. Handlers do nothing. The floor (floors.py)
-and the engine take turns in the same process; each figure is the median of the rounds, each ratio
-the median of the ratios of a round. The collector of garbage is on, as by default.
+The load is a closed loop: each of N callers makes its next call when it has the answer to its last,
+so the cost of a call is the time of the loop divided by the number of calls. Handlers do nothing.
+The floor (floors.py) and the engine take turns in the same process; each figure is the median of
+the rounds, each ratio the median of the ratios of a round. Garbage collection is on, as by default.
 
-The clock is the wall's, since an engine that dawdles should be seen to. Neighbours on the machine
-are seen too, so the ratio of the CPU times stands beside it: on a quiet machine both are alike.
+Times are wall-clock times, so that delays in the engine are included. They also include delays by
+other processes, so the ratio of the CPU times is shown as well: on an idle machine both are alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import gc
@@ -41,38 +41,38 @@ MAX_BATCH_SIZE: Final = 64
 ITEMS_A_STREAM: Final = 16
 MAP_ITEMS: Final = 1000
 
-# What is to be reached: times the floor, and for `map` microseconds an item.
+# The targets: multiples of the floor, and for `map` microseconds per item.
 UNARY_TARGETS: Final = {"trio": 1.6, "asyncio": 2.0}
 STREAM_TARGETS: Final = {"trio": 1.6}
 MAP_TARGET_US: Final = 0.6
 
 
 async def echo(items: list[Any]) -> list[Any]:
-    """A handler that does nothing."""
+    """Does nothing, as a handler."""
     return items
 
 
 async def echo_steps(items: list[Any]) -> AsyncIterator[list[Any]]:
-    """A generator handler that does nothing, some times."""
+    """Yields the items several times, as a generator handler."""
     for _ in range(ITEMS_A_STREAM):
         yield items
 
 
-# The line is bounded, so that the bound is checked; nothing here reaches it.
+# The queue is bounded, so that the bound is checked; the load never reaches it.
 unary = shoal.batch(max_batch_size=MAX_BATCH_SIZE, max_queued_requests=1_000_000)(echo)
 streamed = shoal.batch(max_batch_size=MAX_BATCH_SIZE, max_queued_requests=1_000_000)(echo_steps)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Microseconds for each of the things counted."""
+    """Microseconds for each counted unit."""
 
     wall_us: float
     cpu_us: float
 
 
 class Stopwatch:
-    """Times what happens in its block."""
+    """Measures the time of its block."""
 
     def __enter__(self) -> Self:
         gc.collect()
@@ -84,20 +84,20 @@ class Stopwatch:
         self._cpu = time.thread_time() - self._cpu
 
     def each(self, count: int) -> Cost:
-        """Returns the cost of one of `count` things that happened in the block."""
+        """Returns the cost of one of `count` units of the block."""
         return Cost(self._wall / count * 1e6, self._cpu / count * 1e6)
 
 
 @asynccontextmanager
 async def engine(function: Any) -> AsyncIterator[Any]:
-    """Opens what is measured."""
+    """Opens the engine's function."""
     async with shoal.open_batchers(function):
         yield function
 
 
 @asynccontextmanager
 async def floor(made: floors.UnaryFloor | floors.StreamFloor) -> AsyncIterator[Any]:
-    """Opens what it is measured against."""
+    """Opens a floor."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(made.run)
         yield made.call
@@ -105,24 +105,24 @@ async def floor(made: floors.UnaryFloor | floors.StreamFloor) -> AsyncIterator[A
 
 
 def unary_floor(backend: str) -> AbstractAsyncContextManager[Any]:
-    """Opens the floor of a unary call; in the event loop it is for."""
+    """Opens the floor of a unary call, in its event loop."""
     return floor((floors.on_trio if backend == "trio" else floors.on_asyncio)(echo, MAX_BATCH_SIZE))
 
 
 def stream_floor(backend: str) -> AbstractAsyncContextManager[Any]:
-    """Opens the floor of a streamed item; in the event loop it is for."""
+    """Opens the floor of a streamed item, in its event loop."""
     make = floors.streams_on_trio if backend == "trio" else floors.streams_on_asyncio
     return floor(make(echo_steps, MAX_BATCH_SIZE))
 
 
 async def call_in_a_loop(call: Callable[[int], Coroutine[Any, Any, int]], times: int) -> None:
-    """One caller of a unary function."""
+    """Calls a unary function in a loop."""
     for item in range(times):
         assert await call(item) == item
 
 
 async def read_floor_in_a_loop(call: Callable[[int], AsyncIterator[int]], times: int) -> None:
-    """One reader of the floor's streams."""
+    """Reads streams of the floor in a loop."""
     for item in range(times):
         got = 0
         async for _ in call(item):
@@ -131,7 +131,7 @@ async def read_floor_in_a_loop(call: Callable[[int], AsyncIterator[int]], times:
 
 
 async def read_in_a_loop(call: Callable[[int], shoal.ResultStream[int]], times: int) -> None:
-    """One reader of the engine's streams."""
+    """Reads streams of the engine in a loop."""
     for item in range(times):
         got = 0
         async with call(item) as stream:
@@ -148,7 +148,7 @@ def timed(
     calls: int,
     units_a_call: int = 1,
 ) -> Cost:
-    """Runs a closed loop in an event loop of its own, and returns the cost of a unit."""
+    """Runs a closed loop in its own event loop; returns the cost of a unit."""
     times = max(1, calls // callers)
 
     async def loop() -> Cost:
@@ -179,7 +179,7 @@ def timed_map(backend: str, calls: int) -> Cost:
 def compare(
     measure_floor: Callable[[], Cost], measure_engine: Callable[[], Cost], rounds: int
 ) -> dict[str, float]:
-    """Measures both in turn, after a round that warms up."""
+    """Measures both in turn, after a warm-up round."""
     measure_floor()
     measure_engine()
     pairs = [(measure_floor(), measure_engine()) for _ in range(rounds)]
@@ -239,7 +239,7 @@ def _row(
     return row
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _as_texts(row: dict[str, Any]) -> list[str]:
     figures = [row.get(key) for key in ("floor_us", "shoal_us", "ratio", "cpu_ratio")]
     return [
         row["what"],
@@ -265,20 +265,22 @@ def _panel(rows: list[dict[str, Any]], backend: str) -> Panel:
 
 def main() -> None:
     """Runs the benchmark."""
-    arguments = parser("What a call costs in process, against the floor.", "inproc").parse_args()
+    arguments = parser(
+        "The cost of a call in process, relative to the floor.", "inproc"
+    ).parse_args()
     report = Report("inproc", arguments.json, ("shoal", "anyio", "trio"))
     report.print_environment()
     rounds = 3 if arguments.quick else 7
     report.rows = measure(20_000 if arguments.quick else 100_000, rounds)
     heads = ("what", "loop", "callers", "floor us", "shoal us", "ratio", "CPU ratio", "target")
-    print_table(heads, [_cells(row) for row in report.rows])
+    print_table(heads, [_as_texts(row) for row in report.rows])
     at_256 = {
         row["backend"]: row for row in report.rows[: 2 * len(CALLERS)] if row["callers"] == 256
     }
     report.finish(
         "a call with bounds, counters, contexts and cancellation costs "
-        f"{at_256['trio']['ratio']:.2f} times the barest park on trio and "
-        f"{at_256['asyncio']['ratio']:.2f} times the barest future on asyncio, at 256 callers.",
+        f"{at_256['trio']['ratio']:.2f} times the minimum on trio and "
+        f"{at_256['asyncio']['ratio']:.2f} times the minimum on asyncio, at 256 callers.",
         [_panel(report.rows, backend) for backend in BACKENDS],
     )
 

@@ -1,11 +1,11 @@
-"""What waiting costs: bytes a queued request, time to cancel many, and wake-ups while idle.
+"""The cost of waiting: bytes per queued request, time to cancel many, and wake-ups while idle.
 
-Bytes are those that `tracemalloc` finds allocated for N callers that wait in line behind a busy
-handler, less those for N tasks that are merely parked, by N. So a caller's own task is not counted,
-which whoever has so many callers pays for anyhow, but the coroutine of its call is.
+Memory is what `tracemalloc` finds allocated for N callers in the queue of a busy handler, minus
+that for N tasks that are only parked, divided by N. So a caller's own task, which a program needs
+anyway, is not counted, but the coroutine of its call is.
 
-Wake-ups are counted, not guessed: passes of the event loop and steps of tasks within a second, with
-batchers open that have served a request and now have nothing to do, against the same without any.
+Wake-ups are counted: passes of the event loop and steps of tasks within a second, with open
+batchers that have served a request and are now idle, compared with the same without batchers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import asyncio
@@ -42,8 +42,8 @@ IDLE_BATCHERS: Final = 10
 IDLE_S: Final = 1.0
 
 BYTES_TARGET: Final = 600
-# A quadratic cancellation would cost ten times as much a request; a linear one costs a little more,
-# because a larger heap fits less well into the caches.
+# Quadratic cancellation would cost ten times as much per request. Linear cancellation costs a
+# little more, because a larger heap fits less well into the caches.
 GROWTH_TARGET: Final = 3.0
 
 
@@ -52,18 +52,18 @@ def _aborted(_: object) -> trio.lowlevel.Abort:
 
 
 async def park_on_trio() -> None:
-    """A task that waits until it is cancelled, by the loop's barest means."""
+    """Waits until it is cancelled, by the simplest means of the loop."""
     await trio.lowlevel.wait_task_rescheduled(_aborted)
 
 
 async def park_on_asyncio() -> None:
-    """A task that waits until it is cancelled, by the loop's barest means."""
+    """Waits until it is cancelled, by the simplest means of the loop."""
     await asyncio.get_running_loop().create_future()
 
 
 @asynccontextmanager
 async def behind_a_busy_handler() -> AsyncIterator[Callable[[int], Coroutine[Any, Any, Any]]]:
-    """Opens a batcher whose one slot is taken until the block is left."""
+    """Opens a batcher whose only worker slot is busy until the end of the block."""
     busy, release = anyio.Event(), anyio.Event()
 
     async def held(items: list[int]) -> list[int]:
@@ -81,12 +81,12 @@ async def behind_a_busy_handler() -> AsyncIterator[Callable[[int], Coroutine[Any
 
 
 async def caller(call: Callable[[int], Coroutine[Any, Any, Any]]) -> None:
-    """A task of the user's that makes one call."""
+    """Makes one call, as a user's task."""
     await call(1)
 
 
 async def let_all_park() -> None:
-    """Lets every task that was started come to its wait."""
+    """Runs the event loop until every started task waits."""
     for _ in range(3):
         await anyio.lowlevel.checkpoint()
 
@@ -109,7 +109,7 @@ async def bytes_waiting(task: Callable[[], Coroutine[Any, Any, None]], count: in
 async def times_waiting(
     call: Callable[[int], Coroutine[Any, Any, Any]], callers: int
 ) -> tuple[float, float]:
-    """Returns microseconds a caller to come to wait, and to be cancelled."""
+    """Returns the microseconds per caller to start waiting, and to be cancelled."""
     gc.collect()
     began = time.perf_counter()
     async with anyio.create_task_group() as tasks:
@@ -145,7 +145,7 @@ def measure_bytes(backend: str) -> dict[str, Any]:
 
 
 def measure_cancelling(backend: str, many: int) -> dict[str, Any]:
-    """Measures what it costs to queue and to cancel few and many requests."""
+    """Measures the cost to queue and to cancel few and many requests."""
 
     async def measure() -> dict[int, tuple[float, float]]:
         async with behind_a_busy_handler() as call:
@@ -165,7 +165,7 @@ def measure_cancelling(backend: str, many: int) -> dict[str, Any]:
 
 
 class CountingInstrument(trio.abc.Instrument):
-    """Counts what a trio run does."""
+    """Counts the passes and task steps of a trio run."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -175,12 +175,12 @@ class CountingInstrument(trio.abc.Instrument):
         self.count += 1
 
     def before_task_step(self, _task: trio.lowlevel.Task) -> None:
-        """Counts a turn of a task."""
+        """Counts a step of a task."""
         self.count += 1
 
 
 class CountingSelector(selectors.DefaultSelector):
-    """Counts the passes of an asyncio event loop, each of which asks its selector."""
+    """Counts the passes of an asyncio event loop by calls of its selector."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ class CountingSelector(selectors.DefaultSelector):
 
 
 async def wake_ups(counter: CountingInstrument | CountingSelector, batchers: int) -> int:
-    """Counts what happens within a time in which there is nothing to do."""
+    """Counts wake-ups during a time without work."""
 
     async def echo(items: list[int]) -> list[int]:
         return items
@@ -234,7 +234,7 @@ def measure_idling(backend: str) -> dict[str, Any]:
     }
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _as_texts(row: dict[str, Any]) -> list[str]:
     if "cancel_us" in row:
         beside, figure = (f"{us:.1f}" for us in row["cancel_us"].values())
         return [
@@ -256,7 +256,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Runs the benchmark."""
-    made = parser("What waiting costs: bytes, cancelling, and idle wake-ups.", "memory")
+    made = parser("The cost of waiting: bytes, cancellation, and idle wake-ups.", "memory")
     arguments = made.parse_args()
     report = Report("memory", arguments.json, ("shoal", "anyio", "trio"))
     report.print_environment()
@@ -266,7 +266,7 @@ def main() -> None:
     of_idling = [measure_idling(backend) for backend in BACKENDS]
     report.rows = [*of_bytes, *of_cancelling, *of_idling]
     heads = ("what", "loop", "base", "Shoal", "difference", "target")
-    print_table(heads, [_cells(row) for row in report.rows])
+    print_table(heads, [_as_texts(row) for row in report.rows])
     report.finish(
         f"a queued request takes {max(row['value'] for row in of_bytes):.0f} bytes beyond its "
         f"caller's task, one of {many:,} is cancelled for "

@@ -1,7 +1,7 @@
-"""Two other rules by which batches are formed, to hold Shoal's against.
+"""Two other rules that form batches, to compare with Shoal's.
 
-Both are written for trio in as few lines as the rule needs, so that in a comparison nothing differs
-but the rule. They promise nothing about cancellation and errors.
+Both are minimal implementations for trio, so that a comparison differs only in the rule. They do
+not handle cancellation and errors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class _Waiting:
 
 
 class _Rule:
-    """What both rules share: a line, and a window that closes a batch."""
+    """The common part of both rules: a queue, and a window that closes a batch."""
 
     def __init__(self, handler: Handler, max_batch_size: int, batch_wait_timeout_s: float) -> None:
         self._handler = handler
         self._size = max_batch_size
         self._wait_s = batch_wait_timeout_s
-        self._into, self._line = trio.open_memory_channel[_Waiting](1_000_000)
+        self._into, self._queue = trio.open_memory_channel[_Waiting](1_000_000)
 
     async def call(self, item: Any) -> Any:
         waiting = _Waiting(item)
@@ -43,11 +43,11 @@ class _Rule:
         return waiting.result
 
     async def _next_batch(self) -> list[_Waiting]:
-        """Waits for a first request, then for others until full or the time is up."""
-        batch = [await self._line.receive()]
+        """Waits for a first request, then for others until the batch is full or the time ends."""
+        batch = [await self._queue.receive()]
         with trio.move_on_after(self._wait_s):
             while len(batch) < self._size:
-                batch.append(await self._line.receive())
+                batch.append(await self._queue.receive())
         return batch
 
     async def _handle(self, batch: list[_Waiting]) -> None:
@@ -58,10 +58,10 @@ class _Rule:
 
 
 class TimerCloses(_Rule):
-    """Ray Serve's rule of today.
+    """Ray Serve's current rule.
 
-    The timer closes batches whether the handler is free or not; those that are closed wait for it
-    one behind the other, and can't grow any more.
+    The timer closes batches whether the handler is free or not. Closed batches queue for the
+    handler, and no longer grow.
     """
 
     async def run(self) -> None:
@@ -74,7 +74,7 @@ class TimerCloses(_Rule):
 
         async with trio.open_nursery() as nursery:
             while True:
-                # Started one by one, so that they wait for the handler in their order.
+                # Started one by one, so that they get the handler in order.
                 await nursery.start(handle, await self._next_batch())
 
 
@@ -82,7 +82,7 @@ class WaitStartsAnew(_Rule):
     """The rule of Ray Serve's first releases.
 
     One loop gathers a batch and then runs the handler, so no batch is closed too early. But the
-    wait begins once the handler is free, for requests too that have waited behind it already.
+    wait begins when the handler is free, even for requests that have waited for it already.
     """
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ async def opened(
     max_batch_size: int,
     batch_wait_timeout_s: float,
 ) -> AsyncIterator[Call]:
-    """Runs a rule until the block is left."""
+    """Runs a rule until the end of the block."""
     running = rule(handler, max_batch_size, batch_wait_timeout_s)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(running.run)

@@ -1,7 +1,7 @@
-"""What a process costs: a small call against a hop to a thread, a large batch against a copy of it.
+"""The cost of a process: a small call relative to a thread hop, a large batch relative to a copy.
 
-Rounds of all of them are interleaved, so that whatever else the machine does falls on each; what
-is compared is the median of their ratios, round by round.
+The rounds of all cases are interleaved, so that other load on the machine affects all of them. The
+result is the median of the ratios by round.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import statistics
@@ -39,24 +39,24 @@ SHAPE: Final = (3, 224, 224)
 
 
 class Code:
-    """What runs in the process."""
+    """The code that runs in the process."""
 
     def __call__(self, items: list[Any]) -> list[Any]:
-        """Answers as little as can be."""
+        """Returns a minimal result."""
         return [0] * len(items)
 
     def one_array(self, items: list[Any]) -> list[Any]:
-        """Takes the batch as one array, as a model does."""
+        """Uses the batch as one array, like a model."""
         batch: Any = np.asarray(items)
         return [0] * len(batch)
 
     def echo(self, items: list[Any]) -> list[Any]:
-        """Gives all of it back."""
+        """Returns the whole batch."""
         return items
 
 
 async def microseconds(call: Callable[[], Awaitable[object]], times: int) -> float:
-    """Returns what a call costs."""
+    """Returns the cost of a call."""
     began = time.perf_counter()
     for _ in range(times):
         await call()
@@ -64,7 +64,7 @@ async def microseconds(call: Callable[[], Awaitable[object]], times: int) -> flo
 
 
 async def worst_delay(call: Callable[[], Awaitable[object]], times: int) -> float:
-    """Returns by how many microseconds the event loop was late at worst while calls were made."""
+    """Returns the maximum delay of the event loop during calls, in microseconds."""
     worst = 0.0
 
     async def tick() -> None:
@@ -83,7 +83,7 @@ async def worst_delay(call: Callable[[], Awaitable[object]], times: int) -> floa
 
 
 async def measure(rounds: int, calls: int) -> dict[str, Any]:
-    """Measures on the event loop that runs this."""
+    """Measures all cases on the current event loop."""
     images = [np.full(SHAPE, number, dtype="f4") for number in range(IMAGES)]
     batch = np.stack(images)
     target = np.empty_like(batch)
@@ -129,12 +129,12 @@ async def measure(rounds: int, calls: int) -> dict[str, Any]:
 
 
 def ratio(found: dict[str, list[float]], name: str, base: str) -> float:
-    """Returns the median ratio of two costs of one round."""
+    """Returns the median of the ratios of two costs by round."""
     return statistics.median(a / b for a, b in zip(found[name], found[base], strict=True))
 
 
 def rows_of(backend: str, measured: dict[str, Any]) -> list[dict[str, Any]]:
-    """Makes the rows of one event loop."""
+    """Returns the rows of one event loop."""
     found = measured["microseconds"]
     size = IMAGES * np.prod(SHAPE) * 4 / 1e6
     rows = []
@@ -161,7 +161,7 @@ def rows_of(backend: str, measured: dict[str, Any]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Runs the benchmark."""
-    made = parser("What a process costs: small calls, and large arrays.", "process")
+    made = parser("The cost of a process: small calls and large arrays.", "process")
     arguments = made.parse_args()
     report = Report("process", arguments.json, ("shoal", "anyio", "trio", "numpy"))
     report.print_environment()

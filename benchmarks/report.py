@@ -1,4 +1,4 @@
-"""How every benchmark tells its results: where it ran, a table, one sentence, JSON, and a plot."""
+"""Reports of all benchmarks: the environment, a table, one sentence, JSON, and a plot."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Panel:
     """One bar chart.
 
     Attributes:
-        title: What it shows.
-        unit: What is on its vertical axis.
+        title: The title.
+        unit: The label of the vertical axis.
         groups: The names of the groups of bars.
-        series: The height of one bar a group, by what the bars stand for; None for no bar.
-        target: Where a line shows what is to be reached, if there is one.
-        logarithmic: Whether the heights span orders of magnitude.
+        series: The heights of the bars by name of the series, one per group; None for no bar.
+        target: The height of the line that shows the target; None for no line.
+        logarithmic: Whether the vertical axis is logarithmic.
     """
 
     title: str
@@ -43,10 +43,10 @@ class Report:
     """The results of one benchmark.
 
     Attributes:
-        name: The benchmark's name; its files are called so.
-        json_path: Where to save the results; the plot goes beside it.
+        name: The benchmark's name, which its files get.
+        json_path: Where to save the results; the plot is saved beside it.
         packages: The packages whose versions the results depend on.
-        rows: The results, as they are saved.
+        rows: The results, in the form that is saved.
     """
 
     name: str
@@ -55,15 +55,15 @@ class Report:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def print_environment(self) -> None:
-        """Says on what the figures were measured."""
+        """Prints the environment of the measurement."""
         print(f"== {self.name}")
         for key, value in environment(self.packages).items():
             print(f"{key:10} {value}")
         print()
 
     def finish(self, sentence: str, panels: Sequence[Panel]) -> None:
-        """Says what to read from the results, and saves and plots them."""
-        print(f"\nRead from it: {sentence}")
+        """Prints the result in one sentence, and saves and plots the results."""
+        print(f"\nResult: {sentence}")
         self.json_path.parent.mkdir(parents=True, exist_ok=True)
         saved = {
             "benchmark": self.name,
@@ -78,7 +78,7 @@ class Report:
 
 
 def parser(description: str, name: str) -> argparse.ArgumentParser:
-    """Makes a command line with the options that all benchmarks have."""
+    """Returns a parser with the options that all benchmarks have."""
     made = argparse.ArgumentParser(prog=f"benchmarks/{name}.py", description=description)
     made.add_argument("--quick", action="store_true", help="few and short rounds, for a first look")
     made.add_argument(
@@ -86,15 +86,15 @@ def parser(description: str, name: str) -> argparse.ArgumentParser:
         metavar="PATH",
         type=Path,
         default=RESULTS / f"{name}.json",
-        help="where to save the results; the plot goes beside it (%(default)s)",
+        help="where to save the results; the plot is saved beside it (%(default)s)",
     )
     return made
 
 
 def environment(packages: Sequence[str]) -> dict[str, str]:
-    """Returns what the figures were measured on."""
+    """Returns the environment of the measurement."""
     implementation = platform.python_implementation()
-    # Which cores this process may run on, where the platform tells.
+    # The cores that this process may use, if the platform tells.
     affinity = getattr(os, "sched_getaffinity", None)
     cores = os.cpu_count() if affinity is None else len(affinity(0))
     return {
@@ -107,16 +107,16 @@ def environment(packages: Sequence[str]) -> dict[str, str]:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Prints a table: the first column to the left, the figures to the right."""
+    """Prints a table with the first column aligned left and the others aligned right."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     for row in (heads, ["-" * width for width in widths], *rows):
-        cells = [waiter.rjust(width) for waiter, width in zip(row, widths, strict=True)]
-        cells[0] = row[0].ljust(widths[0])
-        print("  ".join(cells))
+        texts = [text.rjust(width) for text, width in zip(row, widths, strict=True)]
+        texts[0] = row[0].ljust(widths[0])
+        print("  ".join(texts))
 
 
 def verdict(value: float, *, at_most: float | None = None, at_least: float | None = None) -> str:
-    """Says what was to be reached and whether it was."""
+    """Returns the target and whether it was met."""
     if at_most is not None:
         return f"<= {at_most:g} {'met' if value <= at_most else 'MISSED'}"
     if at_least is not None:
@@ -126,7 +126,7 @@ def verdict(value: float, *, at_most: float | None = None, at_least: float | Non
 
 def plot(path: Path, panels: Sequence[Panel]) -> None:
     """Draws the panels side by side into an image."""
-    # Imported here, so that no benchmark measures itself with a plotting library in its memory.
+    # Imported here, so that no plotting library is in memory during a measurement.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

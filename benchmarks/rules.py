@@ -1,16 +1,16 @@
-"""What the rule that forms batches is worth under load: the engine's against two others.
+"""The rule that forms batches under load: the engine's compared with two others.
 
 Requests arrive at random (a Poisson process, the same one for each rule) while one handler is busy
-for most of the time. What is measured is the handler's batches, and how long each request took from
-its arrival to its result, until the last has been answered.
+most of the time. The benchmark measures the handler's batches, and the time of each request from
+its arrival to its result, until the last one is answered.
 
 Time is virtual: trio's clock jumps to the next deadline whenever every task waits. So the figures
-are those of the rule alone, exact, the same on every machine, and a minute of load takes a moment.
+show only the rule, are exact and the same on every machine, and a minute of load takes a moment.
 
-How to read a mean batch: where a rule keeps up with the load, it is the rate of arrivals times the
-time from one batch to the next, whatever the rule. Small ones tell of a rule that falls behind (see
-the p99 and the time to drain). But a rule can also make them larger by letting a free handler idle,
-which serves nobody; so the share of the time for which the handler was busy stands beside them.
+How to read a mean batch: where a rule keeps up with the load, it is the arrival rate times the time
+from one batch to the next, for every rule. A small mean batch shows a rule that falls behind (see
+the p99 and the time to drain). But a rule can also enlarge batches by leaving a free handler idle,
+which has no benefit. So the table also shows the share of the time for which the handler was busy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # as a script it would find http.py here before the standard library's
+if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import random
@@ -50,7 +50,7 @@ RULES: Final = ("Shoal", TODAY, FIRST)
 
 @dataclass(frozen=True)
 class Load:
-    """One scenario: how often requests come, and how long the handler takes for them."""
+    """One scenario: the rate of requests and the run time of the handler."""
 
     requests_a_second: int
     handler_s: float
@@ -63,7 +63,7 @@ class Load:
         return f"{self.requests_a_second:,}/s, {handler}"
 
 
-# The first is the one that the promise is about; the others show where the rules differ less.
+# The first has the target; the others show where the rules differ less.
 LOADS: Final = (
     Load(1000, 0.1),
     Load(500, 0.1),
@@ -76,7 +76,7 @@ LOADS: Final = (
 
 @dataclass
 class Seen:
-    """What one rule did with one load."""
+    """The results of one rule under one load."""
 
     batches: list[int] = field(default_factory=list)
     latencies_s: list[float] = field(default_factory=list)
@@ -84,14 +84,14 @@ class Seen:
     took_s: float = 0.0
 
     def percentile_ms(self, percent: float) -> float:
-        """Returns the latency that so many percent of the requests stayed within."""
+        """Returns a percentile of the latencies."""
         ordered = sorted(self.latencies_s)
         return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))] * 1e3
 
 
 @asynccontextmanager
 async def under(rule: str, handler: Callable[[list[float]], Any]) -> AsyncIterator[Call]:
-    """Opens a handler whose batches are formed by a rule."""
+    """Opens a batcher of a handler with the given rule."""
     if rule == "Shoal":
         async with shoal.Batcher(
             handler, max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S
@@ -104,7 +104,7 @@ async def under(rule: str, handler: Callable[[list[float]], Any]) -> AsyncIterat
 
 
 async def drive(rule: str, load: Load, duration_s: float) -> Seen:
-    """Puts a rule under a load, and waits until every request has been answered."""
+    """Runs a load with a rule, until every request has been answered."""
     seen = Seen()
     chance = random.Random(SEED)
 
@@ -133,7 +133,7 @@ async def drive(rule: str, load: Load, duration_s: float) -> Seen:
 
 
 def measure(duration_s: float) -> list[dict[str, Any]]:
-    """Puts every rule under every load."""
+    """Runs every load with every rule."""
     rows = []
     for load in LOADS:
         for rule in RULES:
@@ -153,7 +153,7 @@ def measure(duration_s: float) -> list[dict[str, Any]]:
     return rows
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _as_texts(row: dict[str, Any]) -> list[str]:
     return [
         row["load"],
         row["rule"],
@@ -166,16 +166,15 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _sentence(rows: list[dict[str, Any]]) -> str:
-    """Says what the first load showed."""
+    """Returns a sentence with the result of the first load."""
     ours, today, first = rows[: len(RULES)]
     return (
         f"at {ours['load']} a batch, Shoal's batches are "
         f"{ours['mean_batch'] / today['mean_batch']:.1f} times as large as where the timer closes "
-        f"them, with a p99 of {ours['p99_ms']:,.0f} ms to {today['p99_ms']:,.0f} ms; where the "
-        f"wait starts anew the p99 is {first['p99_ms']:,.0f} ms, and batches are "
-        f"{first['mean_batch'] / ours['mean_batch']:.2f} times as large as Shoal's only by the "
-        f"requests that come while the handler, free, is made to wait "
-        f"({100 - first['busy_percent']:.0f}% of the time)."
+        f"them, with a p99 of {ours['p99_ms']:,.0f} ms compared with {today['p99_ms']:,.0f} ms; "
+        f"where the wait starts anew the p99 is {first['p99_ms']:,.0f} ms, and batches are "
+        f"{first['mean_batch'] / ours['mean_batch']:.2f} times as large as Shoal's, because the "
+        f"free handler waits for requests {100 - first['busy_percent']:.0f}% of the time."
     )
 
 
@@ -191,7 +190,7 @@ def _panel(rows: list[dict[str, Any]], title: str, unit: str, key: str) -> Panel
 
 def main() -> None:
     """Runs the benchmark."""
-    made = parser("What three rules that form batches do under the same loads.", "rules")
+    made = parser("Three rules that form batches, under the same loads.", "rules")
     arguments = made.parse_args()
     report = Report("rules", arguments.json, ("shoal", "anyio", "trio"))
     report.print_environment()
@@ -202,7 +201,7 @@ def main() -> None:
     )
     report.rows = measure(duration_s)
     heads = ("load and handler", "rule", "mean batch", "p50 ms", "p99 ms", "busy %", "drain s")
-    print_table(heads, [_cells(row) for row in report.rows])
+    print_table(heads, [_as_texts(row) for row in report.rows])
     report.finish(
         _sentence(report.rows),
         [

@@ -128,11 +128,11 @@ async def test_two_controllers_in_one_program_do_not_see_each_other():
 async def test_what_is_started_is_entered_once():
     starting = shoal.start()
     async with starting as client:
-        with pytest.raises(RuntimeError, match="once"):
+        with pytest.raises(RuntimeError, match="already entered"):
             async with starting:
                 pass
         await client.list_backends()
-    with pytest.raises(RuntimeError, match="once"):
+    with pytest.raises(RuntimeError, match="already entered"):
         async with starting:
             pass
 
@@ -201,7 +201,7 @@ def test_what_a_plain_program_has_started_is_entered_once():
     starting = shoal.start()
     with starting:
         pass
-    with pytest.raises(RuntimeError, match="once"), starting:
+    with pytest.raises(RuntimeError, match="already entered"), starting:
         pass
 
 

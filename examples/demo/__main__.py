@@ -1,4 +1,4 @@
-"""The demo: two workers train the digits, then all is served with the page until Ctrl-C.
+"""Runs the demo: two workers train their models, then the page is served until Ctrl-C.
 
 python -m examples.demo --port 8000
 """
@@ -21,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> int:
-    """Serve the demo; returns the process's exit code."""
+    """Serves the demo; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description="Shoal's demo.")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 for a free one (%(default)s)")
@@ -29,7 +29,7 @@ def main() -> int:
     config = ServerConfig(host=options.host, port=options.port, graceful_timeout_s=10)
     exit_code = 0
     try:
-        print("Starting two workers, which train their models; a few seconds.", flush=True)
+        print("Starting two workers and training their models: a few seconds.", flush=True)
         trio.run(_serve, config)
     except* OSError as errors:
         reason = errors.exceptions[0]
@@ -45,17 +45,17 @@ async def _serve(config: ServerConfig) -> None:
     if drained.started:
         cut = f"; {drained.cut:,} requests were cut off" if drained.cut else ""
         print(
-            f"Ended: {drained.served:,} HTTP requests were served, and the page's crowd had"
+            f"Ended: {drained.served:,} HTTP requests were served, and the simulated clients had"
             f" {show.answered:,} calls answered{cut}.",
             flush=True,
         )
 
 
 async def _signalled() -> None:
-    """Wait for the first signal; a second one meets Python's own handlers and ends at once."""
+    """Waits for the first signal. A second one gets Python's default handlers and ends at once."""
     with trio.open_signal_receiver(*_SIGNALS) as signals:
         await anext(signals)
-    print("\nEnding; what is under way may finish.", flush=True)
+    print("\nEnding; running requests may finish.", flush=True)
     app.begin_drain()
 
 
@@ -63,19 +63,19 @@ def _announce(url: str) -> None:
     url = url.rstrip("/")
     image = json.dumps(load_digits().images[0].astype(int).tolist(), separators=(",", ":"))
     prompt = json.dumps({"text": "Return the ", "max_tokens": 200})
-    # Whatever shell it is pasted into, and whatever folder that is in.
+    # Quoted and absolute, so that it works in any shell and directory.
     load = shlex.join([sys.executable, str(_LOAD)])
     print(
         f"""
 Shoal's demo is at {url}/
 
-Ask what digit an image shows, and watch a text being written:
+Recognise the digit of an image, and stream a generated text:
 
   curl {url}/digits -H 'content-type: application/json' -d '{image}'
 
   curl -N {url}/generate -H 'content-type: application/json' -d '{prompt}'
 
-Measure at full speed what batching is worth, with servers of its own:
+Measure the gain of batching at full speed, with separate servers:
 
   {load}
 

@@ -1,4 +1,4 @@
-"""Two models, a crowd that asks them, and a page, as one application.
+"""The application of the demo: two models, simulated clients, and a page.
 
 python -m examples.demo
 shoal serve examples.demo.app:app
@@ -14,23 +14,23 @@ show = Show()
 
 app = shoal.App()
 
-# Processes can be killed and come back. A batch whose worker was killed is run again by the next.
+# A killed process is replaced, and the new one repeats the batch of the killed one.
 app.endpoint("/digits", name=BATCHED, placement="process", retries=1, **Settings().batching())(
     SlowDigits
 )
 
-# The same model, one image at a time: what batching is measured against.
+# The same model with one image at a time, the baseline of the comparison.
 app.backend(SINGLE, SlowDigits, placement="process", retries=1, max_batch_size=1)
 app.route(SINGLE, backend=SINGLE)
 
-# A prompt joins those that are being written on between two of their characters, so nobody waits
-# for the end of another's text while there is room.
+# A prompt joins the running batch between two characters, so that no caller waits for the end of
+# another text while the batch has room.
 app.endpoint("/generate", fill="continuous", streams=True, max_batch_size=TEXTS_AT_ONCE)(
     ContinuousTextGenerator
 )
 
-# Viewers join and leave between two frames. One that does not read is cut off soon: the others
-# wait for it. Those beyond the most at once are refused at once.
+# Viewers join and leave between two frames. A viewer that does not read is soon cut off, because
+# the others wait for it. Viewers beyond the limit are refused immediately.
 app.endpoint(
     "/show",
     name="show",

@@ -1,7 +1,7 @@
-"""Simulated clients: tasks that call an endpoint as any caller does, and what they saw.
+"""Simulated clients: tasks that call an endpoint like any other caller, and their statistics.
 
-Each is a closed loop with a pause: it asks, waits for its answer, pauses for a random time, and
-asks again. So their number is the load.
+Each client is a closed loop: it calls, waits for the answer, pauses for a random time, and calls
+again. The number of clients determines the load.
 """
 
 import random
@@ -17,23 +17,23 @@ from examples.demo.log import Log
 from examples.demo.worker import WatchedPrediction
 
 PAUSE_S = 0.1
-"""The mean pause of a client between an answer and its next question."""
+"""The mean pause of a client between an answer and its next call."""
 
 _AFTER_ERROR_S = 0.5
-_SEEN_S = 4.0  # what the figures are about
+_WINDOW_S = 4.0  # the time that the figures cover
 _ANSWERS_KEPT = 10_000
 _BATCHES_KEPT = 250
 
 
 class Question(NamedTuple):
-    """An image, and the digit that it shows."""
+    """An image and the digit that it shows."""
 
     image: list[list[float]]
     digit: int
 
 
 class SeenBatch(TypedDict):
-    """One batch, as its callers saw it; times in seconds, on the event loop's clock."""
+    """One batch as observed by its callers; times in seconds, on the event loop's clock."""
 
     id: int
     size: int
@@ -44,9 +44,9 @@ class SeenBatch(TypedDict):
 
 
 class Figures(TypedDict):
-    """How the crowd was served: the totals, and the last seconds.
+    """Statistics of the clients: totals, and rates and latencies of the last seconds.
 
-    Every question that was asked is answered, failed, given up or open.
+    Every call is answered, failed, given up or open.
     """
 
     asked: int
@@ -65,12 +65,12 @@ class Crowd:
     """Clients of one endpoint.
 
     Args:
-        handle: What calls the endpoint.
-        questions: What they ask, over and over.
+        handle: The handle of the endpoint.
+        questions: The questions that they ask, at random.
 
     Attributes:
-        batches: The batches that they travelled in.
-        worker: The process that answered last; None before the first answer of the one that runs.
+        batches: The batches that contained their requests.
+        worker: The process that answered last; None before the first answer of the running one.
     """
 
     def __init__(self, handle: shoal.Handle, questions: list[Question]) -> None:
@@ -83,11 +83,11 @@ class Crowd:
         self._began_at = anyio.current_time()
         self._latest_batch = -1
         self._asked = self._right = self._failed = self._given_up = self._answered = 0
-        # When each answer came, how long it had taken, and the part of a batch that it was.
+        # For each answer: its time, its latency, and its share of a batch.
         self._answers: deque[tuple[float, float, float]] = deque(maxlen=_ANSWERS_KEPT)
 
     def resize(self, tasks: TaskGroup, clients: int) -> None:
-        """Let clients come or go until there are so many; who goes leaves its call."""
+        """Starts or cancels clients to reach the number; a cancelled client gives up its call."""
         while len(self._clients) > clients:
             self._clients.pop().cancel()
         while len(self._clients) < clients:
@@ -95,9 +95,9 @@ class Crowd:
             tasks.start_soon(self._client, self._clients[-1])
 
     def figures(self) -> Figures:
-        """Return how the crowd is served."""
+        """Returns the current statistics."""
         now = anyio.current_time()
-        while self._answers and self._answers[0][0] < now - _SEEN_S:
+        while self._answers and self._answers[0][0] < now - _WINDOW_S:
             self._answers.popleft()
         latencies = [latency_s for _, latency_s, _ in self._answers]
         batches = sum(part for _, _, part in self._answers)
@@ -109,7 +109,7 @@ class Crowd:
             failed=self._failed,
             given_up=self._given_up,
             open=self._asked - self._answered - self._failed - self._given_up,
-            rate=len(latencies) / min(_SEEN_S, max(now - self._began_at, 0.1)),
+            rate=len(latencies) / min(_WINDOW_S, max(now - self._began_at, 0.1)),
             mean_batch=len(latencies) / batches if batches else 0.0,
             p50_s=p50,
             p99_s=p99,
@@ -137,7 +137,7 @@ class Crowd:
             self._answer(prediction, anyio.current_time() - asked_at)
 
     def take_worker(self) -> int | None:
-        """Give the worker to whoever kills it; from here on another one is waited for."""
+        """Returns the running worker, to be killed, and forgets it until another one answers."""
         worker, self.worker = self.worker, None
         self._lost = worker or self._lost
         return worker
@@ -145,11 +145,11 @@ class Crowd:
     def _answer(self, prediction: WatchedPrediction, latency_s: float) -> None:
         now = anyio.current_time()
         batch, run = prediction["batch"], prediction["run"]
-        if run["worker"] != self._lost:  # its last answers may come when it is dead
+        if run["worker"] != self._lost:  # its last answers may arrive after its death
             self.worker = run["worker"]
         self._answered += 1
         self._answers.append((now, latency_s, 1 / batch["size"]))
-        # The answers of a batch come together, that to its oldest question first.
+        # The answers of a batch arrive together, that to its oldest request first.
         if batch["id"] == self._latest_batch:
             return
         self._latest_batch = batch["id"]

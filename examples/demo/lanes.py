@@ -1,8 +1,8 @@
-"""Texts that join and leave a running batch, step by step and slowly enough to be read.
+"""A continuous batch in slow motion: texts join and leave it while it runs.
 
-The batch has eight places, and a few more readers than that want a text. Each step writes one
-character of every text that has a place. A text that is over, or whose reader has left, frees its
-place, and the next in line takes it in the very next step, while the others go on.
+The batch has eight places, and there are more readers than places. Each step writes one character
+of every text in a place. A text that ends, or whose reader leaves, frees its place. The next
+request in the queue takes the place in the next step, while the other texts continue.
 """
 
 import random
@@ -22,14 +22,14 @@ from examples.language_model.writing import Prompt, Writer
 PLACES = 8
 STEP_S = 0.18
 VISITORS = 4
-"""The most texts of visitors at once; more are refused."""
+"""The maximum number of concurrent texts of visitors; more are refused."""
 
 _READERS = 12
 _STEPS_KEPT = 160
 _EVENTS_KEPT = 400
 _LENGTHS = (14, 64)
-_PAUSES_S = (0.1, 1.5)  # before the next reader comes in place of one that has gone
-_LEAVING = 0.2  # the part of the simulated readers that leave before the end
+_PAUSES_S = (0.1, 1.5)  # between the end of one reader and the next
+_LEAVING = 0.2  # share of the simulated readers that leave before the end
 _BEGINNINGS = (
     "Return the ",
     "Raise an error if ",
@@ -51,33 +51,33 @@ End = Literal["done", "left"]
 
 
 class ReaderEvent(TypedDict):
-    """A reader has come, or its text has ended."""
+    """The arrival of a reader, or the end of its text."""
 
     reader: int
     prompt: str
     end: End | None
 
 
-class Cell(TypedDict):
-    """What one step wrote in one place: a character, or nothing where the model ended its text."""
+class PlaceOutput(TypedDict):
+    """The output of one step in one place: a character; empty if the model ended the text."""
 
     reader: int
     text: str
 
 
-Step = list[Cell | None]
-"""One step of the batch: for each place what was written there; None where it was free."""
+Step = list[PlaceOutput | None]
+"""One step of the batch: the output in each place; None for a free place."""
 
 
 class Lanes:
-    """The batch, and its readers.
+    """The batch and its readers.
 
     Args:
-        tasks: Where readers' tasks are started.
+        tasks: The task group in which readers are started.
 
     Attributes:
-        steps: What was written.
-        events: Who came, and who is through.
+        steps: The output of the latest steps.
+        events: The latest arrivals and ends of readers.
     """
 
     def __init__(self, tasks: TaskGroup) -> None:
@@ -90,7 +90,7 @@ class Lanes:
         self._visitors = 0
 
     async def run(self, model: CharTransformer) -> None:
-        """Keep simulated readers coming, until cancelled."""
+        """Runs the batch and its simulated readers until cancelled."""
         one_blas_thread()
         handler = SlowWriter(model, self.steps)
         batcher = shoal.Batcher(
@@ -101,7 +101,7 @@ class Lanes:
                 readers.start_soon(self._simulated_reader, self._write)
 
     def visit(self, text: str) -> int | None:
-        """Have a visitor's text written; gives its reader's number, or None if there is no room."""
+        """Starts a visitor's text; returns the number of its reader, or None at the limit."""
         if self._write is None or self._visitors >= VISITORS:
             return None
         self._visitors += 1
@@ -110,7 +110,7 @@ class Lanes:
         return number
 
     def leave(self, reader: int) -> bool:
-        """Let a reader leave; says whether it was there."""
+        """Makes a reader leave; returns whether it was still reading."""
         if (scope := self._reading.get(reader)) is None:
             return False
         scope.cancel()
@@ -133,7 +133,7 @@ class Lanes:
     async def _read(
         self, write: Write, number: int, prompt: Prompt, patience: int | None = None
     ) -> None:
-        """Read a text to its end, or as many characters as the reader has patience for."""
+        """Reads a text to its end, or up to a number of characters if `patience` is given."""
         self.events.add(ReaderEvent(reader=number, prompt=prompt.text, end=None))
         end: End = "left"
         try:
@@ -156,7 +156,7 @@ class SlowWriter:
 
     Args:
         model: The model.
-        steps: Where to write down what each step wrote.
+        steps: The log to which the output of each step is added.
     """
 
     def __init__(self, model: CharTransformer, steps: Log[Step]) -> None:
@@ -164,7 +164,7 @@ class SlowWriter:
         self._steps = steps
 
     async def __call__(self, batch: shoal.OpenBatch[Prompt, str]) -> None:
-        """Stream a character for each prompt, step by step."""
+        """Streams one character for each prompt in each step."""
         writer: Writer[Request] = Writer(self._model, PLACES)
         places: list[Request | None] = [None] * PLACES
         async for joined in batch.steps():
@@ -178,8 +178,8 @@ class SlowWriter:
                 writer.join(request, request.item)
             step: Step = [None] * PLACES
             for request, character, over in await to_thread.run_sync(writer.step):
-                waiter = Cell(reader=request.metadata["reader"], text=character or "")
-                step[places.index(request)] = waiter
+                output = PlaceOutput(reader=request.metadata["reader"], text=character or "")
+                step[places.index(request)] = output
                 if character is not None:
                     await request.send(character)
                 if over:

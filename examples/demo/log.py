@@ -1,4 +1,4 @@
-"""What happened lately, numbered, for viewers that look in now and then."""
+"""A bounded log of numbered entries, for viewers that poll it."""
 
 from collections import deque
 from itertools import islice
@@ -8,13 +8,13 @@ T = TypeVar("T")
 
 
 class Log(Generic[T]):
-    """Keeps the latest entries, and gives each viewer those that it has not had.
+    """Keeps the latest entries, and returns those from a number on.
 
     Args:
-        kept: How many entries are kept.
+        kept: The number of entries to keep.
 
     Attributes:
-        end: The number that the next entry will have.
+        end: The number of the next entry.
     """
 
     def __init__(self, kept: int) -> None:
@@ -22,11 +22,11 @@ class Log(Generic[T]):
         self.end = 0
 
     def add(self, entry: T) -> None:
-        """Write down one entry."""
+        """Adds an entry."""
         self._entries.append(entry)
         self.end += 1
 
     def since(self, number: int) -> list[T]:
-        """Return the entries from a number on, as far as they are kept."""
+        """Returns the entries from a number on that are still kept."""
         first = self.end - len(self._entries)
         return list(islice(self._entries, max(0, number - first), None))

@@ -1,4 +1,4 @@
-"""The demo's page: static files of ours, and headers that let them load nothing else."""
+"""The demo's page: static files, with headers that forbid loading anything from elsewhere."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ _HEADERS = {
 
 
 class Page(StaticFiles):
-    """Serves the page's folder, `index.html` at its root."""
+    """Serves the files of the page, with `index.html` at the root."""
 
     def __init__(self) -> None:
         super().__init__(directory=FOLDER, html=True)
@@ -30,7 +30,7 @@ class Page(StaticFiles):
         scope: Scope,
         status_code: int = 200,
     ) -> Response:
-        """Answer with a file, under the page's headers."""
+        """Returns the response with a file, with the page's headers added."""
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(_HEADERS)
         return response

@@ -1,8 +1,8 @@
-"""The show: a crowd and a batch of texts that run while somebody watches, and how they look.
+"""The show: simulated clients and a batch of texts, which run only while there are viewers.
 
-It is itself the handler of a continuous batch. Each viewer is a request that stays: it joins
-between two frames, is sent every frame, and leaves when its page is closed. When none is left the
-crowd goes home, and the next viewer calls it back.
+It is itself the handler of a continuous batch. Each viewer is a long-lived request: it joins
+between two frames, receives every frame, and leaves when its page is closed. When the last viewer
+leaves, the simulated clients stop; the next viewer starts them again.
 """
 
 import os
@@ -24,10 +24,10 @@ from examples.demo.worker import SLOW_MOTION
 from examples.language_model.model import CharTransformer
 
 BATCHED, SINGLE = "digits", "one-by-one"
-"""The endpoint that is asked in batches, and the one that is given one image at a time."""
+"""The endpoint with batches, and the one with a single image at a time."""
 
 VIEWERS = 8
-"""The most viewers at once; more are refused."""
+"""The maximum number of viewers; more are refused."""
 
 FRAME_S = 0.125
 
@@ -41,18 +41,18 @@ class _Message(BaseModel):
 
 
 class Watch(_Message):
-    """Somebody wants to see the show."""
+    """A request to watch the show."""
 
 
 class Settings(_Message):
-    """What viewers may set, one for all of them."""
+    """The settings that viewers may change; all viewers share them."""
 
     clients: Annotated[int, Field(ge=1, le=128)] = 48
     max_batch_size: Annotated[int, Field(ge=1, le=64)] = 24
     wait_ms: Annotated[int, Field(ge=0, le=300)] = 40
 
     def batching(self) -> dict[str, Any]:
-        """Return those of them that a backend knows, by its names."""
+        """Returns the settings that are options of a backend, under their names there."""
         return {
             "max_batch_size": self.max_batch_size,
             "batch_wait_timeout_s": self.wait_ms / 1000,
@@ -60,27 +60,27 @@ class Settings(_Message):
 
 
 class Kill(_Message):
-    """The worker that is given batches is to be killed."""
+    """A request to kill the worker of the batched endpoint."""
 
 
 class Leave(_Message):
-    """A reader is to leave its text."""
+    """A request for a reader to leave its text."""
 
     reader: int
 
 
 class Beginning(_Message):
-    """A visitor's text is to be written on, in a place of the batch."""
+    """The beginning of a visitor's text, to be continued in the batch."""
 
     text: Annotated[str, Field(max_length=80)]
 
 
 class Show:
-    """The handler that viewers are sent frames by, and what they may do to the show.
+    """The handler that sends frames to viewers, and the handlers of their actions.
 
     Attributes:
-        settings: The settings in force.
-        answered: How many calls of simulated clients were answered in all.
+        settings: The current settings.
+        answered: The total number of answered calls of simulated clients.
     """
 
     def __init__(self) -> None:
@@ -89,12 +89,12 @@ class Show:
         self._stage: _Stage | None = None
 
     async def __call__(self, batch: shoal.OpenBatch[Watch, Frame]) -> None:
-        """Send frames to whoever watches."""
+        """Sends frames to all viewers."""
         model = await to_thread.run_sync(CharTransformer.load)
         questions = await to_thread.run_sync(_questions)
         while joined := await batch.join():
             if batch.draining.is_set():
-                _send_home(batch)
+                _finish_all(batch)
                 continue
             async with anyio.create_task_group() as tasks:
                 client = _client()
@@ -112,31 +112,31 @@ class Show:
                 tasks.cancel_scope.cancel()
 
     async def change(self, changes: list[Settings]) -> list[Settings]:
-        """Change the settings; of several changes at once the last one holds."""
+        """Changes the settings; of several concurrent changes, the last one wins."""
         await _client().update_backend_config(BATCHED, changes[-1].batching())
         self.settings = changes[-1]
         return [self.settings] * len(changes)
 
     async def kill(self, asked: list[Kill]) -> list[int]:
-        """Kill the worker that is given batches, once however many ask; gives its process id."""
+        """Kills the worker of the batched endpoint, once per batch; returns its process id."""
         worker = self._playing().crowds[BATCHED].take_worker()
         if worker is not None:
-            with suppress(ProcessLookupError):  # it has died a moment ago
+            with suppress(ProcessLookupError):  # it has died already
                 os.kill(worker, signal.SIGKILL)
                 return [worker] * len(asked)
         raise HTTPException(409, "The worker is not up.")
 
     async def leave(self, leaving: list[Leave]) -> list[bool]:
-        """Let readers leave their texts; says for each whether it was there."""
+        """Makes readers leave their texts; returns for each whether it was still reading."""
         lanes = self._playing().lanes
         return [lanes.leave(each.reader) for each in leaving]
 
     async def write(self, beginnings: list[Beginning]) -> list[int | HTTPException]:
-        """Have visitors' texts written on in the batch; gives the number of each reader."""
+        """Starts visitors' texts in the batch; returns the number of each reader."""
         lanes = self._playing().lanes
         numbers = [lanes.visit(each.text) for each in beginnings]
         return [
-            HTTPException(409, "Enough visitors' texts are under way.")
+            HTTPException(409, "Too many texts of visitors are being written; try again later.")
             if number is None
             else number
             for number in numbers
@@ -144,23 +144,23 @@ class Show:
 
     def _playing(self) -> "_Stage":
         if self._stage is None:
-            raise HTTPException(409, "Nobody watches the show, so it does not run.")
+            raise HTTPException(409, "Nobody watches the show, so it is not running.")
         return self._stage
 
     async def _play(
         self, batch: shoal.OpenBatch[Watch, Frame], joined: list[Viewer], stage: "_Stage"
     ) -> None:
-        """Send frames until nobody watches."""
+        """Sends frames until there are no viewers."""
         cursors: Cursors = {}
         while joined or batch.active:
-            if batch.draining.is_set():  # the server ends, and the show with it
-                _send_home(batch)
+            if batch.draining.is_set():  # the server is shutting down
+                _finish_all(batch)
                 return
             stage.crowd(self.settings.clients)
             about = {"settings": self.settings.model_dump(), **await stage.now()}
             for viewers, since in (
                 ([each for each in batch.active if each not in joined], cursors),
-                (joined, {}),  # those who have just come are shown what is remembered
+                (joined, {}),  # new viewers get everything that is kept
             ):
                 if viewers:
                     frame = {**about, **stage.news(since)}
@@ -172,7 +172,7 @@ class Show:
 
 
 class _Stage:
-    """What runs while somebody watches."""
+    """Everything that runs while there are viewers."""
 
     def __init__(self, client: shoal.Client, tasks: TaskGroup, crowds: dict[str, Crowd]) -> None:
         self.crowds = crowds
@@ -182,12 +182,12 @@ class _Stage:
         self._tasks = tasks
 
     def crowd(self, clients: int) -> None:
-        """Give each endpoint so many clients."""
+        """Sets the number of clients of each endpoint."""
         for crowd in self.crowds.values():
             crowd.resize(self._tasks, clients)
 
     async def now(self) -> Frame:
-        """Return how things are."""
+        """Returns the current state."""
         backends = (await self._client.status()).backends
         return {
             "now": anyio.current_time(),
@@ -207,7 +207,7 @@ class _Stage:
         }
 
     def news(self, since: Cursors) -> Frame:
-        """Return what has happened since a moment; all that is remembered without one."""
+        """Returns the events since the given cursors, or all kept events without cursors."""
         return {
             "batches": {
                 name: crowd.batches.since(since.get(name, 0)) for name, crowd in self.crowds.items()
@@ -218,7 +218,7 @@ class _Stage:
         }
 
     def cursors(self) -> Cursors:
-        """Return the present moment, for `news`."""
+        """Returns the current cursors, for `news`."""
         return {
             **{name: crowd.batches.end for name, crowd in self.crowds.items()},
             "readers": self.lanes.events.end,
@@ -226,13 +226,13 @@ class _Stage:
         }
 
 
-def _send_home(batch: shoal.OpenBatch[Watch, Frame]) -> None:
+def _finish_all(batch: shoal.OpenBatch[Watch, Frame]) -> None:
     for viewer in batch.active:
         viewer.finish()
 
 
 def _client() -> shoal.Client:
-    """Return a client of the controller that the show is served by, with all its verbs."""
+    """Returns a client of the controller that serves the show."""
     return cast("shoal.Client", shoal.connect())
 
 

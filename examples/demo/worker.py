@@ -1,9 +1,8 @@
-"""The digits in slow motion: what the workers of the demo run.
+"""The handler of the demo's workers: recognises digits in slow motion.
 
-A run takes a few milliseconds, too fast to be watched, and two workers at full speed would leave a
-small machine with nothing for the page. So each run lasts a multiple of the processor time that it
-took. The multiple is the same for a batch of one and for a full one: what batching is worth stays
-as it is.
+A run takes a few milliseconds, too fast to watch, and two workers at full speed would leave a small
+machine no time for the page. Therefore each run lasts a multiple of its own processor time. The
+factor is the same for all batch sizes, so the relative gain of batching is unchanged.
 """
 
 import os
@@ -13,33 +12,33 @@ from typing import TypedDict
 from examples.digits.model import Digits, Image, Prediction
 
 SLOW_MOTION = 10
-"""How many times its own processor time a run lasts."""
+"""The ratio of the duration of a run to its processor time."""
 
 TREES = 60
-"""The size of the forest: as many trees as are right about nearly all digits."""
+"""The size of the forest, large enough to recognise nearly all digits."""
 
 
 class Run(TypedDict):
-    """One run of the model: how long it lasted, in seconds, and in which process it was."""
+    """One run of the model: its duration in seconds, and its process."""
 
     lasted_s: float
     worker: int
 
 
 class WatchedPrediction(Prediction):
-    """A prediction, and the run that made it."""
+    """A prediction and the run that made it."""
 
     run: Run
 
 
 class SlowDigits:
-    """The handler: it trains when its worker starts."""
+    """The handler; its model is trained when its worker starts."""
 
     def __init__(self) -> None:
         self._digits = Digits(TREES)
 
     def __call__(self, images: list[Image]) -> list[WatchedPrediction]:
-        """Predict the digit of each image."""
+        """Predicts the digit of each image."""
         began_at, processor_s = time.perf_counter(), time.thread_time()
         predictions = self._digits(images)
         lasts_s = SLOW_MOTION * (time.thread_time() - processor_s)

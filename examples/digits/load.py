@@ -1,17 +1,17 @@
-"""Drive the digits with many clients at once, and show what batching is worth.
+"""Measures the gain of batching: drives the digits server with many concurrent clients.
 
 Run it from the repository's root:
 
     python examples/digits/load.py
 
-It starts two servers, one that batches and one that takes images one by one, drives each in turn
-and prints what it measured. `--url` drives a server that runs already, the demo's for one. Each
-client is a closed loop: it asks again as soon as it is answered, so its waiting time is the
-server's and the number of clients bounds the batch.
+It starts two servers, one with batches and one that takes one image at a time, drives each in turn
+and prints the results. `--url` drives a server that is already running, such as the demo. Each
+client is a closed loop: it sends the next request as soon as it has the answer. So its latency is
+that of the server, and the number of clients limits the batch size.
 
-The load and the server share one machine. The clients are httpx's transports, one connection
-each, without the client on top: building a client's every request anew would cost as much
-processor time as the server's answer.
+The load and the server share one machine. The clients are httpx transports with one connection
+each, not httpx clients: building each request in a client would cost as much processor time as the
+server's answer.
 """
 
 import argparse
@@ -35,21 +35,21 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 _ROOT = Path(__file__).parents[2]
-_WARM_UP_S = 1.0  # at most; a quarter of what is measured
+_WARM_UP_S = 1.0  # at most; less for short measurements
 _START_UP_S = 120.0
 
 
 @dataclass
 class Run:
-    """What was measured of one server.
+    """The measurements of one server.
 
     Attributes:
-        name: What to call the server.
-        elapsed_s: How long it was measured.
-        latencies_s: How long each answered request took.
-        batches: The size of each batch that was seen, by its id.
-        right: How many answers named the digit that the image shows.
-        refused: How many requests were not answered with a prediction.
+        name: The server's name in the report.
+        elapsed_s: The duration of the measurement, in seconds.
+        latencies_s: The latency of each answered request, in seconds.
+        batches: The size of each observed batch, by its id.
+        right: The number of correct answers.
+        refused: The number of requests without a prediction as answer.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Run:
         return float(np.mean(list(self.batches.values()))) if self.batches else 0.0
 
     def percentile_ms(self, percent: float) -> float:
-        """The time in milliseconds within which so many percent were answered."""
+        """A percentile of the latencies, in milliseconds."""
         return float(np.percentile(self.latencies_s, percent)) * 1e3 if self.latencies_s else 0.0
 
 
@@ -84,7 +84,7 @@ class _Load:
         self._url = url.join("/digits")
         self._run = run
         self._seconds = seconds
-        # One for all clients: to make one takes tens of milliseconds, even where none is used.
+        # Shared by all clients: creating one takes tens of milliseconds, even if it is not used.
         self._ssl = ssl.create_default_context()
         self._measuring = False
 
@@ -114,7 +114,7 @@ class _Load:
         limits = httpx.Limits(max_connections=1, max_keepalive_connections=1)
         async with httpx.AsyncHTTPTransport(verify=self._ssl, limits=limits) as transport:
             while True:
-                # A stride that shares no factor with their number visits all the images.
+                # The stride is coprime to the number of images, so all are visited.
                 image = (image + 101) % len(self._bodies)
                 await self._ask(transport, image)
 
@@ -141,15 +141,15 @@ class _Load:
 
 
 def measure(name: str, url: str, clients: int, seconds: float) -> Run:
-    """Drive one server and return what was measured."""
+    """Drives one server and returns the measurements."""
     run = Run(name)
-    # asyncio, whose sockets cost the load the least processor time; the server is on trio.
+    # asyncio, because its sockets need the least processor time; the server runs on trio.
     anyio.run(_Load(httpx.URL(url), run, seconds).drive, clients, backend="asyncio")
     return run
 
 
 def report(runs: Sequence[Run]) -> None:
-    """Print a table of the runs, and their ratio where there are two."""
+    """Prints a table of the runs, and their ratio if there are two."""
     print(f"{'':12}{'requests/s':>12}{'mean batch':>12}{'p50 ms':>10}{'p99 ms':>10}{'right':>8}")
     for run in runs:
         right = run.right / max(1, len(run.latencies_s))
@@ -164,7 +164,7 @@ def report(runs: Sequence[Run]) -> None:
 
 
 def plot(runs: Sequence[Run], path: Path) -> None:
-    """Draw how long requests took, and how large the batches were."""
+    """Draws the latencies and the batch sizes."""
     mpl.use("Agg")
     from matplotlib import pyplot as plt
     from matplotlib.ticker import LogLocator
@@ -181,12 +181,12 @@ def plot(runs: Sequence[Run], path: Path) -> None:
             label = f"{run.name}: mean {run.mean_batch:.1f}"
             weights = np.full(len(batch_sizes), 1 / len(batch_sizes))
             sizes.hist(batch_sizes, bins, weights=weights, color=color, alpha=0.8, label=label)
-    times.set(xscale="log", xlabel="milliseconds", ylabel="part of the requests answered within")
+    times.set(xscale="log", xlabel="milliseconds", ylabel="share of requests answered within")
     times.xaxis.set_major_formatter("{x:g}")
     times.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     times.xaxis.set_minor_formatter("")
-    times.set_title("Waiting time")
-    sizes.set(xlabel="requests in a batch", ylabel="part of the batches")
+    times.set_title("Latency")
+    sizes.set(xlabel="requests in a batch", ylabel="share of batches")
     sizes.set_title("Batch size")
     for axes in (times, sizes):
         axes.grid(alpha=0.25)
@@ -198,12 +198,12 @@ def plot(runs: Sequence[Run], path: Path) -> None:
 
 @contextmanager
 def server(variant: str) -> Iterator[str]:
-    """Run one of the applications in `servers.py` in a process of its own; gives its URL."""
+    """Runs one of the applications of `servers.py` in its own process; yields its URL."""
     target = f"examples.digits.servers:{variant}"
     command = [sys.executable, "-m", "shoal", "serve", target, "--port", "0"]
     process = subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.PIPE, text=True)
     urls: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    # The pipe is read to its end, so that the server never waits for room in it.
+    # The pipe is read to its end, so that the server never blocks on a full pipe.
     reader = threading.Thread(target=_pass_on, args=(process, urls))
     reader.start()
     try:
@@ -228,11 +228,13 @@ def _pass_on(process: subprocess.Popen[str], urls: "queue.SimpleQueue[str | None
 
 
 def main() -> None:
-    """Read the options, drive the server or servers, and report."""
+    """Parses the options, drives the server or servers, and reports."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--url", help="drive this server, and start none")
-    parser.add_argument("--clients", type=int, default=128, help="at once (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=10, help="for each (%(default)s)")
+    parser.add_argument("--url", help="drive this running server instead of starting two")
+    parser.add_argument("--clients", type=int, default=128, help="concurrent clients (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="duration of each run (%(default)s)"
+    )
     parser.add_argument(
         "--plot",
         type=Path,

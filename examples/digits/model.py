@@ -1,7 +1,7 @@
 """Handwritten digits: a random forest of 200 trees on the data that comes with scikit-learn.
 
-A forest makes the case for batching plainly. Nearly all of a prediction's time goes into visiting
-the trees and hardly any into the image, so 64 images take about as long as one.
+A forest shows the gain of batching well. Nearly all of a prediction's time is spent on visiting the
+trees and hardly any on the image, so 64 images take about as long as one.
 """
 
 import sys
@@ -24,8 +24,8 @@ Image = Annotated[list[Row], Field(min_length=8, max_length=8)]
 """8 rows of 8 pixels, from 0 (paper) to 16 (ink)."""
 
 
-class Travelled(TypedDict):
-    """The batch that a request travelled in: its number, its size, and why it was cut."""
+class BatchInfo(TypedDict):
+    """The batch of a request: its number, its size, and its dispatch reason."""
 
     id: int
     size: int
@@ -33,21 +33,21 @@ class Travelled(TypedDict):
 
 
 class Prediction(TypedDict):
-    """The likeliest digit, the chance of each from 0 to 9, and the batch it travelled in."""
+    """The most likely digit, the probability of each from 0 to 9, and the batch of the request."""
 
     digit: int
     probabilities: list[float]
-    batch: Travelled
+    batch: BatchInfo
 
 
 class Digits:
-    """Tells which digit an image shows.
+    """Predicts which digit an image shows.
 
-    Making one trains it, with progress on standard error; a fifth of the data is kept back to
-    measure on.
+    The constructor trains the model, with progress on standard error. A fifth of the data is held
+    out to measure its accuracy.
 
     Attributes:
-        accuracy: The part of the held-out images that it gets right.
+        accuracy: The share of the held-out images that are predicted correctly.
     """
 
     def __init__(self, trees: int = TREES) -> None:
@@ -55,8 +55,8 @@ class Digits:
         train_images, test_images, train_labels, test_labels = train_test_split(
             images, labels, test_size=0.2, random_state=0, stratify=labels
         )
-        # One job: the handler runs in a thread of the server's, and a pool of more under it would
-        # cost each small batch more than it saves.
+        # One job: the handler runs in a thread of the server. A pool of more threads would cost a
+        # small batch more than it saves.
         self._forest = RandomForestClassifier(
             n_estimators=0, warm_start=True, random_state=0, n_jobs=1
         )
@@ -71,12 +71,12 @@ class Digits:
         )
 
     def __call__(self, images: list[Image]) -> list[Prediction]:
-        """Predict the digit of each image."""
+        """Predicts the digit of each image."""
         pixels = np.array(images, dtype=np.float64).reshape(len(images), 64)
         rows = self._forest.predict_proba(pixels)
         batch = shoal.current_batch()
-        travelled = Travelled(id=batch.id, size=batch.size, reason=batch.reason.value)
+        info = BatchInfo(id=batch.id, size=batch.size, reason=batch.reason.value)
         return [
-            Prediction(digit=int(row.argmax()), probabilities=row.tolist(), batch=travelled)
+            Prediction(digit=int(row.argmax()), probabilities=row.tolist(), batch=info)
             for row in rows
         ]

@@ -1,4 +1,4 @@
-"""The digits alone, batched and not, for `load.py` to measure one against the other.
+"""The digits with and without batching, for the comparison of `load.py`.
 
 shoal serve examples.digits.servers:batched
 shoal serve examples.digits.servers:unbatched

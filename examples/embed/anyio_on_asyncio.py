@@ -1,4 +1,4 @@
-"""Batching with anyio on asyncio, for a handler that is made at run time and so not decorated."""
+"""Batching with anyio on asyncio, for a handler without a decorator."""
 
 import anyio
 
@@ -14,7 +14,7 @@ async def double(numbers: list[float]) -> list[float]:
 async def main() -> None:
     batcher = shoal.Batcher(double, max_batch_size=64, batch_wait_timeout_s=0.005)
     async with batcher as call:
-        # map() makes many calls at once; they are batched with everybody else's.
+        # map() makes many concurrent calls, which are batched with those of other callers.
         print(await call.map(range(5)))
 
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""A batched method: each instance has batches of its own, since they share no weights."""
+"""A batched method: each instance has its own batches, because instances share no weights."""
 
 import anyio
 

@@ -1,4 +1,4 @@
-"""Batching in a trio program: a function of a list, called with one item by many tasks."""
+"""Batching in a trio program: many tasks call a list function with one item each."""
 
 import trio
 
@@ -7,7 +7,7 @@ import shoal
 
 @shoal.batch(max_batch_size=32)
 async def word_lengths(words: list[str]) -> list[int]:
-    await trio.sleep(0.01)  # one trip to a model or a database, for all of them
+    await trio.sleep(0.01)  # one call of a model or a database for all words
     print(f"one call for {len(words)} words")
     return [len(word) for word in words]
 

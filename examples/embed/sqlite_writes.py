@@ -1,7 +1,7 @@
-"""Coalescing writes: many tasks write to SQLite, each batch is one transaction and one commit.
+"""Coalescing writes: many tasks write to SQLite, with one transaction and commit per batch.
 
-A commit costs a wait for the disk, whatever it holds. A caller goes on when its own row is durable,
-and pays for a part of a commit only. A row that the database refuses fails its writer alone.
+Every commit waits for the disk, regardless of its size. A caller continues when its row is durable,
+but shares the cost of the commit. A row that the database rejects fails only for its own caller.
 """
 
 import sqlite3
@@ -23,7 +23,7 @@ class Journal:
 
     @shoal.batch(max_batch_size=256)
     def add(self, texts: list[str | None]) -> list[int | sqlite3.Error]:
-        """Adds one entry for each text, in one transaction; gives back their row ids."""
+        """Adds one entry for each text, in one transaction; returns their row ids."""
         results: list[int | sqlite3.Error] = []
         self._database.execute("begin")
         for text in texts:
@@ -31,7 +31,7 @@ class Journal:
                 cursor = self._database.execute("insert into entry (text) values (?)", (text,))
                 results.append(cursor.lastrowid or 0)
             except sqlite3.Error as error:
-                results.append(error)  # an exception in a slot fails that caller alone
+                results.append(error)  # an exception as a result fails only that caller
         self._database.execute("commit")
         self.commits += 1
         return results

@@ -1,4 +1,4 @@
-"""Streams: a generator handler counts down for several callers at once, a step at a time."""
+"""Streams: a generator handler counts down for several callers at once, step by step."""
 
 from collections.abc import AsyncIterator
 
@@ -10,8 +10,8 @@ import shoal
 @shoal.batch(max_batch_size=8)
 async def countdown(starts: list[int]) -> AsyncIterator[list[int | shoal.Mark]]:
     for step in range(max(starts) + 1):
-        await anyio.sleep(0.01)  # one step of a model, for all of them
-        # One slot for each caller: an item, or END once its stream is over.
+        await anyio.sleep(0.01)  # one step of a model for all callers
+        # One entry per caller: an item, or END when its stream has ended.
         yield [start - step if start >= step else shoal.END for start in starts]
 
 
@@ -22,7 +22,7 @@ async def follow(start: int) -> None:
 
 async def leave_early(start: int) -> None:
     async with countdown(start) as stream:
-        print(start, "->", await anext(stream), "is enough; the place in the batch is free again")
+        print(start, "->", await anext(stream), "is enough; its place in the batch is free again")
 
 
 async def main() -> None:

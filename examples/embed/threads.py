@@ -1,4 +1,4 @@
-"""A program with threads and no event loop: Shoal runs one in a thread of its own."""
+"""A program with threads and no event loop: Shoal runs one in its own thread."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

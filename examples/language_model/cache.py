@@ -1,12 +1,12 @@
-"""What lets a text grow by the work of one token: the keys and values of what it has so far.
+"""A cache of keys and values, so that each new token of a text costs only the work of one token.
 
-The keys and values of a position depend on nothing but what is left of it, so they stay as they are
-while the text grows. `Cache` keeps those of the last `window` positions of each text in a ring:
-position p lies at place p % window, and takes it from the one that has just gone out of sight.
-Nothing is moved from step to step.
+The keys and values of a position depend only on the text to its left, so they do not change while
+the text grows. `Cache` keeps those of the last `window` positions of each text in a ring: position
+p is at index p % window, where it replaces the position that just left the window. No data moves
+from step to step.
 
-The texts are the cache's first rows, without a gap, whoever joins and leaves. So one step for all
-of them is a few matrix products over a view of those rows, however long each text is.
+The texts are always the first rows of the cache, without gaps. So one step for all of them is a few
+matrix products over a view of those rows, regardless of the lengths of the texts.
 
 The scores are those of `CharTransformer.next_scores`, to within rounding, at any length.
 """
@@ -25,7 +25,7 @@ class Cache:
 
     Args:
         model: The model that writes them.
-        rows: The most texts at once.
+        rows: The maximum number of concurrent texts.
     """
 
     def __init__(self, model: CharTransformer, rows: int) -> None:
@@ -33,16 +33,16 @@ class Cache:
         shape = (model.depth, rows, model.heads, model.window, model.channels // model.heads)
         self._keys: Array = np.zeros(shape, model.dtype)
         self._values: Array = np.zeros(shape, model.dtype)
-        # How many positions of each text have been read.
+        # The number of positions of each text that have been read.
         self._read = np.zeros(rows, dtype=np.intp)
         self._texts = 0
         self._penalty = layers.penalty(model.heads, np.arange(model.window), model.dtype)
 
     def join(self, tokens: Sequence[int]) -> None:
-        """Read the beginning of a text, which becomes the last row.
+        """Reads the beginning of a text, which becomes the last row.
 
         Args:
-            tokens: The beginning, which may be empty. Only the model's `reach` is looked at.
+            tokens: The beginning, which may be empty. Only the last `reach` tokens are used.
         """
         model, row = self._model, self._texts
         length = min(len(tokens), model.reach)
@@ -64,22 +64,22 @@ class Cache:
         self._texts += 1
 
     def step(self, tokens: Sequence[int]) -> Array:
-        """Let each text grow by one token.
+        """Appends one token to each text.
 
         Args:
             tokens: The new token of each text, in the order of the rows.
 
         Returns:
-            One row for each text: the scores of every token as the one that comes next.
+            One row for each text: the scores of every token as the next one.
         """
         model, rows = self._model, np.arange(self._texts)
         read = self._read[: self._texts]
         new_places = read % model.window
-        # The places beyond the longest text hold nothing to look at.
+        # Places beyond the longest text are unused.
         used = min(int(read.max()) + 1, model.window)
         distance = (new_places[:, None] - np.arange(used)) % model.window
         bias = self._penalty[:, distance].swapaxes(0, 1)
-        # A place that this text has not come to holds zeros, or what an earlier text left there.
+        # Places that this text has not reached contain zeros, or data of an earlier text.
         np.copyto(bias, -np.inf, where=(distance > read[:, None])[:, None])
 
         def attend_in(keys: Array, values: Array) -> Attend:
@@ -96,7 +96,7 @@ class Cache:
         return model.scores(hidden[:, 0])
 
     def leave(self, row: int) -> None:
-        """Forget a text; the last row moves to its place."""
+        """Removes a text; the last row moves to its place."""
         self._texts -= 1
         for kept in (self._keys, self._values, self._read[None]):
             kept[:, row] = kept[:, self._texts]

@@ -1,8 +1,8 @@
 """The language model behind a continuous batch: prompts join and leave between two steps.
 
-The handler never ends while Shoal is open. A prompt that is done, or whose reader has left, frees
-its place at once, and the next one in line is read and written on from the next step on. So no
-place stays empty while somebody waits, and nobody waits for the longest text of a batch.
+The handler runs as long as its batcher is open. A prompt that is done, or whose reader has left,
+frees its place immediately, and the next prompt in the queue joins in the next step. So no place
+stays empty while requests wait, and no request waits for the longest text of a batch.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from examples.language_model.model import CharTransformer
 from examples.language_model.writing import Prompt, Writer, Written
 
 TEXTS_AT_ONCE = 8
-"""The room of the cache: what `max_batch_size` is to be."""
+"""The size of the cache, and the value for `max_batch_size`."""
 
 Request = shoal.OpenRequest[Prompt, str]
 
@@ -24,7 +24,7 @@ class ContinuousTextGenerator:
     """The handler: one model, loaded once.
 
     Args:
-        model: The model; the one that ships unless given.
+        model: The model; by default the included one.
     """
 
     def __init__(self, model: CharTransformer | None = None) -> None:
@@ -32,10 +32,10 @@ class ContinuousTextGenerator:
         self._model = model or CharTransformer.load()
 
     async def __call__(self, batch: shoal.OpenBatch[Prompt, str]) -> None:
-        """Stream a character for each prompt, step by step."""
+        """Streams one character for each prompt in each step."""
         writer: Writer[Request] = Writer(self._model, TEXTS_AT_ONCE)
         async for joined in batch.steps():
-            # A step blocks; in a thread it leaves the event loop to those who read and join.
+            # A step blocks. In a thread it does not block the event loop for readers.
             for request, character, over in await to_thread.run_sync(_step, writer, joined):
                 if character is not None:
                     await request.send(character)

@@ -1,7 +1,7 @@
-"""The text that the model learns from: every docstring of the standard library.
+"""The training data of the model: every docstring of the standard library.
 
-It ships with Python, so training needs no download, and it is English of one clear kind. The
-text differs a little from one Python to the next; on one Python it is always the same.
+It comes with Python, so training needs no download, and its English is of one clear kind. The text
+differs a little between Python versions; for one Python it is always the same.
 """
 
 import ast
@@ -11,20 +11,20 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-# What is installed beside the standard library, and the test suites that only some
-# distributions ship.
+# Packages installed beside the standard library, and test suites that only some
+# distributions include.
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
 
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def standard_library() -> Path:
-    """Return the folder that this interpreter's standard library lies in."""
+    """Returns the folder of this interpreter's standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def docstrings(root: Path) -> list[str]:
-    """Return the docstrings of the Python files under a folder, each once, in a fixed order.
+    """Returns the docstrings of the Python files under a folder, each once, in a fixed order.
 
     Args:
         root: The folder to read.
@@ -46,7 +46,7 @@ def _sources(root: Path) -> list[Path]:
 
 def _docstrings_of(path: Path) -> Iterator[str]:
     with warnings.catch_warnings():
-        # Old modules hold escapes that newer compilers warn of; their text is fine.
+        # Old modules contain escapes that newer compilers warn about; their text is fine.
         warnings.simplefilter("ignore")
         tree = ast.parse(path.read_bytes())
     for node in ast.walk(tree):

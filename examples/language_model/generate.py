@@ -1,8 +1,8 @@
 """The language model behind a closed batch: prompts start together and run until all are done.
 
-`generate` is the loop; `TextGenerator` makes it a handler for Shoal: each step yields one slot for
-each request, and a prompt that is done, or whose reader has left, costs no more work. But its place
-stays empty until the last of the batch is done; `continuous.py` fills it.
+`generate` is the loop; `TextGenerator` makes it a handler for Shoal. Each step yields one entry for
+each request. A prompt that is done, or whose reader has left, costs no more work, but its place
+stays empty until the last prompt of the batch is done. `continuous.py` refills such places.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,24 +14,25 @@ from examples.language_model.model import CharTransformer
 from examples.language_model.writing import Prompt, Writer
 from shoal import Mark
 
-Slot = str | Literal[Mark.END]
-"""What a step holds for one prompt: a character, or that its text is over."""
+Entry = str | Literal[Mark.END]
+"""The output of a step for one prompt: a character, or the mark that its text has ended."""
 
 
 def generate(
     model: CharTransformer,
     prompts: Sequence[Prompt],
     has_left: Callable[[int], bool] = lambda _: False,
-) -> Iterator[list[Slot]]:
-    """Write on from the prompts until each is done.
+) -> Iterator[list[Entry]]:
+    """Continues the prompts until each is done.
 
     Args:
         model: The trained model.
-        prompts: What to write on from.
-        has_left: Whether nobody waits for the prompt of this index any more; asked each step.
+        prompts: The prompts to continue.
+        has_left: Returns whether the caller of the prompt with this index has left; called in
+            each step.
 
     Yields:
-        One slot for each prompt: a character, or `shoal.END` where it is done.
+        One entry for each prompt: a character, or `shoal.END` if it is done.
     """
     writer: Writer[int] = Writer(model, len(prompts))
     for index, prompt in enumerate(prompts):
@@ -41,25 +42,25 @@ def generate(
             writer.leave(index)
         if not writer.keys:
             return
-        slots: list[Slot] = [shoal.END] * len(prompts)
+        entries: list[Entry] = [shoal.END] * len(prompts)
         for written in writer.step():
             if written.character is not None:
-                slots[written.key] = written.character
-        yield slots
+                entries[written.key] = written.character
+        yield entries
 
 
 class TextGenerator:
     """The handler: one model, loaded once.
 
     Args:
-        model: The model; the one that ships unless given.
+        model: The model; by default the included one.
     """
 
     def __init__(self, model: CharTransformer | None = None) -> None:
         one_blas_thread()
         self._model = model or CharTransformer.load()
 
-    def __call__(self, prompts: list[Prompt]) -> Iterator[list[Slot]]:
-        """Stream a character for each prompt, step by step."""
+    def __call__(self, prompts: list[Prompt]) -> Iterator[list[Entry]]:
+        """Streams one character for each prompt in each step."""
         requests = shoal.current_batch().requests
         yield from generate(self._model, prompts, lambda index: requests[index].cancelled)

@@ -1,14 +1,14 @@
-"""The parts of a transformer, each as a function and its gradient, in numpy.
+"""The parts of a transformer in numpy, each as a function and its gradient.
 
-One set of functions serves training and inference, so the two can't drift apart. Each forward
-function returns what it made and what its gradient will need; inference drops the second.
+Training and inference use the same functions, so the two can't diverge. Each forward function
+returns its result and the values that its gradient needs; inference drops the latter.
 
-A position attends to itself and to the nearest positions on its left, and how far apart two
-positions are enters as a penalty on their score (ALiBi: Press, Smith and Lewis, 2021). Keys and
-values so depend on nothing but the text to their left and carry no position of their own, which is
-what lets a cache keep them from one step to the next.
+A position attends to itself and to the nearest positions on its left. The distance of two positions
+is a penalty on their score (ALiBi: Press, Smith and Lewis, 2021). Therefore keys and values depend
+only on the text to their left, and not on their own position, so a cache can keep them from one
+step to the next.
 
-Shapes are named by letters: B texts, T positions, D channels, H heads.
+Letters in shapes: B texts, T positions, D channels, H heads.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,27 +18,27 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.floating[Any]]
-"""Weights and activations: float32 in use, float64 where gradients are checked."""
+"""Weights and activations: float32 normally, float64 for checks of gradients."""
 
 _EPSILON = 1e-6
 
 
 class NormSaved(NamedTuple):
-    """What the gradient of a norm needs."""
+    """The values that the gradient of a norm needs."""
 
     unit: Array
     inverse_rms: Array
 
 
 def norm(x: Array, gain: Array) -> tuple[Array, NormSaved]:
-    """Scale each position to a root mean square of one, then by a gain for each channel."""
+    """Scales each position to a root mean square of one, then by a gain for each channel."""
     inverse_rms = 1 / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + _EPSILON)
     unit = x * inverse_rms
     return unit * gain, NormSaved(unit, inverse_rms)
 
 
 def norm_gradient(d_out: Array, saved: NormSaved, gain: Array) -> tuple[Array, Array]:
-    """Return the gradients for the input and the gain of `norm`."""
+    """Returns the gradients for the input and the gain of `norm`."""
     d_gain = np.sum(d_out * saved.unit, axis=(0, 1))
     d_unit = d_out * gain
     along = np.mean(d_unit * saved.unit, axis=-1, keepdims=True)
@@ -46,11 +46,11 @@ def norm_gradient(d_out: Array, saved: NormSaved, gain: Array) -> tuple[Array, A
 
 
 def penalty(heads: int, distance: npt.NDArray[np.intp], dtype: npt.DTypeLike) -> Array:
-    """Return what is added to the scores of keys that are so many positions left of their query.
+    """Returns the penalty on the scores of keys at distances to the left of their query.
 
     Args:
-        heads: The number of heads; each has a slope of its own, from 1/2 down to 1/256.
-        distance: How far left each key is.
+        heads: The number of heads; each has its own slope, from 1/2 down to 1/256.
+        distance: The distance of each key to the left.
         dtype: The type of the scores.
 
     Returns:
@@ -61,12 +61,12 @@ def penalty(heads: int, distance: npt.NDArray[np.intp], dtype: npt.DTypeLike) ->
 
 
 def distance_bias(heads: int, positions: int, window: int, dtype: npt.DTypeLike) -> Array:
-    """Return what is added to the attention scores of a text: the penalty, and where none may look.
+    """Returns the bias on the attention scores of a text: the penalty, and the mask.
 
     Args:
         heads: The number of heads.
         positions: The length of the text.
-        window: How many positions each may see: itself and those next to it on its left.
+        window: The number of positions that each sees: itself and those directly to its left.
         dtype: The type of the scores.
 
     Returns:
@@ -80,7 +80,7 @@ def distance_bias(heads: int, positions: int, window: int, dtype: npt.DTypeLike)
 
 
 class AttentionSaved(NamedTuple):
-    """What the gradient of attention needs."""
+    """The values that the gradient of attention needs."""
 
     query: Array
     key: Array
@@ -90,7 +90,7 @@ class AttentionSaved(NamedTuple):
 
 
 def attention(query: Array, key: Array, value: Array, bias: Array) -> tuple[Array, AttentionSaved]:
-    """Mix the values, each query by its softmax over the keys. All are B x H x T x D/H."""
+    """Returns the values weighted by the softmax of query and key. All are B x H x T x D/H."""
     weights = (query * query.shape[-1] ** -0.5) @ key.swapaxes(-1, -2)
     weights += bias
     weights -= weights.max(axis=-1, keepdims=True)
@@ -101,7 +101,7 @@ def attention(query: Array, key: Array, value: Array, bias: Array) -> tuple[Arra
 
 
 def attention_gradient(d_out: Array, saved: AttentionSaved) -> tuple[Array, Array, Array]:
-    """Return the gradients for the queries, keys and values of `attention`."""
+    """Returns the gradients for the queries, keys and values of `attention`."""
     d_value = saved.weights.swapaxes(-1, -2) @ d_out
     d_scores = d_out @ saved.value.swapaxes(-1, -2)
     # The softmax's own term, sum(d_weights * weights), equals this much smaller sum.
@@ -112,11 +112,11 @@ def attention_gradient(d_out: Array, saved: AttentionSaved) -> tuple[Array, Arra
 
 
 Attend = Callable[[Array, Array, Array], tuple[Array, AttentionSaved]]
-"""`attention` under some bias: over the keys and values of these positions, or of more of them."""
+"""`attention` with some bias: over the keys and values of these positions, or of more."""
 
 
 class BlockSaved(NamedTuple):
-    """What the gradient of a block needs."""
+    """The values that the gradient of a block needs."""
 
     norm_1: NormSaved
     read: Array
@@ -131,13 +131,13 @@ class BlockSaved(NamedTuple):
 def block(
     x: Array, weights: Mapping[str, Array], heads: int, attend: Attend
 ) -> tuple[Array, BlockSaved]:
-    """Run one transformer block: attention, then a feed-forward layer, each added to the input.
+    """Runs one transformer block: attention, then a feed-forward layer, each added to the input.
 
     Args:
         x: The activations, B x T x D.
         weights: This block's weights, by their short names.
         heads: The number of attention heads.
-        attend: How the positions look at each other.
+        attend: The attention function.
     """
     read, norm_1 = norm(x, weights["gain_1"])
     query, key, value = _split_heads(read @ weights["query_key_value"], heads)
@@ -155,7 +155,7 @@ def block(
 def block_gradient(
     d_out: Array, saved: BlockSaved, weights: Mapping[str, Array]
 ) -> tuple[Array, dict[str, Array]]:
-    """Return the gradients for the input and for each weight of `block`."""
+    """Returns the gradients for the input and for each weight of `block`."""
     d_inner = (d_out @ weights["narrow"].T) * saved.inner * 2
     d_x, d_gain_2 = norm_gradient(d_inner @ weights["widen"].T, saved.norm_2, weights["gain_2"])
     d_x += d_out
@@ -177,19 +177,19 @@ def block_gradient(
 
 
 def weight_gradient(x: Array, d_out: Array) -> Array:
-    """Return the gradient for `weight` in `x @ weight`, summed over texts and positions."""
+    """Returns the gradient for `weight` in `x @ weight`, summed over texts and positions."""
     gradient: Array = x.reshape(-1, x.shape[-1]).T @ d_out.reshape(-1, d_out.shape[-1])
     return gradient
 
 
 def _split_heads(x: Array, heads: int, parts: int = 3) -> tuple[Array, ...]:
-    """Turn B x T x (parts * D) into as many arrays of B x H x T x D/H."""
+    """Turns B x T x (parts * D) into as many arrays of B x H x T x D/H."""
     texts, positions, _ = x.shape
     split = x.reshape(texts, positions, parts, heads, -1).transpose(2, 0, 3, 1, 4)
     return tuple(split)
 
 
 def _join_heads(x: Array) -> Array:
-    """Turn B x H x T x D/H into B x T x D."""
+    """Turns B x H x T x D/H into B x T x D."""
     texts, heads, positions, channels = x.shape
     return x.transpose(0, 2, 1, 3).reshape(texts, positions, heads * channels)

@@ -1,8 +1,8 @@
-"""A small language model: a decoder-only transformer over characters, in numpy alone.
+"""A small language model: a decoder-only transformer over characters, in pure numpy.
 
-It takes several texts of different lengths at once. They are padded on the right, where no
-position of a text can look, so a text's answer is the same in any company (to within the
-rounding of a matrix product).
+It takes several texts of different lengths at once. They are padded on the right, which no position
+of a text attends to. So the result for a text does not depend on the other texts, to within the
+rounding of a matrix product.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ ALPHABET = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 """The characters that the model knows: printable ASCII and the line feed."""
 
 BOUNDARY = len(ALPHABET)
-"""The token that stands before and after every text."""
+"""The token before and after every text."""
 
 TOKENS = len(ALPHABET) + 1
 
 WEIGHTS = Path(__file__).with_name("weights.npz")
-"""The weights that ship with the example."""
+"""The weights that are included in the example."""
 
 Tokens = npt.NDArray[np.intp]
 
@@ -33,13 +33,13 @@ _TOKEN_OF = {character: token for token, character in enumerate(ALPHABET)}
 
 
 def encode(text: str) -> list[int]:
-    """Turn a text into tokens; a character outside `ALPHABET` becomes a question mark."""
+    """Returns the tokens of a text; a character outside `ALPHABET` becomes a question mark."""
     unknown = _TOKEN_OF["?"]
     return [_TOKEN_OF.get(character, unknown) for character in text]
 
 
 class CharTransformer:
-    """A trained transformer that says which character may come next.
+    """A trained transformer that predicts the next character.
 
     Attributes:
         heads: The number of attention heads.
@@ -52,7 +52,7 @@ class CharTransformer:
     """
 
     window = 128
-    """How many characters a position sees in each block: as many as the model was trained on."""
+    """The number of characters that a position sees in each block, as in training."""
 
     def __init__(self, parameters: Mapping[str, Array], heads: int) -> None:
         self.heads = heads
@@ -80,7 +80,7 @@ class CharTransformer:
         heads: int = 4,
         dtype: npt.DTypeLike = np.float32,
     ) -> Self:
-        """Return an untrained model of random weights."""
+        """Returns an untrained model of random weights."""
         random = np.random.default_rng(seed)
 
         def matrix(rows: int, columns: int, scale: float = 1.0) -> Array:
@@ -108,14 +108,14 @@ class CharTransformer:
 
     @classmethod
     def load(cls, path: Path = WEIGHTS) -> Self:
-        """Read a model that `save` wrote. Nothing in the file is run: it holds arrays alone."""
+        """Reads a model that `save` wrote. No code in the file is run: it contains only arrays."""
         with np.load(path, allow_pickle=False) as file:
             heads = int(file["heads"])
             names = [name for name in file.files if name != "heads"]
             return cls({name: file[name].astype(np.float32) for name in names}, heads)
 
     def save(self, path: Path) -> None:
-        """Write the weights, rounded to half precision."""
+        """Writes the weights, rounded to half precision."""
         halves: dict[str, Any] = {
             name: value.astype(np.float16) for name, value in self.parameters.items()
         }
@@ -124,17 +124,17 @@ class CharTransformer:
 
     @property
     def reach(self) -> int:
-        """How many characters a score depends on: each block looks a window further back."""
+        """The number of characters that a score depends on: each block adds a window."""
         return self.depth * (self.window - 1) + 1
 
     def next_scores(self, texts: Sequence[Sequence[int]]) -> Array:
-        """Score, for each text, every token as the one that comes next.
+        """Scores every token as the next one, for each text.
 
-        This reads the texts from scratch. `Cache` gives the same scores for the work of one token.
+        This reads the whole texts. `Cache` returns the same scores for the work of one token.
 
         Args:
-            texts: The tokens of each text so far; at least one each. Only the last `reach` of them
-                are looked at.
+            texts: The tokens of each text so far, at least one each. Only the last `reach` of them
+                are used.
 
         Returns:
             One row of unnormalised log-probabilities for each text.
@@ -149,7 +149,7 @@ class CharTransformer:
         return self.scores(hidden[np.arange(len(seen)), lengths - 1])
 
     def hidden(self, tokens: Tokens, attends: Sequence[Attend]) -> Array:
-        """Run the blocks over tokens, B x T; `attends` says for each block how they look around."""
+        """Runs the blocks over tokens, B x T, with an attention function for each block."""
         x: Array = self.parameters["embed"][tokens]
         for weights, attend in zip(self.blocks, attends, strict=True):
             x, _ = layers.block(x, weights, self.heads, attend)
@@ -157,6 +157,6 @@ class CharTransformer:
         return x
 
     def scores(self, hidden: Array) -> Array:
-        """Score every token by what the blocks made of the position before it."""
+        """Returns the scores of every token, given the output of the blocks."""
         scores: Array = hidden @ self.parameters["unembed"]
         return scores

@@ -1,11 +1,11 @@
-"""Train the language model on the standard library's docstrings: `--steps`, `--seed`, `--out`.
+"""Trains the language model on the standard library's docstrings: `--steps`, `--seed`, `--out`.
 
 Run it from the repository's root:
 
     python -m examples.language_model.train
 
 Everything is numpy: the gradient is written by hand in `layers.py` and checked against finite
-differences by the tests. README.md says what a run took and how far it came.
+differences by the tests. README.md has the duration and the loss of a run.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from examples.language_model.model import BOUNDARY, WEIGHTS, CharTransformer, To
 
 TEXTS_PER_STEP = 16
 _HELD_OUT = 20
-"""One docstring in this many is kept back to measure on."""
+"""One docstring in this many is held out to measure the loss."""
 
 
 def loss_and_gradient(model: CharTransformer, tokens: Tokens) -> tuple[float, dict[str, Array]]:
-    """Return the mean loss of predicting each next token, and its gradient for every weight.
+    """Returns the mean loss of predicting each next token, and its gradient for every weight.
 
     Args:
         model: The model.
@@ -74,7 +74,7 @@ def _cross_entropy(scores: Array, wanted: Tokens) -> tuple[float, Array]:
 
 
 class Adam:
-    """The optimiser of Kingma and Ba (2014), with the gradient's length kept to one at most."""
+    """The optimiser of Kingma and Ba (2014), with the gradient's norm limited to 1."""
 
     def __init__(self, parameters: dict[str, Array]) -> None:
         self._parameters = parameters
@@ -83,7 +83,7 @@ class Adam:
         self._steps = 0
 
     def step(self, gradients: dict[str, Array], rate: float) -> None:
-        """Change the parameters in place, against the gradient."""
+        """Changes the parameters in place, against the gradient."""
         keep_mean, keep_square = 0.9, 0.99
         self._steps += 1
         length = np.sqrt(sum(float(np.vdot(g, g)) for g in gradients.values()))
@@ -116,7 +116,7 @@ def _rate(step: int, steps: int, peak: float = 2e-3) -> float:
 
 
 def train(model: CharTransformer, corpus: Sequence[str], *, steps: int, seed: int) -> None:
-    """Train a model in place, showing progress on standard error."""
+    """Trains a model in place, with progress on standard error."""
     random = np.random.default_rng(seed)
     order = random.permutation(len(corpus))
     held_out = max(1, len(corpus) // _HELD_OUT)
@@ -148,7 +148,7 @@ def train(model: CharTransformer, corpus: Sequence[str], *, steps: int, seed: in
 
 
 def main() -> None:
-    """Read the options, train, and write the weights."""
+    """Parses the options, trains a model, and writes its weights."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=9_000)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,7 +1,7 @@
-"""Write on from several prompts at once: the loop that the handlers for Shoal share.
+"""Continues several prompts at once: the loop that both handlers for Shoal use.
 
-A `Writer` holds what is being written. Texts join and leave between its steps; each step makes all
-of them longer by one character. A step for eight costs two and a half times one for one.
+A `Writer` keeps the texts that are being written. Texts join and leave between its steps, and each
+step appends one character to each text. A step for eight texts takes 2.5 times as long as for one.
 """
 
 from typing import Annotated, Generic, NamedTuple, TypeVar
@@ -17,13 +17,13 @@ Key = TypeVar("Key")
 
 
 class Prompt(BaseModel):
-    """A text to write on from, and how.
+    """A text to continue, and options.
 
     Attributes:
-        text: The beginning. A character outside printable ASCII counts as a question mark.
-        max_tokens: The most characters to write.
-        temperature: 0 takes the likeliest character each time; higher is more varied.
-        seed: Equal seeds give equal texts; without one each answer differs.
+        text: The beginning. A character outside printable ASCII is read as a question mark.
+        max_tokens: The maximum number of characters to write.
+        temperature: 0 always takes the most likely character; higher values vary more.
+        seed: Equal seeds give equal texts; without a seed texts differ.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -35,12 +35,12 @@ class Prompt(BaseModel):
 
 
 class Written(NamedTuple, Generic[Key]):
-    """What a step wrote for one text.
+    """The output of a step for one text.
 
     Attributes:
         key: The text's key.
-        character: The character; None where the model says that the text is over.
-        over: Whether this was the last step of this text.
+        character: The character; None if the model ended the text.
+        over: Whether this was the last step of the text.
     """
 
     key: Key
@@ -54,17 +54,17 @@ class _Text(Generic[Key]):
     def __init__(self, key: Key, prompt: Prompt) -> None:
         self.key = key
         *self.beginning, self.last = (BOUNDARY, *encode(prompt.text))
-        # So near to zero all but the likeliest are out of the question.
+        # So close to zero, only the most likely character is chosen.
         self.temperature = max(prompt.temperature, 1e-6)
         self._left = prompt.max_tokens
         self._random = np.random.default_rng(prompt.seed)
 
     def chance(self) -> float:
-        """Draw what decides on the next character: above 0, and up to 1."""
+        """Draws the random number for the next character: above 0, up to 1."""
         return 1 - self._random.random()
 
     def grow(self, token: int) -> Written[Key]:
-        """Take the next token, and say what that means."""
+        """Appends the next token; returns the output for it."""
         self.last = token
         self._left -= 1
         character = None if token == BOUNDARY else ALPHABET[token]
@@ -72,14 +72,14 @@ class _Text(Generic[Key]):
 
 
 class Writer(Generic[Key]):
-    """The texts that are being written; each has a key, by which its owner knows it.
+    """The texts that are being written; each has a key that its owner chooses.
 
-    What is written for a prompt depends on no other prompt. A text is over when the model says so,
-    or after `max_tokens` characters.
+    The text of a prompt does not depend on other prompts. A text is over when the model ends it, or
+    after `max_tokens` characters.
 
     Args:
         model: The trained model.
-        room: The most texts at once.
+        room: The maximum number of concurrent texts.
     """
 
     def __init__(self, model: CharTransformer, room: int) -> None:
@@ -93,18 +93,18 @@ class Writer(Generic[Key]):
         return [text.key for text in self._texts]
 
     def join(self, key: Key, prompt: Prompt) -> None:
-        """Begin to write on from a prompt."""
+        """Adds a prompt to continue."""
         text = _Text(key, prompt)
-        # The last token of the prompt is read by the text's first step.
+        # The first step of the text reads the last token of the prompt.
         self._cache.join(text.beginning)
         self._texts.append(text)
 
     def leave(self, key: Key) -> None:
-        """Stop writing a text; what it took in the cache is free."""
+        """Removes a text, and frees its row in the cache."""
         self._drop(self.keys.index(key))
 
     def step(self) -> list[Written[Key]]:
-        """Write one character of each text; what is over has left."""
+        """Writes one character of each text, and removes the texts that are over."""
         if not self._texts:
             return []
         scores = self._cache.step([text.last for text in self._texts])
@@ -128,13 +128,13 @@ class Writer(Generic[Key]):
 
 
 def _choose(scores: Array, *, temperatures: Array, chances: Array) -> list[int]:
-    """Choose a token for each row of scores.
+    """Chooses a token for each row of scores.
 
     Args:
-        scores: What the model says, a row for each text.
-        temperatures: How far the likely tokens are preferred, for each text.
-        chances: Where, from 0 to 1, the choice falls when all tokens are lined up, each as wide as
-            it is likely.
+        scores: The scores of the model, a row for each text.
+        temperatures: The temperature of each text.
+        chances: A random number for each text: the quantile of the cumulative distribution over
+            tokens at which the token is chosen.
     """
     ahead = (scores - scores.max(axis=1, keepdims=True)) / temperatures[:, None]
     ends = np.exp(ahead).cumsum(axis=1)

@@ -1,7 +1,7 @@
 """Structured-concurrency batching: turn a function that takes a list into one that takes one item.
 
-Concurrent callers are gathered into batches by a task in a nursery; each gets its own result back,
-whole or as a stream::
+A task in a nursery gathers the requests of concurrent callers into batches. Each caller gets its
+own result, whole or as a stream::
 
     @shoal.batch(max_batch_size=64)
     def embed(texts: list[str]) -> list[Vector]: ...
@@ -164,8 +164,9 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-# Each is loaded when it is first asked for: a program that only batches does without what serves,
-# and a replica's process, which should start at once, without event loops that it has no use for.
+# Each name is loaded when it is first used. So a program that only batches does not load the
+# server, and a replica's process, which should start fast, loads no event loop that it does not
+# use.
 _WHERE: Final = {
     "App": "shoal.http.app.app",
     "AutoscalingOptions": "shoal.core.replicas.autoscaling",

@@ -1,4 +1,4 @@
-"""The ``shoal`` command: finds what is to be done, and has it done."""
+"""The ``shoal`` command: parses the command line and runs the command that it names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.support.arguments import CommandParser
-from shoal.commands.support.saying import say
+from shoal.commands.support.messages import say
 from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("serve an application over HTTP", "commands.serve:add_arguments"),
-    "check": ("say what an application would run", "commands.check:add_arguments"),
-    "start": ("start a server that has a name", "commands.start:add_arguments"),
-    "stop": ("end such a server", "commands.stop:add_arguments"),
-    "status": ("show what a server has", "commands.status:add_arguments"),
-    "logs": ("show what a server has logged", "commands.logs:add_arguments"),
+    "check": ("show what an application would run", "commands.check:add_arguments"),
+    "start": ("start a named server", "commands.start:add_arguments"),
+    "stop": ("stop a named server", "commands.stop:add_arguments"),
+    "status": ("show a server's backends and endpoints", "commands.status:add_arguments"),
+    "logs": ("show the log of a named server", "commands.logs:add_arguments"),
     "backends": (
         "list, create, change, delete backends",
         "commands.backends:add_arguments",
@@ -42,16 +42,19 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "call": ("call an endpoint", "commands.call:add_arguments"),
     "simulate": (
-        "say what options would do at some traffic",
+        "simulate batching options under given traffic",
         "commands.simulate:add_arguments",
     ),
     "tune": (
-        "measure a handler, and find options for it",
+        "measure a handler and find options for it",
         "commands.tune:add_arguments",
     ),
 }
-"""What each command does, and what gives its parser the arguments: loaded for that command alone,
-since all of them take four times as long to load as the help."""
+"""The help text of each command, and the function that adds its arguments to its parser.
+
+The function's module is imported for that command only: importing all of them takes four times as
+long as showing the help.
+"""
 
 _FIRST_STEPS: Final = """\
 first steps:
@@ -69,14 +72,14 @@ first steps:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Runs the command line.
 
     Args:
-        argv: The arguments, or None for the process's own.
+        argv: The arguments; None for ``sys.argv[1:]``.
 
     Returns:
-        The exit code: 0 if all went well; 1 when it did not, or no plan meets its target; 2 for a
-        mistake in the command; 128 and the number of the signal that ended it.
+        The exit code: 0 for success; 1 for a failure, or when no options meet the target of
+        ``tune``; 2 for a mistake in the command; 128 + n if signal n ended it.
     """
     given = sys.argv[1:] if argv is None else list(argv)
     parser = _parser(given)
@@ -112,10 +115,10 @@ def _parser(given: Sequence[str]) -> ArgumentParser:
         help="show program's version number and exit",
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (says, place) in _COMMANDS.items():
-        command = commands.add_parser(name, help=says, allow_abbrev=False)
+    for name, (summary, target) in _COMMANDS.items():
+        command = commands.add_parser(name, help=summary, allow_abbrev=False)
         if name in given:
-            module, _, function = place.partition(":")
+            module, _, function = target.partition(":")
             add_arguments: Callable[[ArgumentParser], None]
             add_arguments = getattr(import_module(f"shoal.{module}"), function)
             add_arguments(command)
@@ -123,7 +126,7 @@ def _parser(given: Sequence[str]) -> ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Looks for the version when it is asked for: its library takes as long to load as the help."""
+    """Looks up the version on demand: `importlib.metadata` takes as long to load as the help."""
 
     def __call__(self, parser: ArgumentParser, *_: object) -> None:
         import importlib.metadata

@@ -1,12 +1,12 @@
 """Every exception that Shoal raises, grouped by whose fault it is.
 
-All derive from `ShoalError`, and from the builtin that fits, so that ``except TimeoutError`` works
-for people who have never heard of Shoal. A mistake in an argument is a plain `TypeError` or
-`ValueError`, as it is for any function. What the handler itself raises keeps its own type.
+All derive from `ShoalError` and from the builtin that fits, so ``except TimeoutError`` works in
+code that does not know Shoal. A mistake in an argument is a plain `TypeError` or `ValueError`.
+Exceptions that the handler raises keep their type.
 
-All of them copy and pickle, with their message, attributes and notes, so they cross a pool of
-processes. The standard way to do that calls the class with the error's ``args``, which fails for
-one that takes more than a message; here no constructor is called again.
+All can be copied and pickled, with their message, attributes and notes, so they can be sent between
+processes. The default ``__reduce__`` calls the class with the error's ``args``, which fails for a
+class that takes more than a message. The one of `ShoalError` calls no constructor.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ E = TypeVar("E", bound="ShoalError")
 
 
 class ShoalError(Exception):
-    """The base of every error that is Shoal's own."""
+    """The base class of Shoal's own exceptions."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         state = dict(self.__dict__)
         if "__notes__" in state:
-            state["__notes__"] = list(state["__notes__"])  # or a copy's notes would be shared
-        return _made_again, (type(self), self.args), state
+            state["__notes__"] = list(state["__notes__"])  # copies must not share the list
+        return _rebuilt, (type(self), self.args), state
 
 
-def _made_again(kind: type[E], args: tuple[Any, ...]) -> E:
+def _rebuilt(kind: type[E], args: tuple[Any, ...]) -> E:
     error = kind.__new__(kind, *args)
     error.args = args
     return error
 
 
-# The caller's: the program is wired wrongly, or a limit that the caller set was reached.
+# Caller errors: the program uses Shoal wrongly, or a limit that the caller set was reached.
 
 
 class NotOpen(ShoalError, RuntimeError):
@@ -43,44 +43,44 @@ class NotOpen(ShoalError, RuntimeError):
 
 
 class WouldDeadlock(ShoalError, RuntimeError):
-    """A handler called its own batcher and would wait for itself: its batch has the only slot."""
+    """A handler called its own batcher, whose only worker slot runs that handler's batch."""
 
 
 class DeadlineExceeded(ShoalError, TimeoutError):
-    """The request was not answered by its deadline, or waited in line for longer than it may."""
+    """The request missed its deadline, or waited in the queue for longer than allowed."""
 
 
 class ItemTooLarge(ShoalError, ValueError):
-    """An item costs more than ``max_batch_size``, so no batch has room for it."""
+    """An item costs more than ``max_batch_size``, so it fits into no batch."""
 
 
 class SlowReader(ShoalError, TimeoutError):
-    """A stream's reader held its batch back for longer than ``slow_reader_timeout_s``."""
+    """The reader of a stream held up its batch for longer than ``slow_reader_timeout_s``."""
 
 
-# The operator's: the service has no room, or is going away.
+# Service errors: the service is overloaded, failed, or is shutting down.
 
 
 class Overloaded(ShoalError, RuntimeError):
-    """There is no room for the request, or it can't end in time: full, shed, or refused as late."""
+    """The request was rejected: no capacity, shed, or unable to finish before its deadline."""
 
 
 class BatcherClosed(ShoalError, ConnectionError):
-    """The batcher stopped before it could answer; when it broke, ``__cause__`` says why."""
+    """The batcher stopped before it could answer; if it failed, ``__cause__`` says why."""
 
 
 class BackendUnavailable(ShoalError, ConnectionError):
-    """No replica of the backend runs, and none can be started; ``__cause__`` says why."""
+    """No replica of the backend is running, and none can be started; ``__cause__`` says why."""
 
 
 class ReplicaDied(ShoalError, ConnectionError):
-    """A replica ended while it had work: its process exited or was killed, or its node was lost.
+    """A replica ended with work under way: its process exited or was killed, or its node was lost.
 
     Attributes:
-        replica: Its tag, such as ``"embed#3"``.
-        exit_code: What its process exited with; None if it was killed, or is not known.
+        replica: The replica's tag, such as ``"embed#3"``.
+        exit_code: The exit code of its process; None if it was killed or the code is not known.
         signal: The name of the signal that killed it, such as ``"SIGKILL"``; None if none did.
-        last_lines: The last of what it wrote to its stderr.
+        last_lines: The last lines that it wrote to its stderr.
     """
 
     def __init__(
@@ -104,48 +104,48 @@ class ReplicaNotStarted(ShoalError, RuntimeError):
 
 
 class ShutDown(ShoalError, RuntimeError):
-    """The client, or what it drives, was shut down already."""
+    """The client or its controller was already shut down."""
 
 
-# The operator's: a command that can't be obeyed.
+# Operator errors: a command that can't be carried out.
 
 
 class NoSuchName(ShoalError, KeyError):
-    """There is no backend or endpoint of that name; the message says which there are."""
+    """No backend, endpoint or method has that name; the message lists the existing names."""
 
     def __str__(self) -> str:
-        # A KeyError's own shows the repr of its message.
+        # KeyError.__str__ shows the repr of the message.
         return str(self.args[0])
 
 
 class NameTaken(ShoalError, ValueError):
-    """There is a backend, an endpoint or a route of that name already."""
+    """A backend, an endpoint or a route already has that name."""
 
 
 class InUse(ShoalError, RuntimeError):
-    """A backend can't be deleted while an endpoint sends it requests."""
+    """A backend can't be deleted while an endpoint sends requests to it."""
 
 
 class NotDurable(ShoalError, ValueError):
-    """An object can't be kept in a state file, where an import path could."""
+    """A value can't be stored in a state file, such as an object given without an import path."""
 
 
 class NotAllowed(ShoalError, PermissionError):
-    """An import path leads to a module that the operator did not allow, or the token is wrong."""
+    """An import path names a module that the operator did not allow, or the token is wrong."""
 
 
 class StateRefused(ShoalError, RuntimeError):
-    """A state file is damaged, of another program, in use, or of a newer version of Shoal."""
+    """A state file is damaged, not Shoal's, in use, or written by a newer version of Shoal."""
 
 
-# The handler's: it broke the contract between a handler and its batch.
+# Handler errors: user code broke the contract between a handler and its batch.
 
 
 class LifespanFailed(ShoalError, RuntimeError):
-    """An application that was to be served did not start, or did not end, as it should.
+    """The lifespan startup or shutdown of a served application failed.
 
     Attributes:
-        details: The application's own account, usually a traceback.
+        details: The application's own report, usually a traceback.
     """
 
     def __init__(self, message: str, *, details: str) -> None:
@@ -154,11 +154,11 @@ class LifespanFailed(ShoalError, RuntimeError):
 
 
 class WrongBatchSize(ShoalError, ValueError):
-    """The handler gave back another number of results than it was given items.
+    """The handler returned a different number of results than it received items.
 
     Attributes:
-        expected: How many items the batch had.
-        got: How many results came back, or None when they could not be counted.
+        expected: The number of items in the batch.
+        got: The number of results, or None when they could not be counted.
     """
 
     def __init__(self, message: str, *, expected: int, got: int | None) -> None:
@@ -168,11 +168,11 @@ class WrongBatchSize(ShoalError, ValueError):
 
 
 class WrongResultType(ShoalError, TypeError):
-    """The handler gave back something that is not one result for each item of its batch."""
+    """The handler returned something other than one result for each item of its batch."""
 
 
 class Unfinished(ShoalError, RuntimeError):
-    """The handler of an open batch ended, and had neither finished nor failed this request."""
+    """The handler of an open batch ended without finishing or failing this request."""
 
 
 class HandlerTimeout(ShoalError, TimeoutError):
@@ -180,4 +180,4 @@ class HandlerTimeout(ShoalError, TimeoutError):
 
 
 class HandlerFailed(ShoalError, RuntimeError):
-    """The handler raised an exception that can't be copied for each caller; it is the cause."""
+    """The handler raised an exception that can't be copied for each caller; it is ``__cause__``."""

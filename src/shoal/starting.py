@@ -1,4 +1,4 @@
-"""`start` and `connect`: the two ways to a client."""
+"""`start` and `connect`: the two ways to get a client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.serving.clients.in_replica import client_inside
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.sync import check_may_block
 from shoal.serving.controller.controller import Controller
-from shoal.serving.local_servers import door
+from shoal.serving.local_servers import admin_socket
 from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def start(
     http: HttpOptions | Mapping[str, Any] | bool | None = None,
     state: str | os.PathLike[str] | None = None,
 ) -> Starting:
-    """Starts a controller in this program, for the length of a block.
+    """Starts a controller in this program for the duration of a ``with`` block.
 
     ::
 
@@ -40,25 +40,25 @@ def start(
             await client.create_backend("embed", Embed, config={"max_batch_size": 64})
             await client.create_endpoint("embed", backend="embed", route="/embed")
 
-    Leaving the block ends it: what is under way is answered, within its time limits. A program
-    without an event loop writes ``with shoal.start() as client:``, and gets the client's ``.sync``
-    face; the event loop is in a thread of its own then.
+    Leaving the block shuts the controller down: work under way is answered, within its time limits.
+    A program without an event loop writes ``with shoal.start() as client:`` and gets the blocking
+    client, ``client.sync``; the event loop then runs in a thread of its own.
 
     Args:
-        http: Whether and how to serve it over HTTP as well; see `HttpOptions`. None for not at all.
-        state: A file to keep in what is declared, and to restore it from; None to keep nothing.
+        http: Whether and how to serve over HTTP as well; see `HttpOptions`. None for no HTTP.
+        state: The state file, which stores what is declared and restores it; None to store nothing.
 
     Raises (on entering):
         TypeError: An option is unknown, or has the wrong type.
         StateRefused: The state file is damaged, in use, or of a newer version.
-        OSError: The address can't be listened at.
+        OSError: The server can't listen at the address.
         ImportError: HTTP needs the extra ``shoal[serve]``.
     """
     return Starting(http, state)
 
 
 class Starting:
-    """A controller that is about to be started: enter it, with or without ``async``."""
+    """The context manager, sync and async, that `start` returns."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Starting:
 
     async def __aenter__(self) -> Controller:
         if self._is_entered:
-            raise RuntimeError("this is started once; write another async with shoal.start()")
+            raise RuntimeError("this context manager was already entered; call shoal.start() again")
         self._is_entered = True
         server = None if self._http is None or self._http is False else _server_of(self._http)
         state = None
@@ -88,7 +88,7 @@ class Starting:
                 make, options = server
                 running = await self._exit.enter_async_context(make(controller, options))
                 controller.url = running.url
-        except BaseException:  # closed without it, so that no group is made of it
+        except BaseException:  # not passed to aclose(): it would be wrapped in a group
             await self._exit.aclose()
             raise
         return controller
@@ -127,38 +127,38 @@ def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:
 def connect(
     url: str | None = None, *, token: str | None = None, timeout_s: float | None = 600.0
 ) -> RemoteClient | InsideClient | ChildClient:
-    """Returns a client of a controller that runs already.
+    """Returns a client of a controller that is already running.
 
     ::
 
         async with shoal.connect("http://127.0.0.1:8000") as client:
             await client.set_traffic("classify", {"old": 0.9, "new": 0.1})
 
-    A program without an event loop writes ``with shoal.connect(...) as client:``, and gets the
-    client's ``.sync`` face, whose verbs block.
+    A program without an event loop writes ``with shoal.connect(...) as client:`` and gets the
+    blocking client, ``client.sync``.
 
     Args:
         url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``. None for the
-            controller that this code runs in, if it runs in a backend; or else for the server that
-            this user started by ``shoal start``.
-        token: The operator's token, for a door that asks for one.
-        timeout_s: How long the server may take over a verb, in seconds; None for no limit.
+            controller of the backend that this code runs in, or outside of a backend for the
+            server that this user started with ``shoal start``.
+        token: The operator's token, if the server's admin API requires one.
+        timeout_s: The time limit of each request to the server, in seconds; None for no limit.
 
     Raises:
-        TypeError: The URL or the token is no text.
-        ValueError: The URL is none that leads to a server.
-        ConnectionError: No URL was given, and no server of this user's runs.
+        TypeError: The URL or the token is not a string.
+        ValueError: The URL has none of these forms.
+        ConnectionError: No URL was given, and no server of this user is running.
         ModuleNotFoundError: The extra ``shoal[client]`` is not installed.
     """
     if url is None:
         inside = client_inside()
         if inside is not None:
             return inside
-        path = door("default")
+        path = admin_socket("default")
         if not path.exists():
             raise ConnectionError(
-                f"no server answers at {path}; start one by: shoal start --detach, or in this "
-                "program by: async with shoal.start() as client"
+                f"no server answers at {path}; start one with: shoal start --detach, or in this "
+                "program with: async with shoal.start() as client"
             )
         url = f"unix:{path}"
     return RemoteClient(url, token=token, timeout_s=timeout_s)

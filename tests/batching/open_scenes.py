@@ -33,7 +33,7 @@ class Kind:
         return the_one(call(item)) if self.streams else call(item)
 
     async def line_up(self, tasks: TaskGroup, call: Any, *items: Any) -> list[Caller]:
-        """Starts a caller for each item; they are in line in this order."""
+        """Starts a caller for each item; they are queued in this order."""
         return await line_up(tasks, *[self.ask(call, item) for item in items])
 
     async def answer(self, request: Any, value: Any) -> None:

@@ -1,6 +1,6 @@
 """Runs a random program with the options that form batches, and holds it against the promises.
 
-It is `program_model` once more, for lines whose requests are not all alike: what a batch may be
+It is `program_model` once more, for queues whose requests are not all alike: what a batch may be
 made of, who may be ahead of whom, and which further ends a call may have (`policy_promises`).
 """
 
@@ -38,7 +38,7 @@ class PolicyWorld(Promises):
     async def do(self, op: Any) -> None:
         match op:
             case Flush():
-                self.flushed.update(self.in_line(State.QUEUED))
+                self.flushed.update(self.waiting(State.QUEUED))
                 self.batcher.flush()
             case Drain() | Close():
                 self.drained = True

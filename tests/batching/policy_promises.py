@@ -43,7 +43,7 @@ class Call(Item):
     whole: Call | None = None
     parts: list[Call] = field(default_factory=list)
     dues: list[float] = field(default_factory=list)  # by when it was made and by when it entered
-    place: int = -1  # in the order in which calls entered the line
+    place: int = -1  # in the order in which calls entered the queue
     made_at: int = 0  # which options were in force when it was made
 
     def __repr__(self) -> str:
@@ -94,8 +94,8 @@ class Call(Item):
             low=low, high=high, whole=self,
         )  # fmt: skip
 
-    def line_ends(self) -> list[tuple[float, str]]:
-        """Until when it may wait in line, and what then; of two it may be either."""
+    def queue_ends(self) -> list[tuple[float, str]]:
+        """Until when it may wait in the queue, and what then; of two it may be either."""
         ends: list[tuple[float, str]] = []
         for options in (self.world.history[self.made_at], self.options):
             level = min(self.asks.level or options.usual_priority, self.options.priority_levels)
@@ -124,7 +124,7 @@ class Promises(FormingWorld):
         self.failure: AssertionError | None = None  # which a handler raised, of ours or the model's
         self.given: Sequence[Any] = ()
 
-    def in_line(self, *states: State) -> list[Request]:
+    def waiting(self, *states: State) -> list[Request]:
         return [request for request in self.requests if request.state in states]
 
     # What must hold of a batch
@@ -156,9 +156,9 @@ class Promises(FormingWorld):
             assert not whole.gone, "the handler was given a request whose caller had left"
             assert not whole.ends, "the handler was given a request that had ended"
             assert now <= max(whole.dues) + EPSILON, "the handler was given an expired request"
-            ends = whole.line_ends()
+            ends = whole.queue_ends()
             if all(action == "reject" for _until, action in ends):
-                assert now <= max(ends)[0] + EPSILON, "it has been in line for too long"
+                assert now <= max(ends)[0] + EPSILON, "it has been in the queue for too long"
         if options.bucket_by is not None:
             assert len({call.key for call in calls}) == 1, "two keys share a batch"
 
@@ -190,12 +190,12 @@ class Promises(FormingWorld):
             assert request in self.was_parked or now <= latest + EPSILON, "it waited for too long"
         waiting = [
             other
-            for other in self.in_line(State.QUEUED)
+            for other in self.waiting(State.QUEUED)
             if options is self.options  # else they have had new ranks since the batch left
             if options.bucket_by is None or other.item.key == requests[0].item.key
             if not isolates or other.priority == requests[0].priority
             if not (other.item.whole or other.item).gone
-            if other not in self.was_parked  # it may have been let in when this batch had left
+            if other not in self.was_parked  # it may have been admitted when this batch had left
         ]
         inner = pairwise(requests)
         outer = [(request, other) for request in requests for other in waiting]
@@ -203,13 +203,13 @@ class Promises(FormingWorld):
             self._check_pair(before, after, options)
 
         for request in requests:
-            for other in self.in_line(State.PARKED):
+            for other in self.waiting(State.PARKED):
                 assert request.item.order < other.item.order, "it has overtaken who had no room"
 
     def _check_pair(self, before: Request, after: Request, options: BatchOptions) -> None:
         """Checks that one request may be ahead of another."""
         if any(r.options is not None and r.options.delayed_at is not None for r in (before, after)):
-            return  # `line_machine` says where those belong
+            return  # `queue_machine` says where those belong
         ranks = self._rank(before, options), self._rank(after, options)
         assert ranks[0] <= ranks[1], "it is not its turn"
         if ranks[0] == ranks[1] and before.priority == after.priority:
@@ -321,13 +321,13 @@ class Promises(FormingWorld):
             if not call.runs and not call.is_late and not streams:
                 self._check_that_it_could_not_leave(call)
             return True
-        ends = (call.whole or call).line_ends()
+        ends = (call.whole or call).queue_ends()
         return not call.runs and any(
             action == "reject" and now >= until - EPSILON for until, action in ends
         )
 
     def _check_that_it_could_not_leave(self, call: Call) -> None:
-        """Who has waited for company until its deadline had no slot to leave by."""
+        """Who has waited for other requests until its deadline had no slot to leave by."""
         mine = [r for r in self.requests if (r.item.whole or r.item) is (call.whole or call)]
         if not mine or self.was_parked.intersection(mine):
             return
@@ -379,10 +379,10 @@ class Promises(FormingWorld):
         assert statistics.batches_running == len(self.running)
         former = self.batcher._session._intake.former
         check(former)
-        queued = self.in_line(State.QUEUED)
+        queued = self.waiting(State.QUEUED)
         assert len(queued) == statistics.queued
-        assert len(self.in_line(State.PARKED)) == statistics.parked
-        if not self.in_line(State.QUEUED, State.PARKED):
+        assert len(self.waiting(State.PARKED)) == statistics.parked
+        if not self.waiting(State.QUEUED, State.PARKED):
             self.unbound = False
         bound = options.max_queued_requests
         slots = options.max_concurrent_batches

@@ -80,7 +80,7 @@ class FormingWorld(World):
         self.batches: dict[int, Run] = {}
         self.last_number = -1
         self.turned_away: set[Item] = set()  # for want of room; or of time, if not accepted
-        self.unbound = False  # the line may hold more than the bound that was set meanwhile
+        self.unbound = False  # the queue may hold more than the bound that was set meanwhile
         self.free_since = self.changed_at = anyio.current_time()
 
     # What the program does
@@ -232,7 +232,7 @@ class FormingWorld(World):
 
     @contextmanager
     def _run(self, items: list[Item]) -> Iterator[Run]:
-        run = Run(items, self.cut_under(shoal.current_batch()), anyio.current_time())
+        run = Run(items, self.formed_under(shoal.current_batch()), anyio.current_time())
         batch = shoal.current_batch()
         self._check_batch(run, batch)
         for item in items:

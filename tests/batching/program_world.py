@@ -61,7 +61,7 @@ class Watched:
 
     Attributes:
         requests: All of them, in order.
-        parked: Those that had to wait to be let in.
+        parked: Those that had to wait for admission.
     """
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ class World(ABC):
         self.errors: list[BaseException] = []
         self.gate: anyio.Event | None = None
         self.closing = False
-        self.dropping = False  # whether it drains, and has failed its line
-        self._cut_under: dict[int, BatchOptions] = {}
+        self.dropping = False  # whether it drains, and has failed its queue
+        self._formed_under: dict[int, BatchOptions] = {}
 
     # What the program does
 
@@ -170,9 +170,9 @@ class World(ABC):
         session = self.batcher._session
         return self.batcher.options if session is None else session._in_force
 
-    def cut_under(self, batch: shoal.Batch) -> BatchOptions:
-        """Returns the options that were in force when a batch was cut that starts now."""
-        return self._cut_under.pop(batch.id, self.options)
+    def formed_under(self, batch: shoal.Batch) -> BatchOptions:
+        """Returns the options that were in force when a batch was formed that starts now."""
+        return self._formed_under.pop(batch.id, self.options)
 
     def _configure(self, changes: dict[str, Any]) -> None:
         self.batcher.configure(**changes)
@@ -186,7 +186,7 @@ class World(ABC):
         if self.options is not before:
             session = self.batcher._session
             assert session is not None
-            self._cut_under = {batch.id: before for batch in session.slots.batches}
+            self._formed_under = {batch.id: before for batch in session.slots.batches}
             self._took_in()
 
     @abstractmethod

@@ -46,7 +46,7 @@ class Caller:
 
 
 async def line_up(tasks: TaskGroup, *awaitables: Awaitable[Any]) -> list[Caller]:
-    """Starts a caller for each awaitable; each has put its request in line before the next one."""
+    """Starts a caller for each awaitable; each has queued its request before the next one."""
     return [await tasks.start(Caller(awaitable).run) for awaitable in awaitables]
 
 
@@ -60,7 +60,7 @@ async def outcomes(*awaitables: Awaitable[Any]) -> list[Any]:
 
 
 async def outcomes_in_order(*awaitables: Awaitable[Any]) -> list[Any]:
-    """Awaits all, in line in this order; needs a batcher that waits for company."""
+    """Awaits all, in the queue in this order; needs a batcher that waits for batches to fill."""
     async with anyio.create_task_group() as tasks:
         callers = await line_up(tasks, *awaitables)
     return [caller.outcome for caller in callers]
@@ -175,5 +175,5 @@ class Reader:
 
 
 async def read_all(tasks: TaskGroup, *streams: shoal.ResultStream[Any]) -> list[Reader]:
-    """Starts a reader for each stream; their requests are in line in this order."""
+    """Starts a reader for each stream; their requests are queued in this order."""
     return [await tasks.start(Reader(stream).run) for stream in streams]

@@ -1,4 +1,4 @@
-"""Admission: a bound on the line, and what a call meets when the line is full."""
+"""Admission: a bound on the queue, and what a call meets when the queue is full."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def busy(tasks: Any, call: Any) -> None:
     await settle()
 
 
-async def test_by_default_the_line_has_no_bound() -> None:
+async def test_by_default_the_queue_has_no_bound() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -84,7 +84,7 @@ async def test_wait_parks_the_callers_in_order() -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
-async def test_cutting_a_batch_does_not_fill_the_line_beyond_its_bound(bound: int) -> None:
+async def test_forming_a_batch_does_not_fill_the_queue_beyond_its_bound(bound: int) -> None:
     held = Held()
     batcher = bounded(held, bound, "wait", max_batch_size=2, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -149,7 +149,9 @@ async def test_with_a_bound_of_0_one_call_after_the_other_is_admitted() -> None:
 
 
 @pytest.mark.parametrize("bound", [0, 3])
-async def test_a_burst_into_an_idle_batcher_is_let_in_up_to_what_starts_at_once(bound: int) -> None:
+async def test_a_burst_into_an_idle_batcher_is_admitted_up_to_what_starts_at_once(
+    bound: int,
+) -> None:
     batcher = bounded(Recorder(), bound, "reject", max_batch_size=5)
     async with batcher as call:
         for _ in range(2):

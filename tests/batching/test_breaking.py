@@ -92,15 +92,15 @@ class Broken(BaseException):
 
 
 class BreaksWhenAsked(shoal.WholeQueuePolicy):
-    """A rule that breaks once all three are in line."""
+    """A rule that breaks once all three are queued."""
 
     def __init__(self, _options: Any) -> None:
         super().__init__()
 
     def choose(
-        self, line: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
     ) -> Any:
-        if len(line) == 3:
+        if len(queue) == 3:
             raise Broken
         return shoal.Wait(None)
 
@@ -139,7 +139,7 @@ class _BrokenOnPurpose(Exception):
 
 
 @pytest.mark.anyio
-async def test_a_bug_in_the_batcher_fails_every_caller_in_line_parked_and_running(
+async def test_a_bug_in_the_batcher_fails_every_caller_in_the_queue_parked_and_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bug = _BrokenOnPurpose("a bug of ours")

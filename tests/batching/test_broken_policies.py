@@ -24,9 +24,9 @@ class InOrder(shoal.WholeQueuePolicy):
         super().__init__()
 
     def choose(
-        self, line: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
     ) -> tuple[Sequence[shoal.Request], shoal.DispatchReason]:
-        return line[:1], shoal.DispatchReason.FULL
+        return queue[:1], shoal.DispatchReason.FULL
 
 
 class RefusesBad(InOrder):
@@ -156,7 +156,7 @@ async def test_what_is_handed_out_twice_is_never_run() -> None:
     with pytest.raises(BaseExceptionGroup):
         await use()
     assert isinstance(error, shoal.BatcherClosed)
-    assert "handed out" in str(error.__cause__)
+    assert "take() of the policy" in str(error.__cause__)
     assert handler.batches == []
 
 

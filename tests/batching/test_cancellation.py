@@ -1,4 +1,4 @@
-"""Callers that leave: before, while, and in the tick in which they are cut, run and answered."""
+"""Callers that leave: before, while, and in the tick in which they are batched and answered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from batching.scenes import LEFT, PENDING, Held, Recorder, line_up, settle
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_caller_that_leaves_the_line_is_never_seen_by_the_handler() -> None:
+async def test_a_caller_that_leaves_the_queue_is_never_seen_by_the_handler() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -28,7 +28,7 @@ async def test_a_caller_that_leaves_the_line_is_never_seen_by_the_handler() -> N
     assert batcher.statistics().cancelled == 2
 
 
-async def test_when_all_in_line_leave_no_batch_is_made() -> None:
+async def test_when_all_in_the_queue_leave_no_batch_is_made() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=1)
     async with batcher as call:
@@ -199,7 +199,7 @@ async def test_two_callers_may_leave_in_one_tick() -> None:
     assert batcher.statistics().cancelled == 2
 
 
-async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_cut() -> None:
+async def test_a_caller_may_leave_in_the_tick_in_which_its_batch_is_formed() -> None:
     """Whoever is first, it is not both left and run, and the others are answered."""
     for leave_first in (True, False):
         held = Held()
@@ -288,7 +288,7 @@ async def test_a_slot_is_given_back_only_when_its_thread_has_ended() -> None:
     assert seen == [[0], [1]]
 
 
-async def test_many_callers_in_line_can_leave_at_once() -> None:
+async def test_many_callers_in_the_queue_can_leave_at_once() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1)
     async with batcher as call:

@@ -1,4 +1,4 @@
-"""Closing: intake stops, the line is run at once, and every caller ends one way or the other."""
+"""Closing: intake stops, the queue is run at once, and every caller ends one way or the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from batching.scenes import LEFT, PENDING, Held, Recorder, Steps, line_up, read_
 pytestmark = pytest.mark.anyio
 
 
-async def test_closing_runs_what_is_in_line_without_waiting_out_the_window() -> None:
+async def test_closing_runs_what_is_in_the_queue_without_waiting_out_the_window() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None, max_batch_size=2)
     async with anyio.create_task_group() as tasks:
@@ -315,7 +315,7 @@ async def slow(items: list[Any]) -> list[Any]:
     return items
 
 
-async def test_what_is_in_line_may_be_dropped_and_what_runs_is_answered() -> None:
+async def test_what_is_in_the_queue_may_be_dropped_and_what_runs_is_answered() -> None:
     batcher = shoal.Batcher(slow, max_batch_size=1)
     async with batcher as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(1), call(2), call(3))

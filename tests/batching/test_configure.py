@@ -97,7 +97,7 @@ async def test_idle_slots_follow_every_change(numbers: tuple[int, ...]) -> None:
                 tasks.cancel_scope.cancel()
 
 
-async def test_a_running_batch_keeps_the_options_it_was_cut_under() -> None:
+async def test_a_running_batch_keeps_the_options_it_was_formed_under() -> None:
     held = Held()
     batcher = shoal.Batcher(held, handler_timeout_s=10)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -223,7 +223,7 @@ async def test_stream_options_change_for_later_streams() -> None:
     assert reader.items == list(range(10))
 
 
-async def test_a_line_too_small_for_full_batches_is_warned_of(
+async def test_a_queue_too_small_for_full_batches_is_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def warnings() -> int:
@@ -299,7 +299,7 @@ async def test_a_call_that_joins_what_gathers_does_so_by_its_options() -> None:
         assert handler.batches[1:] == [[4]]
 
 
-async def test_bounds_on_who_is_let_in_hold_at_once() -> None:
+async def test_bounds_on_admission_hold_at_once() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=3, batch_wait_timeout_s=9)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -120,7 +120,7 @@ async def test_a_stream_that_is_too_large_under_the_new_options_fails_alone() ->
         assert [reader.outcome for reader in readers[:2]] == ["end", "end"]
 
 
-async def test_who_is_parked_is_let_in_by_the_new_bound_in_order() -> None:
+async def test_who_is_parked_is_admitted_by_the_new_bound_in_order() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_queued_requests=1, max_batch_size=1, overload="wait")
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -183,7 +183,7 @@ async def test_who_waited_before_levels_had_bounds_counts_for_them() -> None:
     assert held.batches[1:] == [[2], [4]]
 
 
-async def test_who_waited_before_the_line_shed_may_be_shed() -> None:
+async def test_who_waited_before_the_queue_shed_may_be_shed() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=2)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -221,9 +221,7 @@ async def test_a_change_that_is_refused_changes_nothing_for_those_who_wait() -> 
     assert handler.batches == [[0, 2], [1, 3]]
 
 
-async def test_calls_that_came_before_the_change_run_under_it_and_padding_is_that_of_the_cut() -> (
-    None
-):
+async def test_calls_before_the_change_run_under_it_and_padding_is_that_of_the_dispatch() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=4, allowed_batch_sizes=(4,))
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -93,7 +93,7 @@ async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind
     assert handler.joined == [[("a", 3)], [], [], [("b", 1)]]
 
 
-async def test_those_in_line_join_by_their_priority(kind: Kind) -> None:
+async def test_those_in_the_queue_join_by_their_priority(kind: Kind) -> None:
     handler = Stepper(kind)
     batcher = of(handler, kind, max_batch_size=1, priority_levels=3)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -105,7 +105,7 @@ async def test_those_in_line_join_by_their_priority(kind: Kind) -> None:
 
 
 async def test_costs_bound_what_is_active(kind: Kind) -> None:
-    """And what does not fit stays first in line."""
+    """And what does not fit stays first in the queue."""
     handler = Stepper(kind)
     batcher = of(
         handler,
@@ -274,7 +274,7 @@ async def test_another_slot_starts_when_the_first_batch_is_full(kind: Kind) -> N
 
 
 @pytest.mark.parametrize("gives_up", [1, 2, 3])
-async def test_a_wait_that_is_given_up_keeps_nobody_from_the_line(gives_up: int) -> None:
+async def test_a_wait_that_is_given_up_keeps_nobody_from_the_queue(gives_up: int) -> None:
     """Of three handlers that wait for requests one gives up, and each of the others takes one."""
     scopes: dict[int, anyio.CancelScope] = {}
     go = anyio.Event()
@@ -342,7 +342,7 @@ async def test_more_slots_help_at_once(kind: Kind) -> None:
 # Admission
 
 
-async def test_free_places_let_requests_in_where_the_line_has_none(kind: Kind) -> None:
+async def test_free_places_admit_requests_where_the_queue_has_no_room(kind: Kind) -> None:
     handler = Stepper(kind)
     batcher = of(handler, kind, max_batch_size=2, max_queued_requests=0)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -357,7 +357,7 @@ async def test_free_places_let_requests_in_where_the_line_has_none(kind: Kind) -
     assert batcher.statistics().rejected == 1
 
 
-async def test_the_place_of_who_left_lets_another_in(kind: Kind) -> None:
+async def test_the_place_of_who_left_admits_another(kind: Kind) -> None:
     handler = Stepper(kind)
     batcher = of(handler, kind, max_batch_size=1, max_queued_requests=0)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -368,7 +368,7 @@ async def test_the_place_of_who_left_lets_another_in(kind: Kind) -> None:
         assert await kind.ask(call, ("b", 1)) == "b"
 
 
-async def test_parked_callers_are_let_in_as_places_come_free(kind: Kind) -> None:
+async def test_parked_callers_are_admitted_as_places_come_free(kind: Kind) -> None:
     handler = Server(kind)
     batcher = of(handler, kind, max_batch_size=1, max_queued_requests=0, overload="wait")
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -399,7 +399,7 @@ async def test_a_crash_fails_who_is_active_and_the_next_request_starts_the_handl
         errors = [caller.outcome for caller in callers[:2]]
         assert all(isinstance(error, ExceptionGroup) for error in errors)
         assert errors[0] is not errors[1]
-        assert handler.active == [2, 3], "those in line are served"
+        assert handler.active == [2, 3], "those in the queue are served"
         handler.let_go(2, 3)
     assert [caller.outcome for caller in callers[2:]] == [2, 3]
     assert (handler.starts, handler.ended) == (2, 1)
@@ -467,7 +467,9 @@ async def test_when_all_have_left_the_handler_goes_on(kind: Kind) -> None:
 # Closing
 
 
-async def test_closing_serves_all_who_are_in_line_and_then_ends_the_iteration(kind: Kind) -> None:
+async def test_closing_serves_all_who_are_in_the_queue_and_then_ends_the_iteration(
+    kind: Kind,
+) -> None:
     handler = Stepper(kind)
     batcher = of(handler, kind, max_batch_size=2)
     async with anyio.create_task_group() as tasks:

@@ -106,5 +106,5 @@ async def test_a_thread_may_ask() -> None:
 async def test_a_batch_of_no_batcher_never_drains() -> None:
     batch = Batch(1, DispatchReason.FULL, [])
     assert not batch.draining.is_set()
-    with pytest.raises(RuntimeError, match="nobody tells"):
+    with pytest.raises(RuntimeError, match="has no batcher"):
         await batch.draining.wait()

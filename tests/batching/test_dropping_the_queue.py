@@ -1,4 +1,4 @@
-"""`drop_queued_on_shutdown`: what is in line fails as closing begins, what runs is answered."""
+"""`drop_queued_on_shutdown`: what is queued fails as closing begins, what runs is answered."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_it_may_be_set_while_the_batcher_is_open() -> None:
     check(callers, 1)
 
 
-async def test_who_gathers_waits_in_line_and_is_dropped_too() -> None:
+async def test_who_gathers_waits_in_the_queue_and_is_dropped_too() -> None:
     batched = shoal.batch(batch_wait_timeout_s=None, **DROP)(slowly)
     async with anyio.create_task_group() as tasks, shoal.open_batchers(batched):
         callers = await line_up(tasks, batched(1), batched(2))
@@ -160,7 +160,7 @@ async def test_in_a_block_running_handlers_may_go_on_to_call_the_batcher() -> No
 
 
 @pytest.mark.parametrize("open_again", [True, False])
-async def test_a_drain_drops_what_is_in_line_and_takes_calls(open_again: bool) -> None:
+async def test_a_drain_drops_what_is_in_the_queue_and_takes_calls(open_again: bool) -> None:
     batcher = shoal.Batcher(slowly, max_batch_size=1, drop_queued_on_shutdown=not open_again)
     async with anyio.create_task_group() as tasks, batcher as call:
         callers = await line_up(tasks, *map(call, range(2)))

@@ -293,7 +293,7 @@ async def test_an_idle_batcher_refuses_nobody_and_so_learns_that_it_got_faster()
         assert await outcome(call.options(deadline_s=5)("warm")) == "warm"
 
 
-async def test_what_is_ahead_in_line_counts_for_refusing() -> None:
+async def test_what_is_ahead_in_the_queue_counts_for_refusing() -> None:
     handler = Slow(4)
     batcher = shoal.Batcher(handler, max_batch_size=2, refuse_late=True)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -175,7 +175,7 @@ def test_two_loops_by_turns_in_one_thread_may_both_open_a_function(by_name: bool
 
 @pytest.mark.parametrize("opener", ["host", "guest"])
 @pytest.mark.parametrize("overload", ["reject", "shed_oldest", "wait"])
-def test_nobody_suffers_for_a_call_of_another_loop_that_finds_the_line_full(
+def test_nobody_suffers_for_a_call_of_another_loop_that_finds_the_queue_full(
     opener: str, overload: Any
 ) -> None:
     is_full, has_called = threading.Event(), threading.Event()

@@ -62,7 +62,9 @@ async def test_when_the_oldest_leaves_the_wait_is_that_of_the_next() -> None:
     assert handler.started_at[0] - arrived == pytest.approx(10)
 
 
-async def test_a_batch_is_cut_only_for_a_free_slot_so_requests_pile_up_into_a_large_one() -> None:
+async def test_a_batch_is_formed_only_for_a_free_slot_so_requests_pile_up_into_a_large_one() -> (
+    None
+):
     held = Held()
     async with (
         shoal.Batcher(held, batch_wait_timeout_s=1, max_batch_size=100) as call,
@@ -170,7 +172,7 @@ async def test_so_many_batches_run_at_once(slots: int) -> None:
     assert held.batches == [[item] for item in range(5)]
 
 
-async def test_a_flush_sends_what_is_in_line_now() -> None:
+async def test_a_flush_sends_what_is_in_the_queue_now() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -27,9 +27,9 @@ HOUR_S = 3600.0
 
 
 class Activity:
-    """What Shoal's code did: how often any of it ran, and how often a slot looked at the line.
+    """What Shoal's code did: how often any of it ran, and how often a slot looked at the queue.
 
-    A slot that is woken looks at the line; after a batch it looks once more and goes to sleep.
+    A slot that is woken looks at the queue; after a batch it looks once more and goes to sleep.
     """
 
     def __init__(self) -> None:

@@ -263,7 +263,7 @@ async def test_a_stream(how: str, reads: int | None) -> None:
 
 
 async def test_closing(how: str) -> None:
-    """It goes on without the one who asked for it, and all who were in line are answered."""
+    """It goes on without the one who asked for it, and all who were queued are answered."""
 
     async def scene(nth: int) -> bool:
         batcher = shoal.Batcher(doubled, max_batch_size=2, batch_wait_timeout_s=None)

@@ -1,4 +1,4 @@
-"""What has ended is kept by nobody: not by a parked task's frame, nor by a line that is idle."""
+"""What has ended is kept by nobody: not by a parked task's frame, nor by an idle queue."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def steps(items: list[Any]) -> AsyncIterator[list[Any]]:
     yield [None for _ in items]
 
 
-LINES: dict[str, dict[str, Any]] = {
+QUEUES: dict[str, dict[str, Any]] = {
     "plain": {},
     "levels": {"priority_levels": 3},
     "deadlines": {"order": "deadline"},
@@ -83,14 +83,14 @@ KINDS: dict[str, Any] = {
 }
 
 
-def lines_of(kind: str) -> list[str]:
+def queues_of(kind: str) -> list[str]:
     if kind in ("open", "continuous"):
         of_closed_batches = {"buckets", "isolated levels", "adaptive", "idle"}
-        return [name for name in LINES if name not in of_closed_batches]
-    return list(LINES)
+        return [name for name in QUEUES if name not in of_closed_batches]
+    return list(QUEUES)
 
 
-CASES = [(kind, line) for kind in KINDS for line in lines_of(kind)]
+CASES = [(kind, queue) for kind in KINDS for queue in queues_of(kind)]
 
 
 async def call_with(call: Any, references: list[weakref.ref[Any]], **options: Any) -> None:
@@ -110,10 +110,10 @@ async def call_with(call: Any, references: list[weakref.ref[Any]], **options: An
         pass
 
 
-@pytest.mark.parametrize(("kind", "line"), CASES)
-async def test_what_was_answered_is_kept_by_nobody(kind: str, line: str) -> None:
+@pytest.mark.parametrize(("kind", "queue"), CASES)
+async def test_what_was_answered_is_kept_by_nobody(kind: str, queue: str) -> None:
     references: list[weakref.ref[Any]] = []
-    async with KINDS[kind](**LINES[line]) as call:
+    async with KINDS[kind](**QUEUES[queue]) as call:
         async with anyio.create_task_group() as tasks:
             for _ in range(5):
                 tasks.start_soon(call_with, call, references)
@@ -122,9 +122,9 @@ async def test_what_was_answered_is_kept_by_nobody(kind: str, line: str) -> None
         assert gone(references)
 
 
-@pytest.mark.parametrize("line", lines_of("open"))
+@pytest.mark.parametrize("queue", queues_of("open"))
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_open_batch_keeps_nothing_of_what_was_answered(line: str, streams: bool) -> None:
+async def test_an_open_batch_keeps_nothing_of_what_was_answered(queue: str, streams: bool) -> None:
     async def handler(batch: shoal.OpenBatch[Any, Any]) -> None:
         async for request in batch:
             if streams:
@@ -135,8 +135,8 @@ async def test_an_open_batch_keeps_nothing_of_what_was_answered(line: str, strea
 
     seen: list[int] = []
     references: list[weakref.ref[Any]] = []
-    options = {**LINES[line], "batch_wait_timeout_s": None}
-    if line == "idle":
+    options = {**QUEUES[queue], "batch_wait_timeout_s": None}
+    if queue == "idle":
         del options["batch_wait_timeout_s"]
     batcher: Any = shoal.Batcher
     async with batcher(handler, fill="open", streams=streams, **options) as call:
@@ -148,14 +148,14 @@ async def test_an_open_batch_keeps_nothing_of_what_was_answered(line: str, strea
         assert gone(references)
 
 
-@pytest.mark.parametrize(("kind", "line"), CASES)
+@pytest.mark.parametrize(("kind", "queue"), CASES)
 @pytest.mark.parametrize("how", ["left", "expired", "bored"])
 async def test_who_ended_without_an_answer_is_kept_by_nobody(
-    kind: str, line: str, how: str
+    kind: str, queue: str, how: str
 ) -> None:
     references: list[weakref.ref[Any]] = []
-    options = {"batch_wait_timeout_s": None, **LINES[line]}
-    if line == "adaptive":
+    options = {"batch_wait_timeout_s": None, **QUEUES[queue]}
+    if queue == "adaptive":
         options.pop("batch_wait_timeout_s")
     asks: dict[str, dict[str, Any]] = {
         "expired": {"deadline_s": 2.0},
@@ -185,13 +185,13 @@ async def leaving(call: Any, references: list[weakref.ref[Any]]) -> AsyncIterato
         tasks.cancel_scope.cancel()
 
 
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("queue", QUEUES)
 async def test_who_waits_behind_a_busy_slot_and_leaves_is_kept_by_nobody_once_it_is_idle(
-    line: str,
+    queue: str,
 ) -> None:
     references: list[weakref.ref[Any]] = []
     held = Held()
-    batcher = shoal.Batcher(held, **{**LINES[line], "max_concurrent_batches": 1})
+    batcher = shoal.Batcher(held, **{**QUEUES[queue], "max_concurrent_batches": 1})
     async with batcher as call, anyio.create_task_group() as plug:
         await line_up(plug, call(Thing()))
         await settle()

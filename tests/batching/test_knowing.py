@@ -38,7 +38,7 @@ async def test_the_handler_knows_its_batch_and_its_requests_in_order() -> None:
     ]
 
 
-async def test_the_reason_says_why_the_batch_was_cut() -> None:
+async def test_the_reason_says_why_the_batch_was_dispatched() -> None:
     batcher = shoal.Batcher(about, max_batch_size=2, batch_wait_timeout_s=1)
     async with anyio.create_task_group() as tasks:
         call = await tasks.start(batcher.run)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-def cut(text: str, room: float) -> list[str]:
+def divide(text: str, room: float) -> list[str]:
     """Parts of at most four letters, the first of which fills the room."""
     first, rest = text[: int(room)], text[int(room) :]
     return [first, *(rest[place : place + 4] for place in range(0, len(rest), 4))]
@@ -37,7 +37,7 @@ def cut(text: str, room: float) -> list[str]:
 SPLIT: dict[str, Any] = {
     "max_batch_size": 4,
     "batch_size_fn": len,
-    "split": cut,
+    "split": divide,
     "join": "".join,
 }
 
@@ -85,7 +85,7 @@ async def test_the_first_part_fills_the_batch_that_is_being_gathered() -> None:
     assert handler.batches[2] == ["i", "jk"]
 
 
-async def test_calls_of_a_gather_see_those_that_are_in_line_before_them() -> None:
+async def test_calls_of_a_gather_see_those_that_are_in_the_queue_before_them() -> None:
     handler = Recorder(upper)
     async with shoal.Batcher(handler, **SPLIT, batch_wait_timeout_s=1) as call:
         assert await outcomes_in_order(*map(call, ["abc", "def"])) == ["ABC", "DEF"]
@@ -123,7 +123,7 @@ async def test_a_map_divides_what_does_not_fit_and_keeps_the_order() -> None:
 
 
 @pytest.mark.parametrize("bad", ["abcd", "efgh", "ij"])
-async def test_a_part_that_fails_fails_its_item_and_drops_the_parts_in_line(bad: str) -> None:
+async def test_a_part_that_fails_fails_its_item_and_drops_the_parts_in_the_queue(bad: str) -> None:
     handler = Recorder(lambda part: KeyError(part) if part == bad else part)
     async with shoal.Batcher(handler, **SPLIT) as call:
         error = await outcome(call("abcdefghij"))
@@ -186,7 +186,7 @@ async def test_a_broken_join_fails_its_caller_alone() -> None:
         assert results[1] == "g"
 
 
-async def test_a_line_without_room_for_all_parts_takes_none() -> None:
+async def test_a_queue_without_room_for_all_parts_takes_none() -> None:
     held = Held()
     batcher = shoal.Batcher(held, **SPLIT, max_queued_requests=2)
     async with batcher as call, anyio.create_task_group() as tasks:

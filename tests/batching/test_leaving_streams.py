@@ -99,7 +99,7 @@ async def test_without_cancel_abandoned_the_generator_goes_on_to_its_end_for_nob
     assert steps.closed
 
 
-async def test_a_reader_that_leaves_the_line_is_never_seen_by_the_handler() -> None:
+async def test_a_reader_that_leaves_the_queue_is_never_seen_by_the_handler() -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler, batch_wait_timeout_s=1)
         async with batcher as call, anyio.create_task_group() as tasks:
@@ -269,7 +269,7 @@ async def test_a_stream_that_is_broken_off_and_dropped_frees_its_place_at_once()
 
 
 @pytest.mark.filterwarnings("ignore:a stream of")
-async def test_a_dropped_stream_that_waits_in_line_leaves_it() -> None:
+async def test_a_dropped_stream_that_waits_in_the_queue_leaves_it() -> None:
     with Steps() as steps:
         async with shoal.Batcher(steps.handler, max_batch_size=1) as call, call("a"):
             stream = await call("b").__aenter__()

@@ -170,7 +170,7 @@ async def test_the_idle_time_begins_with_the_latest_arrival(kind: Kind) -> None:
     assert handler.closed == [0, 8]
 
 
-async def test_those_in_line_join_by_their_priority(kind: Kind) -> None:
+async def test_those_in_the_queue_join_by_their_priority(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
     batcher = of(handler, kind, max_batch_size=3, batch_wait_timeout_s=1, priority_levels=3)
@@ -221,7 +221,7 @@ async def test_a_flush_covers_who_waits_behind_a_busy_slot(kind: Kind) -> None:
 # Slots
 
 
-async def test_one_batch_at_a_time_has_the_line_to_itself(kind: Kind) -> None:
+async def test_one_batch_at_a_time_has_the_queue_to_itself(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
     batcher = of(
@@ -284,7 +284,7 @@ async def test_a_handler_that_does_not_look_gets_those_who_did_not_leave(kind: K
     assert callers[1].outcome is LEFT
 
 
-async def test_a_batch_that_is_over_its_time_keeps_no_slot_from_the_line(kind: Kind) -> None:
+async def test_a_batch_that_is_over_its_time_keeps_no_slot_from_the_queue(kind: Kind) -> None:
     """Though its handler takes long to clean up."""
 
     async def handler(batch: Any) -> None:
@@ -508,7 +508,7 @@ async def test_who_stands_behind_one_who_has_just_left_is_taken(options: Any) ->
             assert second.outcome == 2
 
 
-@pytest.mark.parametrize("where", ["active", "not looked at", "in line"])
+@pytest.mark.parametrize("where", ["active", "not looked at", "in the queue"])
 async def test_a_deadline_ends_a_request_wherever_it_is(kind: Kind, where: str) -> None:
     seen: list[Any] = []
 
@@ -522,7 +522,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is(kind: Kind, where: str) 
 
     batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
-        if where == "in line":
+        if where == "in the queue":
             await kind.line_up(tasks, call, 0, 0)
         late = await kind.line_up(tasks, call.options(deadline_s=5), 1)
         mate = await kind.line_up(tasks, call, 2)
@@ -537,7 +537,7 @@ async def test_a_deadline_ends_a_request_wherever_it_is(kind: Kind, where: str) 
 # Admission and options
 
 
-async def test_the_room_of_the_open_batch_lets_requests_in_where_the_line_has_none(
+async def test_the_room_of_the_open_batch_admits_requests_where_the_queue_has_no_room(
     kind: Kind,
 ) -> None:
     handler = Taker(kind)
@@ -569,7 +569,7 @@ async def test_a_batch_that_was_closed_by_time_has_no_room(kind: Kind) -> None:
         handler.gate.set()
 
 
-async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_to_be_let_in() -> None:
+async def test_a_batch_that_ended_early_has_no_room_for_those_who_wait_for_admission() -> None:
     go = anyio.Event()
 
     async def handler(batch: Any) -> None:
@@ -677,7 +677,7 @@ async def test_a_handler_that_is_no_async_function_of_a_batch_is_refused(fill: A
 # Closing
 
 
-async def test_closing_answers_all_who_are_in_line(kind: Kind) -> None:
+async def test_closing_answers_all_who_are_in_the_queue(kind: Kind) -> None:
     handler = Taker(kind)
     handler.hold()
     batcher = of(handler, kind, max_batch_size=2, batch_wait_timeout_s=None)

@@ -82,7 +82,7 @@ async def test_first_calls_that_race_share_one_batcher_and_keep_their_order() ->
     assert [caller.outcome for caller in callers] == list(range(8))
 
 
-async def test_the_first_call_of_a_bounded_line_is_not_refused() -> None:
+async def test_the_first_call_of_a_bounded_queue_is_not_refused() -> None:
     @shoal.batch(max_queued_requests=0, max_batch_size=2)
     async def bounded(xs: list[int]) -> list[int]:
         return xs

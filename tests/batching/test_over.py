@@ -228,7 +228,7 @@ class PlainStreams(NoRunBatch):
         (AnyPositional(), r"AnyPositional\.run\(\) must name .* takes \(\*texts: 'str'\)"),
         (AnyKeyword(), r"AnyKeyword\.run\(\) must name its parameters"),
         (NoArgument(), r"NoArgument\.run\(\) takes no argument"),
-        (Builtin(), r"dict\(\) does not tell its parameters"),
+        (Builtin(), r"dict\(\) has no readable signature"),
         (LacksOne(), r"NoRun\.run_batch\(\) must take each .* \(text, top_k\) .*'top_k'"),
         (NeedsMore(), r"NeedsMore\.run_batch\(\) must take each parameter .*'device'"),
         (ByPosition(), r"ByPosition\.run_batch\(\) must take each parameter .*'text'"),

@@ -1,4 +1,4 @@
-"""A full line that fails somebody else to let a newcomer in."""
+"""A full queue that fails somebody else to admit a newcomer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEVELS: dict[str, Any] = {
 
 
 async def fill(tasks: Any, call: Any, *levels: int) -> list[Any]:
-    """Occupies the slot, and puts a request of each level in line; its item is its name."""
+    """Occupies the slot, and queues a request of each level; its item is its name."""
     await line_up(tasks, call("plug"))
     await settle()
     return [

@@ -1,4 +1,4 @@
-"""Cells, on both event loops: one wait, woken once or cancelled, and nothing in between."""
+"""Waiters, on both event loops: one wait, woken once or cancelled, and nothing in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Waiter:
-    """A task that waits on a cell."""
+    """A task that waits on a waiter."""
 
     def __init__(self, parking: Parking) -> None:
         self.parking = parking
@@ -220,7 +220,7 @@ async def test_a_caller_that_leaves_in_the_tick_of_its_result(leaves_first: bool
         assert now.batches_running == 0
 
 
-async def test_a_caller_that_leaves_in_the_tick_in_which_its_batch_is_cut() -> None:
+async def test_a_caller_that_leaves_in_the_tick_in_which_its_batch_is_formed() -> None:
     scene = Scene()
     batcher = shoal.Batcher(scene.held, max_batch_size=3, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -236,7 +236,7 @@ async def test_a_caller_that_leaves_in_the_tick_in_which_its_batch_is_cut() -> N
         assert batcher.statistics().cancelled == 1
 
 
-async def test_a_batch_whose_callers_all_leave_as_it_is_cut_is_no_batch() -> None:
+async def test_a_batch_whose_callers_all_leave_as_it_is_formed_is_no_batch() -> None:
     scene = Scene()
     batcher = shoal.Batcher(scene.held, batch_wait_timeout_s=None)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -316,7 +316,7 @@ async def test_keys_of_empty_buckets_are_forgotten() -> None:
 
 
 @pytest.mark.parametrize("how", ["flush", "drain", "close"])
-async def test_all_buckets_are_sent_when_no_company_is_waited_for(how: str) -> None:
+async def test_all_buckets_are_sent_when_batches_need_not_fill(how: str) -> None:
     handler = Recorder()
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=None, bucket_by=by_tens)
     async with anyio.create_task_group() as tasks, batcher as call:
@@ -384,7 +384,7 @@ async def test_streams_are_padded_too() -> None:
     assert [str(reader.outcome) for reader in readers] == ["end", "end", "only of c"]
 
 
-async def test_padding_down_leaves_the_rest_first_in_line() -> None:
+async def test_padding_down_leaves_the_rest_first_in_the_queue() -> None:
     handler = Noted()
     batcher = shoal.Batcher(
         handler,
@@ -519,7 +519,7 @@ async def test_the_halves_of_a_failed_batch_are_padded_anew() -> None:
 
 
 @pytest.mark.parametrize("how", ["flush", "drain", "close"])
-async def test_what_waits_for_a_preferred_size_is_sent_when_no_company_is_waited_for(
+async def test_what_waits_for_a_preferred_size_is_sent_when_batches_need_not_fill(
     how: str,
 ) -> None:
     handler = Recorder()
@@ -554,10 +554,10 @@ class Newest(WholeQueuePolicy):
         self.size = options.max_batch_size
 
     def choose(
-        self, line: Sequence[Request], now: float, pressure: Pressure | None
+        self, queue: Sequence[Request], now: float, pressure: Pressure | None
     ) -> tuple[Sequence[Request], DispatchReason] | Wait:
         chosen = (
-            [pressure.request] if pressure is not None and pressure.request else line[-self.size :]
+            [pressure.request] if pressure is not None and pressure.request else queue[-self.size :]
         )
         return chosen[::-1], DispatchReason.FULL if pressure is None else pressure.reason
 
@@ -576,8 +576,8 @@ async def test_a_rule_of_ones_own_forms_the_batches() -> None:
 
 
 class Broken(Newest):
-    def choose(self, line: Sequence[Request], now: float, pressure: Pressure | None) -> Any:
-        if len(line) > 1:
+    def choose(self, queue: Sequence[Request], now: float, pressure: Pressure | None) -> Any:
+        if len(queue) > 1:
             raise ZeroDivisionError("a broken rule")
         return Wait(None)
 

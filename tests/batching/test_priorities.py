@@ -34,7 +34,7 @@ async def plugged(tasks: Any, call: Any) -> None:
 
 
 async def put(tasks: Any, call: Any, *items: Any, **options: Any) -> list[Caller]:
-    """Puts items in line, each with the same options of its call; none is an ordinary call."""
+    """Queues items, each with the same options of its call; none is an ordinary call."""
     asking = call.options(**options) if options else call
     return await line_up(tasks, *map(asking, items))
 
@@ -133,7 +133,7 @@ async def test_no_level_starves_under_a_flood_of_higher_ones() -> None:
         await put(tasks, call, *range(2), priority=1)
         (low,) = await put(tasks, call, "low", priority=2)
         started = anyio.current_time()
-        for number in range(2, 20):  # the line never gets empty
+        for number in range(2, 20):  # the queue never gets empty
             await put(tasks, call, number, priority=1)
             await anyio.sleep(1)
         assert low.ended_at is not None
@@ -214,7 +214,7 @@ async def test_a_map_has_the_wishes_of_its_call() -> None:
     ("policy_s", "call_s", "ends_at"),
     [(None, 3, 3), (5, None, 5), (5, 3, 3), (3, 5, 3)],
 )
-async def test_a_call_can_only_shorten_how_long_it_may_wait_in_line(
+async def test_a_call_can_only_shorten_how_long_it_may_wait_in_the_queue(
     policy_s: float | None, call_s: float | None, ends_at: float
 ) -> None:
     held = Held()
@@ -233,7 +233,7 @@ async def test_a_call_can_only_shorten_how_long_it_may_wait_in_line(
     assert held.batches == [["plug"]]
 
 
-async def test_the_time_in_line_does_not_count_in_the_handler() -> None:
+async def test_the_time_in_the_queue_does_not_count_in_the_handler() -> None:
     held = Held()
     async with shoal.Batcher(held) as call, anyio.create_task_group() as tasks:
         (caller,) = await put(tasks, call, 1, queue_timeout_s=1)
@@ -243,7 +243,7 @@ async def test_the_time_in_line_does_not_count_in_the_handler() -> None:
     assert caller.outcome == 1
 
 
-async def test_a_deadline_ends_a_call_that_may_wait_in_line_for_longer() -> None:
+async def test_a_deadline_ends_a_call_that_may_wait_in_the_queue_for_longer() -> None:
     held = Held()
     async with shoal.Batcher(held, max_batch_size=1) as call, anyio.create_task_group() as tasks:
         await plugged(tasks, call)
@@ -255,7 +255,7 @@ async def test_a_deadline_ends_a_call_that_may_wait_in_line_for_longer() -> None
         held.gate.set()
 
 
-async def test_who_is_parked_is_in_line_for_its_time_out() -> None:
+async def test_who_is_parked_is_in_the_queue_for_its_time_out() -> None:
     held = Held()
     batcher = shoal.Batcher(held, max_batch_size=1, max_queued_requests=1, overload="wait")
     async with batcher as call, anyio.create_task_group() as tasks:
@@ -270,7 +270,7 @@ async def test_who_is_parked_is_in_line_for_its_time_out() -> None:
     assert held.batches == [["plug"]]
 
 
-async def test_a_stream_may_wait_in_line_for_so_long() -> None:
+async def test_a_stream_may_wait_in_the_queue_for_so_long() -> None:
     with Steps() as steps:
         async with shoal.Batcher(steps.handler, max_batch_size=1) as call, call("plug") as plug:
             await settle()
@@ -417,7 +417,7 @@ async def test_an_overloaded_level_is_503_over_http() -> None:
     assert (refused.status, refused.headers["retry-after"]) == (503, "1")
 
 
-async def test_what_waits_in_line_for_too_long_is_504_over_http() -> None:
+async def test_what_waits_in_the_queue_for_too_long_is_504_over_http() -> None:
     app, held = shoal.App(), Held()
     policy = shoal.QueuePolicy(timeout_s=2)
 

@@ -200,7 +200,7 @@ def plain_generator(items: list[int]) -> Iterator[list[int]]:
     "call", [shoal.batch(generator), shoal.Batcher(generator).call, generator, plain_generator]
 )
 def test_a_call_that_gives_a_stream_is_refused_with_the_reason(call: Any) -> None:
-    with pytest.raises(TypeError, match="gives a stream") as caught:
+    with pytest.raises(TypeError, match="returns a stream") as caught:
         shoal.retrying(call)
     assert repr(call) in str(caught.value)
     assert "async with call(item) as stream" in str(caught.value)

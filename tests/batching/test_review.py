@@ -239,7 +239,7 @@ async def test_errors_of_an_isolated_batch_are_not_chained_to_each_other() -> No
     assert got[2].__cause__.__context__ is None
 
 
-async def test_a_bug_while_a_batch_is_cut_fails_its_callers(
+async def test_a_bug_while_a_batch_is_formed_fails_its_callers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bug = ZeroDivisionError("a bug of ours")
@@ -398,7 +398,7 @@ async def test_a_slot_lets_others_run_between_full_batches() -> None:
         for item in range(100):
             tasks.start_soon(call, item)
     assert len(handler.batches) == 101
-    # In trio a tick's tasks run in either order, so it may not have been first in line.
+    # In trio a tick's tasks run in either order, so it may not have been first in the queue.
     assert batches_at_first_answer[0] < handler.batches.index([-1]) + 10
 
 
@@ -441,7 +441,7 @@ async def test_a_flush_does_not_pass_on_from_those_who_left_as_they_were_taken()
         batches.append((anyio.current_time(), items))
         await gate.wait()
         for caller in leavers:
-            caller.leave()  # they have no turn before the next batch is cut
+            caller.leave()  # they have no turn before the next batch is formed
         return items
 
     batcher = shoal.Batcher(handler, max_batch_size=3, batch_wait_timeout_s=10)

@@ -156,7 +156,7 @@ async def test_a_deadline_passes_while_there_is_no_room() -> None:
     assert recorder.batches == []
 
 
-async def test_without_a_line_a_call_needs_room() -> None:
+async def test_without_a_queue_a_call_needs_room() -> None:
     places, held = Places(1), Held()
     batcher = shoal.Batcher(places.handler(held), room=places, max_queued_requests=0)
     async with batcher as call, anyio.create_task_group() as tasks:

@@ -50,7 +50,7 @@ def work_of(function: Callable[[], object]) -> int:
     return calls
 
 
-def line_of(size: int) -> tuple[Former, list[Request]]:
+def former_of(size: int) -> tuple[Former, list[Request]]:
     former = Former(BatchOptions(max_batch_size=MANY, batch_wait_timeout_s=None))
     former.reform(idle_slots=0)
     requests: list[Request] = []
@@ -65,7 +65,7 @@ def line_of(size: int) -> tuple[Former, list[Request]]:
 
 
 def queue_of(former: Former) -> Sized:
-    """The places in line, with those of requests that have left."""
+    """The places in the queue, with those of requests that have left."""
     assert isinstance(former._policy, SizeOrWait)
     return former._policy.queue
 
@@ -78,7 +78,7 @@ def in_some_order(requests: list[Request]) -> list[Request]:
 @pytest.mark.parametrize("order", [list, lambda requests: requests[::-1], in_some_order])
 def test_leaving_is_linear_in_those_who_leave(order: Any) -> None:
     def work(size: int) -> int:
-        former, requests = line_of(size)
+        former, requests = former_of(size)
 
         def all_leave() -> None:
             for request in order(requests):
@@ -94,8 +94,8 @@ def test_leaving_is_linear_in_those_who_leave(order: Any) -> None:
     assert many <= 8 * MANY
 
 
-def test_half_of_the_line_can_leave_while_the_other_half_stays_in_order() -> None:
-    former, requests = line_of(MANY)
+def test_half_of_the_queue_can_leave_while_the_other_half_stays_in_order() -> None:
+    former, requests = former_of(MANY)
     for request in requests[::2]:
         former.leave(request)
     assert former.live == MANY // 2
@@ -223,7 +223,7 @@ async def test_callers_that_come_and_go_behind_a_busy_slot_leave_nothing_behind(
 
 @pytest.mark.slow
 @pytest.mark.anyio
-async def test_a_request_in_line_is_small() -> None:
+async def test_a_request_in_the_queue_is_small() -> None:
     """What a call takes beyond a task that is parked and does nothing else."""
     callers = 2000
 

@@ -57,7 +57,7 @@ async def test_idle_slots_are_used_again() -> None:
             assert len(batcher.stacks()) <= 4
 
 
-async def test_a_batch_without_a_bound_on_their_number_still_waits_for_company() -> None:
+async def test_a_batch_without_a_bound_on_their_number_still_waits_to_fill() -> None:
     handler = Recorder()
     batcher = shoal.Batcher(
         handler, max_batch_size=2, max_concurrent_batches=None, batch_wait_timeout_s=3
@@ -69,7 +69,7 @@ async def test_a_batch_without_a_bound_on_their_number_still_waits_for_company()
     assert sorted(map(len, handler.batches)) == [1, 2]
 
 
-async def test_without_a_bound_a_line_of_no_length_admits_all() -> None:
+async def test_without_a_bound_a_queue_of_no_length_admits_all() -> None:
     held = Held()
     batcher = shoal.Batcher(
         held, max_batch_size=1, max_concurrent_batches=None, max_queued_requests=0

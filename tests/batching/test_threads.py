@@ -403,7 +403,7 @@ async def test_a_thread_of_the_programs_own_calls_what_is_open_in_one_event_loop
         with pytest.raises(TypeError):
             await in_own_thread(lambda: double.from_thread())
         assert held is not None
-    with pytest.raises(shoal.NotOpen, match=r"open in no event loop"):
+    with pytest.raises(shoal.NotOpen, match=r"not open in an event loop"):
         await in_own_thread(lambda: double.from_thread(4))
 
 

@@ -46,7 +46,7 @@ async def test_a_deadline_ends_a_call_in_a_handler(way: str) -> None:
     assert (statistics.expired, statistics.cancelled, statistics.failed) == (1, 0, 0)
 
 
-async def test_a_deadline_ends_a_call_in_line_and_the_handler_never_sees_it() -> None:
+async def test_a_deadline_ends_a_call_in_the_queue_and_the_handler_never_sees_it() -> None:
     held = Held()
     async with (
         shoal.Batcher(held, max_batch_size=1) as call,
@@ -146,7 +146,7 @@ async def test_a_deadline_ends_a_stream_whose_items_keep_coming() -> None:
         assert len(got) < 30
 
 
-async def test_a_deadline_ends_a_stream_in_line_that_nobody_reads() -> None:
+async def test_a_deadline_ends_a_stream_in_the_queue_that_nobody_reads() -> None:
     with Steps() as steps:
         batcher = shoal.Batcher(steps.handler, max_batch_size=1)
         async with batcher as call, call("a"):

@@ -23,14 +23,14 @@ def served(*, token=None, allowed=("driven_models",)):
     async def run():
         shutdown = trio.Event()
         app = App()
-        door = AppAdmin(app, token=token, allowed_modules=allowed)
+        admin = AppAdmin(app, token=token, allowed_modules=allowed)
 
         def started(url):
             told.extend([url, trio.lowlevel.current_trio_token(), shutdown])
             is_up.set()
 
         with trio.fail_after(HANG_S):
-            await serve(door, ServerConfig(port=0), shutdown=shutdown.wait, started=started)
+            await serve(admin, ServerConfig(port=0), shutdown=shutdown.wait, started=started)
 
     thread = threading.Thread(target=trio.run, args=(run,))
     thread.start()

@@ -35,7 +35,7 @@ threading.Thread(target=watch, daemon=True).start()
 
 
 class Terminal:
-    """Runs commands in a directory, whose servers have their doors there.
+    """Runs commands in a directory, which also contains the sockets of their servers.
 
     Attributes:
         directory: The directory.
@@ -57,7 +57,7 @@ class Terminal:
             "TEST_LIFELINE": str(site / "lifeline"),
         }
 
-    def place(self, name="default"):
+    def location(self, name="default"):
         return ServerLocation(name, self.directory / "run" / "shoal")
 
     def popen(self, *arguments, **options):
@@ -106,12 +106,12 @@ class Terminal:
         os.close(self._lifeline)
         for file in (self.directory / "run" / "shoal").glob("*.pid"):
             with suppress(ProcessLookupError):
-                if holder := self.place(file.stem).holder():
+                if holder := self.location(file.stem).holder():
                     os.kill(holder, 9)
 
     def wait_until_ended(self, name="default"):
         """Waits until no process is the server of a name."""
-        with self.place(name).process.open() as file:
+        with self.location(name).process.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH)
 
 

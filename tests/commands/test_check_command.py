@@ -122,7 +122,7 @@ SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
         ),
         (
             'code = "driven_models:add_one"\ninit_args = [1]',
-            "2: backends.b.code: init args are for classes, and add_one is none: (1,)",
+            "2: backends.b.code: init args are for classes, and add_one is not a class: (1,)",
         ),
         (
             'code = "driven_models:add_one"\nmax_batch_size = 4',
@@ -138,7 +138,7 @@ SHADOWED = f'{ROUTED}\n[[endpoints.e.shadows]]\nbackend = "b"\nproportion = 0.5'
         ),
         (
             f'code = "driven_models:add_one"{SHADOWED}\ncompare = "driven_models:number"',
-            "6: endpoints.e.shadows: 'driven_models:number' is no function, but 3",
+            "6: endpoints.e.shadows: 'driven_models:number' is not a function, but 3",
         ),
     ],
 )
@@ -214,4 +214,4 @@ def test_a_wrong_application_of_a_module_is_told(capsys):
 
 def test_another_application_has_nothing_to_check(capsys):
     assert main(["check", f"{__name__}:other"]) == 2
-    assert "is no shoal.App; there is nothing to check" in capsys.readouterr().err
+    assert "is not a shoal.App: there is nothing to check" in capsys.readouterr().err

@@ -333,7 +333,7 @@ def test_the_options_are_taken(directory):
         served.signal(signal.SIGTERM)
         code, said = served.end()
     assert code == 0
-    assert "all 1 places for connections are taken" in said
+    assert "the connection limit of 1 is reached" in said
 
 
 @pytest.mark.parametrize("application", ["slow_import:app", "slow_start:app"])
@@ -412,8 +412,8 @@ def test_ctrl_c_ends_measuring_without_a_traceback(directory, loop):
         ("served:absent", "served has no attribute 'absent'"),
         ("served:app.absent", "served has no attribute 'app.absent'"),
         ("served:number", "served:number is not an ASGI application: int objects can't be called"),
-        ("served:Application", "it is the class Application; an instance of it is wanted. A mod"),
-        ("served:wsgi", "it does not take (scope, receive, send). A function is served by an app"),
+        ("served:Application", "it is the class Application; name an instance of it. To serve a"),
+        ("served:wsgi", "it does not take (scope, receive, send). To serve a function, declare it"),
     ],
 )
 def test_a_wrong_application_is_told_in_one_line(directory, application, line):
@@ -570,8 +570,8 @@ def test_a_misspelt_word_of_a_command_is_answered_with_the_nearest(words, meant,
     ("words", "answer"),
     [
         (["--verison"], "unrecognized arguments: --verison; did you mean '--version'?"),
-        (["--port=3", "serve"], "unrecognized arguments: --port=3; write options behind the com"),
-        (["backends", "--url", "x", "list"], "unrecognized arguments: --url; write options behi"),
+        (["--port=3", "serve"], "unrecognized arguments: --port=3; write options after the com"),
+        (["backends", "--url", "x", "list"], "unrecognized arguments: --url; write options afte"),
     ],
 )
 def test_an_option_before_the_command_is_named(words, answer, capsys):

@@ -25,11 +25,11 @@ Shoal serving default on http://127.0.0.1:1
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def location(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    place = ServerLocation.of("default")
-    place.make_directory()
-    return place
+    location = ServerLocation.of("default")
+    location.make_directory()
+    return location
 
 
 def shown(capsys, *arguments):
@@ -37,8 +37,8 @@ def shown(capsys, *arguments):
     return capsys.readouterr().out.splitlines()
 
 
-def test_the_last_lines_are_shown(place, capsys):
-    place.log.write_text(LOG)
+def test_the_last_lines_are_shown(location, capsys):
+    location.log.write_text(LOG)
     assert shown(capsys) == LOG.splitlines()
     assert shown(capsys, "--lines", "2") == LOG.splitlines()[-2:]
 
@@ -46,19 +46,19 @@ def test_the_last_lines_are_shown(place, capsys):
 @pytest.mark.parametrize(
     ("tag", "lines"), [("small", [1, 2, 4]), ("small#0", [1]), ("smaller", [3]), ("other", [])]
 )
-def test_the_lines_about_a_backend_or_a_replica_are_shown(tag, lines, place, capsys):
-    place.log.write_text(LOG)
+def test_the_lines_about_a_backend_or_a_replica_are_shown(tag, lines, location, capsys):
+    location.log.write_text(LOG)
     assert shown(capsys, tag) == [LOG.splitlines()[line] for line in lines]
 
 
-def test_that_no_line_is_about_a_backend_is_said(place, capsys):
-    place.log.write_text(LOG)
+def test_that_no_line_is_about_a_backend_is_said(location, capsys):
+    location.log.write_text(LOG)
     assert main(["logs", "other"]) == 0
     assert capsys.readouterr().err == "no line of the log is about 'other' so far\n"
 
 
-def test_a_line_without_an_end_is_shown_as_well(place, capsys):
-    place.log.write_bytes(b"whole\nhalf \xff")
+def test_a_line_without_an_end_is_shown_as_well(location, capsys):
+    location.log.write_bytes(b"whole\nhalf \xff")
     assert shown(capsys) == ["whole", "half \ufffd"]
 
 
@@ -69,30 +69,30 @@ def test_a_line_without_an_end_is_shown_as_well(place, capsys):
         (["--name", "x"], "start a server with `shoal start --detach --name x`"),
     ],
 )
-def test_a_log_that_is_not_there_is_told_with_how_to_get_one(arguments, line, place, capsys):
+def test_a_log_that_is_not_there_is_told_with_how_to_get_one(arguments, line, location, capsys):
     assert main(["logs", *arguments]) == 1
     told = capsys.readouterr().err
     assert line in told
     assert told.count("\n") == 1
 
 
-def test_a_server_in_the_foreground_is_said_to_have_none(place, capsys):
-    with place.process.open("w") as held:
+def test_a_server_in_the_foreground_is_said_to_have_none(location, capsys):
+    with location.process.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert main(["logs"]) == 1
     assert "started without --detach" in capsys.readouterr().err
 
 
-def test_a_log_is_followed_until_the_server_ends(place, capsys):
-    place.log.write_text("first\nhal")
-    with place.process.open("w") as held:
+def test_a_log_is_followed_until_the_server_ends(location, capsys):
+    location.log.write_text("first\nhal")
+    with location.process.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         following = threading.Thread(target=main, args=(["logs", "--follow"],))
         following.start()
-        with place.log.open("a") as log:
+        with location.log.open("a") as log:
             log.write("f\nlast\n")
-        os.truncate(place.log, 0)
-        with place.log.open("a") as log:
+        os.truncate(location.log, 0)
+        with location.log.open("a") as log:
             log.write("anew\n")
     following.join()
     lines = capsys.readouterr().out.splitlines()

@@ -36,8 +36,8 @@ def test_a_value_is_read_as_in_a_file_and_a_word_as_text(text, value):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("[1, 2", "'[1, 2' is no TOML value: "),
-        ('"a', "is no TOML value"),
+        ("[1, 2", "'[1, 2' is not a TOML value: "),
+        ('"a', "is not a TOML value"),
         ("1\nb = 2", "more than"),
     ],
 )
@@ -61,9 +61,9 @@ def test_dots_lead_into_tables():
         (["a"], "an option is written KEY=VALUE, like num_replicas=2, not 'a'"),
         (["=1"], "an option is written KEY=VALUE"),
         (["a..b=1"], "an option is written KEY=VALUE"),
-        (["a=1", "a=2"], "a=2: a is given already, as 1"),
-        (["a=1", "a.b=2"], "a.b=2: a is given already, as 1"),
-        (["a.b=1", "a=2"], "a=2: a is given already, as {'b': 1}"),
+        (["a=1", "a=2"], "a=2: a is already given, as 1"),
+        (["a=1", "a.b=2"], "a.b=2: a is already given, as 1"),
+        (["a.b=1", "a=2"], "a=2: a is already given, as {'b': 1}"),
     ],
 )
 def test_options_of_another_form_are_refused(texts, line):

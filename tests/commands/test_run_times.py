@@ -37,5 +37,5 @@ def test_anything_else_is_told_how_to_write_it(text):
 
 
 def test_no_time_at_all_is_refused():
-    with pytest.raises(CommandError, match="takes some time"):
+    with pytest.raises(CommandError, match="must take some time"):
         run_time("0+0n")

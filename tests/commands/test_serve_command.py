@@ -94,16 +94,16 @@ def test_code_that_is_not_there_is_told(terminal, directory):
     assert err.splitlines()[-1].startswith("shoal: the application did not start: ")
 
 
-def test_the_admin_socket_is_a_door_for_its_user_alone(serving, terminal, directory):
-    with serving("--admin-socket", "door.sock") as (_, port):
-        assert stat.S_IMODE(os.stat(directory / "door.sock").st_mode) == 0o600
-        url = f"unix:{directory}/door.sock"
+def test_the_admin_socket_is_for_its_user_alone(serving, terminal, directory):
+    with serving("--admin-socket", "admin.sock") as (_, port):
+        assert stat.S_IMODE(os.stat(directory / "admin.sock").st_mode) == 0o600
+        url = f"unix:{directory}/admin.sock"
         terminal.told("traffic", "set", "large", "small=1", "--url", url)
         assert ask(port, "/large", 2) == (200, 7)
 
 
 def test_without_a_token_the_port_has_no_admin_api(serving):
-    with serving("--admin-socket", "door.sock") as (_, port):
+    with serving("--admin-socket", "admin.sock") as (_, port):
         assert ask(port, "/-/api/status")[0] == 404
 
 
@@ -118,9 +118,9 @@ def test_with_a_token_the_port_has_the_admin_api(serving, terminal, directory):
 
 
 def test_what_was_changed_is_there_again_with_a_state_file(serving, terminal, directory):
-    options = ("--state", "file.db", "--admin-socket", "door.sock")
+    options = ("--state", "file.db", "--admin-socket", "admin.sock")
     with serving(*options):
-        url = f"unix:{directory}/door.sock"
+        url = f"unix:{directory}/admin.sock"
         terminal.told("traffic", "set", "large", "small=1", "--url", url)
     with serving(*options) as (_, port):
         assert ask(port, "/large", 2) == (200, 7)
@@ -133,16 +133,16 @@ def test_what_is_for_our_applications_is_refused_for_others(options, terminal, d
     (directory / "token").write_text("s3cret")
     code, _, err = terminal.run("serve", "other:app", *options)
     assert code == 2
-    assert err.startswith("shoal: other:app is no shoal.App, so there is nothing for --state")
+    assert err.startswith("shoal: other:app is not a shoal.App; leave out --state")
 
 
 def test_an_admin_socket_that_another_server_has_is_told(serving, terminal, directory):
-    with serving("--admin-socket", "door.sock"):
+    with serving("--admin-socket", "admin.sock"):
         code, _, err = terminal.run(
-            "serve", "app.toml", "--port", "0", "--admin-socket", "door.sock"
+            "serve", "app.toml", "--port", "0", "--admin-socket", "admin.sock"
         )
     assert code == 1
-    assert err == (f"shoal: can't listen at {directory}/door.sock: another server listens there\n")
+    assert err == (f"shoal: can't listen at {directory}/admin.sock: another server listens there\n")
 
 
 ASYNCIO_CODE = """\
@@ -229,9 +229,9 @@ def origin_allowed(port):
 def test_an_application_with_middleware_around_it_is_checked_served_and_operated(terminal):
     (terminal.directory / "wrapped.py").write_text(WRAPPED)
     assert "/double" in terminal.told("check", "wrapped:app")
-    options = ("--port", "0", "--admin-socket", "door.sock", "--access-log")
+    options = ("--port", "0", "--admin-socket", "admin.sock", "--access-log")
     with terminal.serving("serve", "wrapped:app", *options) as (process, port):
-        url = f"unix:{terminal.directory}/door.sock"
+        url = f"unix:{terminal.directory}/admin.sock"
         assert terminal.told("call", "double", "2", "--url", url).strip() == "4"
         assert origin_allowed(port) == "https://page.example"
         *of_the_operator, last = [json.loads(process.stderr.readline()) for _ in range(3)]

@@ -32,12 +32,12 @@ def test_it_says_what_came_of_the_options(told):
         "run time  4 ms + 0 s an item",
         "options   max_batch_size=4, batch_wait_timeout_s=0.5",
         "",
-        "requests      100 finished",
-        "latency       p50 14 ms  p90 34 ms  p99 34 ms  p99.9 34 ms  max 34 ms",
-        "wait in line  p50 10 ms  p90 30 ms  p99 30 ms  p99.9 30 ms  max 30 ms",
-        "batches       25, of 4 on average",
-        "cut because   full 100%",
-        "handler busy  10%",
+        "requests            100 finished",
+        "latency             p50 14 ms  p90 34 ms  p99 34 ms  p99.9 34 ms  max 34 ms",
+        "wait in queue       p50 10 ms  p90 30 ms  p99 30 ms  p99.9 30 ms  max 30 ms",
+        "batches             25, of 4 on average",
+        "dispatched because  full 100%",
+        "handler busy        10%",
     ]
 
 
@@ -85,8 +85,8 @@ def test_what_more_than_the_handler_can_do_leads_to_is_said(told):
     arguments = ["--rate", "100", "--duration", "5", "--run-time", "0.01+0.01n"]
     text = told(*arguments, "--max-batch-size", "4")
     assert text.rstrip().endswith(
-        "This is more than these options can do, 80 requests a second in full batches: the longer "
-        "it lasts, the longer the line."
+        "This is more than these options can do, 80 requests a second in full batches: "
+        "the queue grows as long as it lasts."
     )
     assert "more than" not in told(*arguments, "--rate", "60", "--max-batch-size", "4")
 
@@ -103,21 +103,21 @@ def test_a_trace_is_played(told, tmp_path):
     arguments = ["--trace", str(path), "--run-time", "1n", "--max-batch-size", "3"]
     text = told(*arguments, "--option", "priority_levels=2")
     assert "3 requests in 0 s" in text
-    assert "batches       3, of 1 on average" in text
+    assert "batches             3, of 1 on average" in text
     assert text.splitlines()[-4:] == [
         "priority  requests  answered  p50  p99  max",
         "--------  --------  --------  ---  ---  ---",
         "1                2      100%  3 s  4 s  4 s",
         "2                1      100%  5 s  5 s  5 s",
     ]
-    assert told.err == "columns that mean nothing here: user\n"
+    assert told.err == "unknown columns, ignored: user\n"
 
 
 def test_priorities_need_levels(told, tmp_path, capsys):
     path = tmp_path / "trace.csv"
     path.write_text("at,priority\n0,2\n")
     told("--trace", str(path), "--run-time", "1", code=2)
-    assert told.err == ("shoal: the trace has priorities up to 2; say --option priority_levels=2\n")
+    assert told.err == ("shoal: the trace has priorities up to 2; add --option priority_levels=2\n")
 
 
 def test_a_plot_is_saved(told, tmp_path):
@@ -130,14 +130,17 @@ def test_a_plot_is_saved(told, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--run-time", "1"], "say which traffic: --rate REQUESTS-A-SECOND, or --trace FILE"),
-        ([*CONSTANT, "--trace", "x"], "say which traffic"),
+        (["--run-time", "1"], "give the traffic: either --rate REQUESTS-A-SECOND or --trace FILE"),
+        ([*CONSTANT, "--trace", "x"], "give the traffic"),
         (["--run-time", "1", "--trace", "absent.csv"], "can't read absent.csv"),
         ([*CONSTANT, "--run-time", "soon"], "a run time is written like 0.002+0.00005n"),
         ([*CONSTANT, "--max-batch-size", "0"], "max_batch_size must be at least 1, not 0"),
         ([*CONSTANT, "--option", "levels=2"], "'levels' is not an option of a batcher"),
         ([*CONSTANT, "--option", "overload=never"], "overload must be 'reject'"),
-        (["--rate", "1", "--duration", "0.001", "--run-time", "1"], "no request comes in 0.001 s"),
+        (
+            ["--rate", "1", "--duration", "0.001", "--run-time", "1"],
+            "no request arrives in 0.001",
+        ),
         ([*CONSTANT, "--plot", "plot.words"], "no plot in plot.words"),
         ([*CONSTANT, "--plot", "absent/plot.png"], "can't write absent/plot.png: No such file"),
         (

@@ -74,14 +74,14 @@ def start(terminal, directory):
 def test_a_detached_server_is_there_when_the_command_returns(start, terminal):
     ready = start("app.toml")
     assert ask(port_of(ready), "/e", 4) == (200, 8)
-    place = terminal.place()
+    location = terminal.location()
     assert ready == {
         "url": ready["url"],
-        "socket": str(place.socket),
-        "log": str(place.log),
-        "pid": place.holder(),
+        "socket": str(location.socket),
+        "log": str(location.log),
+        "pid": location.holder(),
     }
-    assert f"Shoal serving app.toml on {ready['url']}\n" in place.log.read_text()
+    assert f"Shoal serving app.toml on {ready['url']}\n" in location.log.read_text()
 
 
 def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
@@ -89,7 +89,7 @@ def test_what_is_told_of_it_is_a_line_for_each_fact(terminal, directory):
     assert [line.split()[0] for line in told.splitlines()] == ["url", "socket", "log", "pid"]
 
 
-def test_only_its_user_can_open_the_door(start):
+def test_only_its_user_can_open_the_socket(start):
     ready = start()
     assert stat.S_IMODE(os.stat(ready["socket"]).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(ready["log"]).st_mode) == 0o600
@@ -106,8 +106,8 @@ def test_its_status_is_shown_and_it_is_stopped(start, terminal):
     status = json.loads(terminal.told("status", "--name", "one", "--json"))
     assert status["backends"]["b"]["state"] == "ready"
     assert terminal.told("stop", "--name", "one") == "stopped one\n"
-    assert terminal.place("one").holder() is None
-    assert not terminal.place("one").socket.exists()
+    assert terminal.location("one").holder() is None
+    assert not terminal.location("one").socket.exists()
     code, _, err = terminal.run("status", "--name", "one")
     assert code == 1
     assert "no server named 'one' runs here; start one with `shoal start --detach" in err
@@ -210,10 +210,10 @@ def test_one_that_does_not_answer_is_killed_by_force_alone(start, terminal):
     os.kill(pid, signal.SIGSTOP)
     code, out, err = terminal.run("stop", "--timeout", "0.2")
     assert (code, out) == (1, "")
-    assert err.startswith("shoal: default is still there: ")
+    assert err.startswith("shoal: default is still running: ")
     assert err.endswith("; --force kills it\n")
     assert terminal.told("stop", "--timeout", "0.2", "--force") == "killed default\n"
-    assert terminal.place().holder() is None
+    assert terminal.location().holder() is None
 
 
 def test_the_name_of_one_that_was_killed_is_free(start, terminal):
@@ -231,13 +231,13 @@ def test_to_stop_what_is_not_there_is_told(terminal):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_one_in_the_foreground_with_0(signum, terminal, directory):
     with terminal.serving("start", "app.toml") as (process, port):
-        assert process.stderr.readline() == f"Commands reach it at {terminal.place().url()}\n"
+        assert process.stderr.readline() == f"Commands reach it at {terminal.location().url()}\n"
         assert ask(port, "/e", 1) == (200, 2)
         process.send_signal(signum)
         _, said = process.communicate(timeout=15)
         assert process.returncode == 0
         assert " requests, drained in " in said
-    assert terminal.place().holder() is None
+    assert terminal.location().holder() is None
 
 
 def test_a_client_that_shuts_it_down_ends_the_process(terminal, directory):
@@ -265,12 +265,12 @@ def test_a_process_that_the_application_has_forked_holds_nothing_up(terminal, di
 
 
 def test_one_that_has_not_said_which_process_it_is_is_not_killed(terminal):
-    place = terminal.place()
-    place.make_directory()
-    with place.process.open("w") as file:
+    location = terminal.location()
+    location.make_directory()
+    with location.process.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         # The number 0 would stand for the command's own process group.
         stopping = terminal.popen("stop", "--force", "--timeout", "0.2", start_new_session=True)
         _, err = stopping.communicate(timeout=15)
     assert stopping.returncode == 1
-    assert "has not said yet which process it is" in err
+    assert "has not written its process id yet" in err

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.cli import main
 from shoal.commands import stop as stop_command
-from shoal.commands.server.locations import Held, ServerLocation
+from shoal.commands.server.locations import ServerLocation, ServerLock
 
 
 def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monkeypatch, capsys):
@@ -16,7 +16,7 @@ def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monke
     now = 100.0
     waits = []
 
-    async def ask_to_end(place, timeout_s):
+    async def ask_to_end(location, timeout_s):
         nonlocal now
         now += timeout_s - 1
         raise TimeoutError("no answer")
@@ -28,7 +28,7 @@ def test_asking_and_waiting_together_take_no_longer_than_allowed(tmp_path, monke
     monkeypatch.setattr(stop_command, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(stop_command, "_ask_to_end", ask_to_end)
     monkeypatch.setattr(stop_command._End, "wait", wait)
-    with Held(ServerLocation.of("default")):
+    with ServerLock(ServerLocation.of("default")):
         assert main(["stop", "--timeout", "5"]) == 1
     assert waits == [pytest.approx(1.0)]
     assert "no answer" in capsys.readouterr().err

@@ -100,7 +100,10 @@ def told(capsys):
 def test_it_names_the_options_that_meet_the_target(source, loop, told):
     text = told("tuned:echo", *source, *QUICK, "--event-loop", loop)
     assert text.startswith("size  runs  ")
-    assert "10 requests a second, 99% of them within 100 s: 5 of 5 pairs of options do it." in text
+    assert (
+        "10 requests a second, 99% of them within 100 s: 5 of 5 pairs of options meet this target."
+        in text
+    )
     assert "\nBest: max_batch_size=" in text
 
 
@@ -128,7 +131,7 @@ def test_options_can_be_named(told):
 
 def test_a_target_that_is_missed_is_no_success(told):
     text = told("tuned:echo", "--item", "1", *QUICK, "--p99", "0.0001", code=1)
-    assert "none of 5 pairs of options does it" in text
+    assert "none of 5 pairs of options meets this target" in text
 
 
 def test_a_plot_is_saved(told, directory):
@@ -146,20 +149,23 @@ def test_a_plot_is_saved(told, directory):
         (["tuned:weights", "--item", "1"], "a handler must be a function of a list, not None"),
         (["tuned:echo", "--item", "eel"], "--item is not JSON: "),
         (["tuned:echo", "--items", "absent.json"], "can't read absent.json: No such file"),
-        (["tuned:echo", "--items", "empty.json"], "must hold a JSON array of items"),
+        (["tuned:echo", "--items", "empty.json"], "must contain a JSON array of at least one item"),
         (["tuned:echo", "--items", "tuned.py"], "tuned.py is not JSON"),
-        (["tuned:echo", "--item-from", "tuned:weights"], "tuned:weights is no function, but None"),
+        (
+            ["tuned:echo", "--item-from", "tuned:weights"],
+            "tuned:weights is not a function",
+        ),
         (["tuned:echo", "--item", "1", "--option", "x"], "an option is written NAME=VALUE"),
         (["tuned:costly", "--item", '"eel"'], "is decorated with a batch_size_fn"),
         (["tuned:Nothing", "--item", "1"], "the class Nothing has no __call__"),
         (
             ["tuned:echo", "--item", "1", "--arg", "1"],
-            "arguments are for a class, and this is none",
+            "arguments are only for a class, and the handler is not one",
         ),
         (["tuned:Echo", "--item", "1", "--kwarg", "x"], "--kwarg is written KEY=VALUE"),
         (
             ["tuned:Echo", "--item", "1"],
-            "Echo can't be instantiated so: missing a required argument: 'suffix'; give its",
+            "Echo can't be instantiated: missing a required argument: 'suffix'; give its",
         ),
     ],
 )

@@ -283,7 +283,7 @@ def test_changes_are_confirmed_as_json_for_machines(told):
         (1, ["scale", "c", "2"], "there is no backend 'c'"),
         (1, ["backends", "create", "b", "driven_models:add_one"], "there is a backend 'b' already"),
         (1, ["backends", "create", "c", "os:getcwd"], "'os:getcwd': the operator did not allow "),
-        (2, ["backends", "create", "c", "driven_models"], "'driven_models' is no import path"),
+        (2, ["backends", "create", "c", "driven_models"], "'driven_models' is not an import path"),
         (2, ["backends", "create", "c d", "driven_models:add_one"], "'c d' can't be a backend's"),
         (1, ["backends", "create", "c", "driven_models:absent"], "driven_models has no attribute"),
         (1, ["backends", "create", "c", "driven_models:Scaler", "--arg=1", "--arg=2", "--arg=3"],
@@ -295,7 +295,7 @@ def test_changes_are_confirmed_as_json_for_machines(told):
         (1, ["endpoints", "create", "e", "--backend", "b"], "there is an endpoint 'e' already"),
         (1, ["endpoints", "create", "f", "--backend", "c"], "there is no backend 'c'"),
         (2, ["endpoints", "create", "f", "--route", "f"], 'a path must start with "/"'),
-        (2, ["endpoints", "create", "f", "--method", "GO"], "'GO' is no method"),
+        (2, ["endpoints", "create", "f", "--method", "GO"], "'GO' is not a method"),
         (1, ["endpoints", "delete", "f"], "there is no endpoint 'f'; there are: e"),
         (1, ["traffic", "set", "f", "b=1"], "there is no endpoint 'f'"),
         (1, ["traffic", "set", "e", "c=1"], "there is no backend 'c' to send traffic to"),
@@ -334,7 +334,8 @@ def test_a_token_is_asked_for_and_taken(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"), [("", "must hold one token"), ("a b", "must hold one token"), (None, "can't")]
+    ("text", "line"),
+    [("", "must contain one"), ("a b", "must contain one"), (None, "can't")],
 )
 def test_a_wrong_token_file_is_told(text, line, tmp_path, capsys):
     path = tmp_path / "token"
@@ -365,7 +366,7 @@ def test_a_server_that_is_not_there_is_told_with_how_to_start_one(
 def test_a_url_that_is_none_is_a_mistake(capsys):
     assert main(["status", "--url", "somewhere"]) == 2
     assert capsys.readouterr().err == (
-        "shoal: 'somewhere' is no URL of a server; write http://127.0.0.1:8000 or "
+        "shoal: 'somewhere' is not a server's URL; write http://127.0.0.1:8000 or "
         "unix:/run/shoal.sock\n"
     )
 

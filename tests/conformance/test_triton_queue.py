@@ -60,7 +60,7 @@ async def test_tq3_what_waits_for_too_long_is_rejected_and_counted() -> None:
         await anyio.sleep(0.2)
         others = await line_up(tasks, call(1), call(2), call(1))
     assert isinstance(late.outcome, shoal.DeadlineExceeded)
-    assert "waited in line for longer than its time-out" in str(late.outcome)
+    assert "waited in the queue for longer than its timeout" in str(late.outcome)
     assert late.ended_at == pytest.approx(started + 0.1)
     assert [caller.outcome for caller in others] == [1, 2, 1]
     assert [caller.ended_at for caller in others] == [pytest.approx(started + 0.2)] * 3

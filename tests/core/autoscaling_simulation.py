@@ -1,9 +1,9 @@
-"""What autoscaling would do at some load: the real rule, in time that is only a number.
+"""A simulation of autoscaling under some load: the real rule in simulated time.
 
-Requests are a fluid here: they come at a rate, each replica has its share of them for as long as
-one takes, and what no replica has room for waits in line. That leaves chance out, which the rule
-averages away over its look-back period, and makes a day of load a moment's work. Where chance is to
-be in it, vary the rates.
+Requests are modelled as a fluid: they arrive at a rate, are shared among the replicas for as long
+as a request takes, and are queued if no replica has room. So there is no randomness, which the rule
+averages out over its look-back period anyway, and a day of load is simulated in a moment. To add
+randomness, vary the rates.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
     from shoal.core.replicas.autoscaling import AutoscalingOptions
 
-# What runs out never has quite done so; of a request it is too little to scale up for.
+# Below this the number of requests, which falls exponentially, is rounded to 0.
 _NONE: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What there was at one measurement, and what was decided.
+    """One measurement, and the decision.
 
     Attributes:
-        at: When, in seconds.
-        queued: How many requests were in line.
-        ongoing: How many were in replicas.
-        ready: How many replicas were ready.
-        replicas: How many there should be from here on.
+        at: The time, in seconds.
+        queued: The number of queued requests.
+        ongoing: The number of requests in replicas.
+        ready: The number of ready replicas.
+        replicas: The number of replicas that there should be from now on.
     """
 
     at: float
@@ -51,23 +51,23 @@ def simulate_autoscaling(
     max_ongoing_requests: float = math.inf,
     start_s: float = 0.0,
 ) -> list[Step]:
-    """Runs autoscaling over a load, beginning at 0 with `min_replicas` that are ready.
+    """Runs autoscaling over a load, starting at time 0 with `min_replicas` ready replicas.
 
     Args:
         options: The options of autoscaling.
-        load: From when on requests come at which rate: seconds, ascending, and requests per second.
-            Before the first there are none.
-        service_s: How long a replica takes for a request, in seconds; for each of those that it has
-            at once.
+        load: The changes of the arrival rate: times in seconds, ascending, and requests per second.
+            The rate before the first is 0.
+        service_s: How long a replica takes for a request, in seconds, however many it has at once.
         until_s: When to end, in seconds.
-        max_ongoing_requests: How many requests a replica has at once, at most.
+        max_ongoing_requests: The most requests that a replica has at once.
         start_s: How long a replica takes to start, in seconds.
 
     Returns:
-        The measurements, one each `metrics_interval_s`.
+        The measurements, one per `metrics_interval_s`.
 
     Raises:
-        ValueError: The load goes back in time, a rate is negative, or nothing can be served.
+        ValueError: The times of the load do not ascend, a rate is negative, or nothing can be
+            served.
     """
     changes = _checked(load)
     if not 0 < service_s < math.inf or not max_ongoing_requests > 0:
@@ -98,16 +98,16 @@ def simulate_autoscaling(
         autoscaler.observe(at, requests - ongoing, ongoing)
         wanted = autoscaler.decide(at, len(ready_at))
         steps.append(Step(at, requests - ongoing, ongoing, ready, wanted))
-        # The youngest go first, so that none is given up that could work already.
+        # The youngest are removed first, so that ready ones are kept.
         ready_at = [*ready_at[:wanted], *[at + start_s] * (wanted - len(ready_at))]
     return steps
 
 
 def _flow(requests: float, rate: float, room: float, service_s: float, for_s: float) -> float:
-    """Returns how many requests there are after so many seconds, exactly.
+    """Returns the exact number of requests after some seconds.
 
-    While there are more than there is room for, they leave as fast as they can; else each leaves
-    when its time is over, and their number nears `rate * service_s`.
+    While there are more requests than room, they leave at the maximum rate; otherwise each leaves
+    after its service time, and their number approaches `rate * service_s`.
     """
     settled = rate * service_s
     while for_s > 0:
@@ -132,7 +132,7 @@ def _flow(requests: float, rate: float, room: float, service_s: float, for_s: fl
 
 
 def _checked(load: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Returns the changes of the rate, the last one first."""
+    """Checks the changes of the rate, and returns them in reverse order."""
     changes: list[tuple[float, float]] = []
     for at, rate in load:
         if changes and at < changes[-1][0]:

@@ -1,4 +1,4 @@
-"""Lines and requests for tests without an event loop."""
+"""Queues and requests for tests without an event loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.core.request import Request, RequestOptions, State
 def new(
     at: float = 0.0, *, item: Any = None, waits_s: float | None = None, **asked: Any
 ) -> Request:
-    """Makes a request that wants to be let in, `waits_s` at most."""
+    """Makes a new request that may be queued for at most `waits_s`."""
     made = Request()
     made.item, made.arrived_at = item, at
     made.options = RequestOptions(**asked)
@@ -25,21 +25,21 @@ def new(
 
 
 def queue(*requests: Request, idle: int = 1, **options: Any) -> Former:
-    """Makes a line into which requests have been let."""
+    """Makes a queue and admits requests to it."""
     former = Former(BatchOptions.of(options))
     former.reform(idle_slots=idle)
-    come(former, *requests)
+    admit(former, *requests)
     return former
 
 
-def come(former: Former, *requests: Request) -> None:
+def admit(former: Former, *requests: Request) -> None:
     for request in requests:
         former.admit(request)
         former.overdue.watch(request)
 
 
 def take(former: Former, now: float = 0.0) -> list[Request]:
-    """Takes a batch as a slot does, which runs at once."""
+    """Takes a batch as a slot does, and marks it as running."""
     decision = former.decide(now)
     assert isinstance(decision, Dispatch)
     taken = former.take(decision)
@@ -49,13 +49,13 @@ def take(former: Former, now: float = 0.0) -> list[Request]:
     return taken
 
 
-def let_time_be_up(former: Former, now: float) -> list[Request]:
-    """Returns those who must end because their time is up; the others are delayed."""
+def expire(former: Former, now: float) -> list[Request]:
+    """Returns the requests that must end because they timed out; the others are delayed."""
     return [request for request, _ in former.overdue.pop(now)]
 
 
 def change(former: Former, **changes: Any) -> list[Request]:
-    """Changes options; returns those who can't be served any more."""
+    """Changes options; returns the requests that can no longer be served."""
     options = former.options.changed(changes)
     return [
         request for request, _ in former.change(options, RequestOptionsFactory("it", options).renew)
@@ -67,7 +67,7 @@ def waiting(former: Former) -> list[Request]:
 
 
 def check(former: Former) -> None:
-    """Asserts what must hold of a line after each step."""
+    """Asserts the invariants of a queue."""
     queued, parked = waiting(former), list(former._parked)
     assert former.live == len(queued)
     assert all(request.state is State.QUEUED for request in queued)

@@ -1,4 +1,4 @@
-"""The adaptive rule: its answers one by one, and what it does to traffic, in a small event loop."""
+"""The adaptive rule: single decisions, and its effect on traffic in a small event simulation."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PLANNED_S = 0.1
 TARGET = LatencyTarget(p99_s=PLANNED_S, headroom=1.0)
 
 
-def queue(size: float) -> float:
+def linear(size: float) -> float:
     return A_S * size + B_S
 
 
 def model_of(
-    seconds: Callable[[float], float] = queue, sizes: Iterable[float] = range(1, 129)
+    seconds: Callable[[float], float] = linear, sizes: Iterable[float] = range(1, 129)
 ) -> LatencyModel:
-    """Makes a model that knows run times exactly: what it bounds is what it expects."""
+    """Makes a model that knows run times exactly, so that its bounds equal its estimates."""
     model = LatencyModel()
     for size in sizes:
         model.observe(size, seconds(size))
@@ -50,7 +50,7 @@ def rule_of(
     slots: int = 1,
     gap_s: float | None = None,
 ) -> tuple[AdaptiveRule, float]:
-    """Makes a rule to which requests came in equal gaps; returns it and when the last one came."""
+    """Makes a rule after arrivals at equal gaps; returns it and the time of the last one."""
     rule = AdaptiveRule(target, model_of() if model is None else model, most, slots)
     now = 1000.0
     if gap_s is not None:
@@ -66,12 +66,12 @@ def rule_of(
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_a_batch_grows_until_one_that_just_missed_it_would_be_late(slots: int) -> None:
     rule, _ = rule_of(slots=slots)
-    assert (1 + 1 / slots) * queue(rule.limit()) == pytest.approx(PLANNED_S)
+    assert (1 + 1 / slots) * linear(rule.limit()) == pytest.approx(PLANNED_S)
 
 
 def test_headroom_is_planned_with() -> None:
     rule, _ = rule_of(target=LatencyTarget(p99_s=PLANNED_S, headroom=0.8))
-    assert 2 * queue(rule.limit()) == pytest.approx(0.8 * PLANNED_S)
+    assert 2 * linear(rule.limit()) == pytest.approx(0.8 * PLANNED_S)
 
 
 def test_before_anything_is_known_one_request_goes_at_once() -> None:
@@ -88,13 +88,13 @@ def test_sizes_grow_as_they_are_measured() -> None:
         assert rule.dispatch_at(now, now - 0.01, now, 128) <= now
         size = min(128, int(rule.limit(128)))
         sizes.append(size)
-        model.observe(size, queue(size))
+        model.observe(size, linear(size))
     assert sizes == [1, 2, 4, 8, 16, 32, 64, 128, 128]
 
 
 def test_growth_says_how_far_a_batch_ventures() -> None:
     model = LatencyModel()
-    model.observe(4, queue(4))
+    model.observe(4, linear(4))
     rule, _ = rule_of(model, target=LatencyTarget(p99_s=10, growth=1.5))
     assert rule.limit(100) == rule.limit() == 6
 
@@ -120,12 +120,12 @@ def test_what_waits_goes_at_once_if_its_run_is_in_time() -> None:
     assert rule.limit(100) >= 100
 
 
-def test_of_a_line_that_is_too_long_as_much_goes_as_saves_the_first() -> None:
+def test_of_a_queue_that_is_too_long_as_much_goes_as_saves_the_first() -> None:
     rule, now = rule_of(model_of(sizes=range(1, 513)), most=512)
     rule.dispatch_at(now, now, now, 400)
-    assert queue(rule.limit(400)) == pytest.approx(PLANNED_S)
+    assert linear(rule.limit(400)) == pytest.approx(PLANNED_S)
     rule.dispatch_at(now, now - 0.03, now, 400)
-    assert 0.03 + queue(rule.limit(400)) == pytest.approx(PLANNED_S)
+    assert 0.03 + linear(rule.limit(400)) == pytest.approx(PLANNED_S)
 
 
 def test_those_who_cannot_be_saved_are_not_kept_waiting_for_small_batches() -> None:
@@ -152,11 +152,11 @@ def test_a_target_that_no_batch_can_hold_gives_the_largest_batches() -> None:
 
 @pytest.mark.parametrize("waiting", [1, 2, 10, 30])
 @pytest.mark.parametrize("slots", [1, 2])
-def test_company_is_waited_for_while_it_saves_more_than_the_wait_costs(
+def test_a_batch_waits_for_more_while_that_saves_more_than_the_wait_costs(
     waiting: int, slots: int
 ) -> None:
-    # What a newcomer saves by not waiting for a slot, less what it adds to the run of all.
-    saved = queue(waiting) / slots - waiting * A_S - waiting * A_S
+    # What a new request saves by not waiting for a slot, less what it adds to the run of all.
+    saved = linear(waiting) / slots - waiting * A_S - waiting * A_S
     worth_s = saved / (waiting + 1)
     if slots == 1:
         assert worth_s == pytest.approx((B_S - waiting * A_S) / (waiting + 1))
@@ -166,14 +166,14 @@ def test_company_is_waited_for_while_it_saves_more_than_the_wait_costs(
     assert rule.dispatch_at(now, now, now, waiting) <= now
 
 
-def test_the_wait_ends_soon_after_company_should_have_come() -> None:
+def test_the_wait_ends_soon_after_the_next_request_was_expected() -> None:
     rule, now = rule_of(gap_s=0.002)
     dispatch_at = rule.dispatch_at(now, now, now, 1)
     assert dispatch_at - now == pytest.approx(0.004)
     assert rule.dispatch_at(dispatch_at, now, now, 1) <= dispatch_at
 
 
-def test_every_arrival_extends_the_wait_until_company_is_not_worth_it() -> None:
+def test_every_arrival_extends_the_wait_until_it_is_not_worth_it() -> None:
     rule, now = rule_of(gap_s=0.001)
     oldest, waiting = now, 1
     while (dispatch_at := rule.dispatch_at(now, oldest, now, waiting)) > now:
@@ -199,7 +199,7 @@ def test_what_has_passed_says_which_gap_it_is() -> None:
     for number in range(65):
         now += 0.03 if number % 16 == 0 else 0.0002
         rule.arrived(now)
-    # While it may be a short gap the long one is not waited for; when it is the long one, it is.
+    # While the gap may be a short one, the rule does not wait for a long one; later it does.
     assert rule.dispatch_at(now, now, now, 1) - now == pytest.approx(0.0004)
     assert rule.dispatch_at(now + 0.048, now, now, 1) - now == pytest.approx(0.06)
     assert rule.dispatch_at(now + 0.048, now, now, 30) <= now + 0.048
@@ -211,8 +211,8 @@ def test_a_lone_caller_in_a_loop_never_waits() -> None:
     for _ in range(200):
         rule.arrived(now)
         assert rule.dispatch_at(now, now, now, 1) <= now
-        now += queue(1) + 0.0001
-        model.observe(1, queue(1))
+        now += linear(1) + 0.0001
+        model.observe(1, linear(1))
 
 
 def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:
@@ -223,10 +223,10 @@ def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:
     waits: list[bool] = []
     for _ in range(100):
         arrived_at = now
-        now += queue(1)
-        model.observe(1, queue(1))
+        now += linear(1)
+        model.observe(1, linear(1))
         waits.append(rule.dispatch_at(now, arrived_at, arrived_at, 1) > now)
-        now += 0.0005  # the other one has its answer, and comes again
+        now += 0.0005  # the other one has its result, and calls again
         rule.arrived(now)
     assert not waits[0]
     assert all(waits[10:])
@@ -235,13 +235,13 @@ def test_callers_that_come_again_when_a_batch_ends_are_waited_for() -> None:
 def test_no_wait_makes_the_oldest_late() -> None:
     model = model_of()
     rule, now = rule_of(model, gap_s=0.002)
-    waited_s = PLANNED_S - queue(2) - 0.0005
+    waited_s = PLANNED_S - linear(2) - 0.0005
     assert rule.dispatch_at(now, now - waited_s, now, 1) - now == pytest.approx(0.0005)
     assert rule.dispatch_at(now, now - waited_s - 0.001, now, 1) <= now
 
 
 def test_costs_are_no_requests() -> None:
-    # Items of cost 10; it is the requests that wait, and not what they cost.
+    # Items of cost 10; what counts is the number of waiting requests, not their cost.
     model = model_of(sizes=range(10, 1290, 10))
     worth_s = (B_S - 3 * 10 * A_S) / (3 + 1)
     rule, now = rule_of(model, most=1280, gap_s=worth_s * 0.95)
@@ -289,7 +289,7 @@ def test_whatever_came_sizes_are_allowed_and_no_wait_passes_the_plan(
             now + bound_s > oldest + PLANNED_S or dispatch_at + bound_s <= oldest + PLANNED_S + 1e-9
         )
         assert dispatch_at - now <= 2 * max(gaps) + 1e-9
-    # the answer holds: asked again at that time it is the same, or a cut
+    # the result holds: asked again at that time it is the same, or to dispatch
     assert rule.dispatch_at(max(now, dispatch_at), oldest, newest, waiting) <= max(now, dispatch_at)
 
 
@@ -297,7 +297,7 @@ def test_whatever_came_sizes_are_allowed_and_no_wait_passes_the_plan(
 
 
 class Rule(Protocol):
-    """What the loop asks."""
+    """The interface that the simulation uses."""
 
     def arrived(self, now: float) -> None: ...
 
@@ -307,7 +307,7 @@ class Rule(Protocol):
 
 
 class FixedWait:
-    """Size or wait, as without a target."""
+    """A fixed size and wait, as without a target."""
 
     def __init__(self, wait_s: float, most: int = 128) -> None:
         self._wait_s = wait_s
@@ -325,14 +325,14 @@ class FixedWait:
 
 @dataclass
 class Seen:
-    """What came of some traffic."""
+    """The results of some traffic."""
 
     latencies_s: list[float] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
 
     @property
     def p99_s(self) -> float:
-        """Of all but those that were there while sizes still grew."""
+        """The p99 latency, without the first tenth, while batch sizes still grew."""
         settled = sorted(self.latencies_s[len(self.latencies_s) // 10 :])
         return settled[int(len(settled) * 0.99)]
 
@@ -345,7 +345,7 @@ ARRIVAL, END, ASK = range(3)
 
 @dataclass
 class World:
-    """A handler whose runs take a time with some noise, and those who call it."""
+    """A handler with noisy run times, and its callers."""
 
     slots: int = 1
     fixed_s: float = B_S
@@ -353,12 +353,12 @@ class World:
     noise: float = 0.05
     pace: Callable[[float], float] = lambda now: 1.0
     think_s: float = 0.002
-    """The most that a caller in a loop takes from an answer to the next call."""
+    """The maximum time of a looping caller between a result and its next call."""
 
-    def put_under(
+    def simulate(
         self, rule: Rule, model: LatencyModel | None, arrivals: list[float], loops: int = 0
     ) -> Seen:
-        """Lets a rule cut batches until all is answered; callers in loops end after 20 s."""
+        """Serves all requests with batches by a rule; looping callers stop after 20 s."""
         chance = random.Random(7)
         seen = Seen()
         events: list[tuple[float, int, int, tuple[float, list[tuple[float, bool]]]]] = []
@@ -392,7 +392,7 @@ class World:
             elif this != asked:
                 continue
             if events and events[0][0] == now and events[0][1] != ASK:
-                continue  # at one instant all comes and ends before a slot looks at the line
+                continue  # arrivals and ends of one instant come before decisions
             while idle and waiting:
                 many = len(waiting)
                 dispatch_at = rule.dispatch_at(now, waiting[0][0], waiting[-1][0], many)
@@ -411,14 +411,14 @@ class World:
     def adaptive(self, p99_s: float, arrivals: list[float], loops: int = 0) -> Seen:
         model = LatencyModel()
         rule = AdaptiveRule(LatencyTarget(p99_s=p99_s), model, 128, self.slots)
-        return self.put_under(rule, model, arrivals, loops)
+        return self.simulate(rule, model, arrivals, loops)
 
     def fixed(self, wait_s: float, arrivals: list[float], loops: int = 0) -> Seen:
-        return self.put_under(FixedWait(wait_s), None, arrivals, loops)
+        return self.simulate(FixedWait(wait_s), None, arrivals, loops)
 
 
 def traffic(rate: Callable[[float], float], most: float, seconds: float = 20) -> list[float]:
-    """Draws arrivals at a rate that changes with time, by thinning out a Poisson process."""
+    """Draws arrivals at a rate that changes with time, by thinning a Poisson process."""
     chance = random.Random(11)
     now, arrivals = 0.0, list[float]()
     while (now := now + chance.expovariate(most)) < seconds:
@@ -473,11 +473,11 @@ def test_a_burst_that_is_too_large_is_not_all_late() -> None:
     arrivals = [float(second) for second in range(20) for _ in range(250)]
     model = LatencyModel()
     rule = AdaptiveRule(LatencyTarget(p99_s=0.12), model, 1024, 1)
-    assert world.put_under(rule, model, arrivals).share_within(0.12) > 0.5
-    assert world.put_under(FixedWait(0, 1024), None, arrivals).share_within(0.12) < 0.01
+    assert world.simulate(rule, model, arrivals).share_within(0.12) > 0.5
+    assert world.simulate(FixedWait(0, 1024), None, arrivals).share_within(0.12) < 0.01
 
 
-def test_a_load_that_is_too_high_for_the_target_does_not_make_the_line_grow() -> None:
+def test_a_load_that_is_too_high_for_the_target_does_not_make_the_queue_grow() -> None:
     world = World()
     # Batches of the size that the target is planned with could take 950 a second.
     arrivals = traffic(lambda now: 1300, 1300)
@@ -496,8 +496,8 @@ def test_callers_in_loops_are_gathered_into_one_batch() -> None:
 def test_callers_in_two_groups_that_are_late_because_of_each_other_become_one() -> None:
     model = model_of()
     rule, now = rule_of(model, target=LatencyTarget(p99_s=0.04), gap_s=0.0005)
-    # Seven wait for a batch of one to end: they are late whatever is done.
-    model.observe(1, queue(1))
+    # Seven wait for a batch of one to end: they are late in any case.
+    model.observe(1, linear(1))
     assert rule.dispatch_at(now + 0.02, now, now, 7) - now == pytest.approx(0.021)
 
 

@@ -1,4 +1,4 @@
-"""Autoscaling: Ray Serve's rule, its delays, and what its options refuse."""
+"""Autoscaling: Ray Serve's rule, its delays, and the checks of its options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AT_ONCE: dict[str, Any] = {"upscale_delay_s": 0, "downscale_delay_s": 0}
 
 
 def decided(options: AutoscalingOptions, requests: float, replicas: int) -> int:
-    """What is decided where a delay is over, and there were so many requests all the time."""
+    """Returns the decision after a delay with a constant number of requests."""
     autoscaler = Autoscaler(options)
     autoscaler.observe(0.0, requests / 4, requests * 3 / 4)
     return autoscaler.decide(0.0, replicas)
@@ -171,7 +171,7 @@ def test_old_measurements_are_forgotten() -> None:
 def first_change(
     options: AutoscalingOptions, load: dict[float, float], replicas: int, until: float = 1000
 ) -> tuple[float, int] | None:
-    """Measures each second; gives when the number first changes, and to what."""
+    """Measures each second; returns when the number first changes, and to what."""
     autoscaler = Autoscaler(options)
     requests = 0.0
     for second in range(int(until)):
@@ -192,7 +192,7 @@ def test_more_replicas_come_when_the_delay_is_over() -> None:
 def test_fewer_replicas_come_when_the_other_delay_is_over() -> None:
     options = AutoscalingOptions(downscale_delay_s=200, look_back_period_s=10)
     at, wanted = first_change(options, {0: 8, 50: 2}, 4) or (0, 0)
-    # The average asks for fewer once a third of what it looks back on is the smaller load.
+    # The average calls for fewer once a third of the look-back period has the smaller load.
     assert wanted == 1
     assert 250 < at <= 260
 

@@ -18,7 +18,7 @@ HOUR = 60 * MINUTE
 
 
 def changes(steps: list[Step]) -> list[tuple[float, int]]:
-    """When the number of replicas changed, and to what."""
+    """Returns when the number of replicas changed, and to what."""
     counts = [steps[0].ready, *(step.replicas for step in steps)]
     return [
         (step.at, step.replicas)
@@ -89,16 +89,16 @@ def test_bursts_that_are_shorter_than_the_delay_add_nothing() -> None:
     assert changes(simulate_autoscaling(options, load, service_s=1, until_s=HOUR)) == []
 
 
-def test_what_no_replica_has_room_for_waits_in_line() -> None:
+def test_what_no_replica_has_room_for_is_queued() -> None:
     options = AutoscalingOptions(max_replicas=1, metrics_interval_s=10)
     steps = simulate_autoscaling(
         options, [(0, 5), (100, 0)], service_s=1, until_s=200, max_ongoing_requests=4
     )
     by_time = {step.at: step for step in steps}
-    # 4 a second leave once there are 4; the first 4 come within t = ln 5 seconds.
+    # 4 a second leave once there are 4; the first 4 arrive within t = ln 5 seconds.
     assert by_time[100.0].ongoing == 4
     assert by_time[100.0].queued == pytest.approx(100 - math.log(5), abs=1e-6)
-    # The line is gone after a quarter of its length in seconds; then the rest runs out.
+    # The queue is empty after a quarter of its length in seconds; then the rest ends.
     left_s = by_time[100.0].queued / 4
     assert by_time[120.0].queued == pytest.approx(by_time[100.0].queued - 80, abs=1e-6)
     assert by_time[130.0].queued == 0

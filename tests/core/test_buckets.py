@@ -1,4 +1,4 @@
-"""Buckets: whose turn it is among them, when a slot is woken, and what is left of empty ones."""
+"""Buckets: their order, when a slot is woken, and that empty ones are dropped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import come, new, queue, take, waiting
+from core.former_scenes import admit, new, queue, take, waiting
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.buckets import Buckets
 from shoal.core.policy import Dispatch
@@ -40,7 +40,7 @@ def test_when_its_head_leaves_a_bucket_is_as_old_as_its_next() -> None:
     leaves, stays, other = new(0, key="a"), new(2, key="a"), new(1, key="b")
     former = queue(leaves, other, stays, batch_wait_timeout_s=5, **{**KEYS, "max_batch_size": 3})
     third = new(0, key="c")
-    come(former, third)
+    admit(former, third)
     decision = former.decide(9.0)  # all are looked at
     assert isinstance(decision, Dispatch)
     former.leave(leaves)
@@ -52,7 +52,7 @@ def test_a_bucket_is_led_by_whoever_has_the_best_rank() -> None:
     former = queue(*requests, priority_levels=2, priority_aging_s=None, **KEYS)
     assert waiting(former) == requests[::-1]
     better = new(2, key="a", priority=1)
-    come(former, better)
+    admit(former, better)
     assert take(former, 9.0) == [requests[1]]
     assert take(former, 9.0) == [better, requests[0]]
 
@@ -69,7 +69,7 @@ def test_a_slot_is_not_woken_for_a_bucket_that_is_due_later(how: str) -> None:
     first = new(0.0, key="a")
     former = queue(first, bucket_by=len, **{name: 1.0})
     assert former.decide(0.0).until == 1.0  # type: ignore[union-attr]
-    come(former, new(0.5, key="a"))
+    admit(former, new(0.5, key="a"))
     if how == "leaves":
         former.leave(first)
     assert former.decide(0.5).until == 1.5  # type: ignore[union-attr]
@@ -90,7 +90,7 @@ def test_a_bucket_that_is_empty_is_forgotten_and_keeps_no_request() -> None:
     before = sum(isinstance(found, Request) for found in gc.get_objects())
     for key in range(40):
         pair = [new(0, key=key), new(0, key=key)]
-        come(former, *pair)
+        admit(former, *pair)
         assert take(former) == pair
         for one in pair:
             one.state = State.FINISHED

@@ -84,7 +84,7 @@ def test_what_is_given_to_users_is_frozen() -> None:
 def test_a_batch_knows_its_size_and_shows_itself() -> None:
     batch = Batch(7, DispatchReason.TIMER, [])
     assert (batch.id, batch.size, batch.active) == (7, 0, 0)
-    assert repr(batch) == "<Batch 7 size=0 cut=timer>"
+    assert repr(batch) == "<Batch 7 size=0 reason=timer>"
 
 
 def test_a_reason_is_its_name() -> None:

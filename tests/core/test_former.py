@@ -1,4 +1,4 @@
-"""The line, example by example: when a batch goes, who is let in, who must go."""
+"""The queue by examples: when a batch is dispatched, and which requests are admitted or shed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core.former_scenes import change, check, come, let_time_be_up, new, queue, take, waiting
+from core.former_scenes import admit, change, check, expire, new, queue, take, waiting
 from shoal import QueuePolicy, WholeQueuePolicy
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.size_or_wait import SizeOrWait
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # When a batch goes
 
 
-def test_an_empty_line_waits_for_one() -> None:
+def test_an_empty_queue_waits_for_one_request() -> None:
     assert queue().decide(0.0) == Wait(None, 1)
 
 
@@ -43,12 +43,12 @@ def test_the_wait_is_counted_from_the_oldest_arrival() -> None:
 def test_without_a_window_a_batch_waits_until_it_is_full() -> None:
     former = queue(new(), batch_wait_timeout_s=None, max_batch_size=2)
     assert former.decide(1e9) == Wait(None, 2)
-    come(former, new())
+    admit(former, new())
     assert former.decide(0) == Dispatch(2, DispatchReason.FULL)
 
 
 @pytest.mark.parametrize("leaving", [0, 1, 2])
-def test_a_flush_is_for_what_is_in_line_then(leaving: int) -> None:
+def test_a_flush_covers_what_is_queued_then(leaving: int) -> None:
     requests = [new(), new(), new()]
     former = queue(*requests, batch_wait_timeout_s=None)
     former.flush()
@@ -56,7 +56,7 @@ def test_a_flush_is_for_what_is_in_line_then(leaving: int) -> None:
         former.leave(one)
     assert former.decide(0) == Dispatch(3 - leaving, DispatchReason.FLUSH)
     assert take(former) == requests[leaving:]
-    come(former, new())
+    admit(former, new())
     assert former.decide(0) == Wait(None, 10)
 
 
@@ -64,7 +64,7 @@ def test_a_flush_does_not_outlive_those_who_left() -> None:
     requests = [new(), new(), new()]
     former = queue(*requests, batch_wait_timeout_s=None)
     former.flush()
-    come(former, new())
+    admit(former, new())
     for one in requests:
         former.leave(one)
     assert former.decide(0) == Wait(None, 10)
@@ -76,14 +76,14 @@ def test_a_flush_does_not_outlive_those_who_failed_in_a_change() -> None:
     former.flush()
     assert change(former, max_batch_size=5) == [large]
     assert take(former) == [small]
-    come(former, new(item=1))
+    admit(former, new(item=1))
     assert isinstance(former.decide(0), Wait)
 
 
-def test_a_flush_of_an_empty_line_does_nothing() -> None:
+def test_a_flush_of_an_empty_queue_does_nothing() -> None:
     former = queue(batch_wait_timeout_s=None)
     former.flush()
-    come(former, new())
+    admit(former, new())
     assert former.decide(0) == Wait(None, 10)
 
 
@@ -105,13 +105,13 @@ def test_a_flush_is_of_those_who_were_handed_out_last() -> None:
     former.flush()
     take(former)
     assert former.took_flushed
-    come(former, new())
+    admit(former, new())
     take(former)
     assert not former.took_flushed
 
 
 class Emptying(WholeQueuePolicy):
-    """A rule that empties the list of those that it takes back."""
+    """A policy that empties the list that `put_back` passes to it."""
 
     def __init__(self, _options: Any) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_who_is_due_leaves_though_others_come_first() -> None:
     low = new(0, deadline=10, priority=2)
     former = queue(low, max_batch_size=2, batch_wait_timeout_s=60, priority_levels=2)
     for _ in range(3):
-        come(former, new(0, priority=1))
+        admit(former, new(0, priority=1))
     while low.state is not State.RUNNING:
         assert take(former, 5.0)
     assert former.live == 0
@@ -167,7 +167,7 @@ def test_who_came_before_there_was_a_window_leaves_in_time() -> None:
     assert former.decide(0) == Wait(5, 10)
 
 
-# Who is let in
+# Admission
 
 
 def test_what_idle_slots_can_take_does_not_count_as_waiting() -> None:
@@ -191,7 +191,7 @@ def test_idle_slots_take_as_much_as_the_costs_allow() -> None:
     assert "max_queued_requests=0" in str(answers[1])
 
 
-def test_a_closed_line_lets_nobody_in_and_everybody_who_waits() -> None:
+def test_a_closed_queue_admits_the_parked_and_refuses_others() -> None:
     first, second = new(), new()
     former = queue(first, second, max_queued_requests=1, overload="wait", idle=0)
     assert second.state is State.PARKED
@@ -210,29 +210,29 @@ def parked_by_cost(*costs: float, idle: int = 0) -> tuple[Any, list[Any]]:
     return former, requests
 
 
-def test_an_idle_slot_lets_a_large_parked_one_in() -> None:
+def test_an_idle_slot_admits_a_large_parked_request() -> None:
     former, (large,) = parked_by_cost(6)
     former.reform(idle_slots=1)
     assert large.state is State.QUEUED
 
 
-def test_nobody_overtakes_who_waits_to_be_let_in() -> None:
+def test_nobody_overtakes_a_parked_request() -> None:
     former, (_, leaves, large) = parked_by_cost(4, 3, 7, idle=1)
     former.leave(leaves)
     assert large.state is State.PARKED
     small = new(cost=1)
-    come(former, small)
+    admit(former, small)
     assert small.state is State.PARKED
 
 
-def test_when_the_first_parked_leaves_the_next_is_let_in_that_fits() -> None:
+def test_when_the_first_parked_request_leaves_the_next_that_fits_is_admitted() -> None:
     former, (_, large, small) = parked_by_cost(8, 5, 1, idle=1)
     assert (large.state, small.state) == (State.PARKED, State.PARKED)
     former.leave(large)
     assert small.state is State.QUEUED
 
 
-def test_who_is_let_in_wakes_the_slot() -> None:
+def test_admitting_a_parked_request_wakes_the_slot() -> None:
     first, second, third = new(), new(), new()
     former = queue(
         first,
@@ -247,15 +247,15 @@ def test_who_is_let_in_wakes_the_slot() -> None:
     former.leave(first)
     assert third.state is State.QUEUED
     fourth = new()
-    come(former, fourth)
+    admit(former, fourth)
     former.leave(second)
     former.leave(third)
     former.wake_at = 2
     fifth = new()
-    come(former, fifth)
+    admit(former, fifth)
     assert [one.state for one in (fourth, fifth)] == [State.QUEUED, State.QUEUED]
     sixth = new()
-    come(former, sixth)
+    admit(former, sixth)
     former.wake_at = 2
     assert former.leave(fourth)
     assert sixth.state is State.QUEUED
@@ -280,7 +280,7 @@ def test_a_change_fails_who_does_not_fit_any_more_parked_or_not() -> None:
     assert [one.state for one in requests[1:]] == [State.FAILED, State.FAILED]
 
 
-def test_a_change_lets_in_who_has_room_now() -> None:
+def test_a_change_admits_requests_that_have_room_now() -> None:
     first, second = new(), new()
     former = queue(first, second, max_queued_requests=1, overload="wait", idle=0)
     change(former, max_queued_requests=2)
@@ -292,7 +292,7 @@ def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:
     policy = QueuePolicy(timeout_s=1, timeout_action="delay")
     former = queue(late, max_batch_size=4, default_queue_policy=policy)
     change(former, default_queue_policy=None, batch_size_fn=float)
-    assert let_time_be_up(former, 2.0) == []
+    assert expire(former, 2.0) == []
     check(former)
     assert take(former, 2.0) == [late]
     assert former.live == 0
@@ -301,7 +301,7 @@ def test_a_demotion_that_comes_after_a_change_hands_nobody_out_twice() -> None:
 # What is left behind
 
 
-def test_the_line_does_not_grow_by_callers_that_come_and_go() -> None:
+def test_the_queue_does_not_grow_by_callers_that_arrive_and_leave() -> None:
     former = queue(new(), batch_wait_timeout_s=None)
     assert isinstance(former._policy, SizeOrWait)
     longest = 0
@@ -314,7 +314,7 @@ def test_the_line_does_not_grow_by_callers_that_come_and_go() -> None:
     assert former.live == 1
 
 
-def test_those_who_wait_for_room_and_go_do_not_grow_it_either() -> None:
+def test_parked_callers_that_leave_do_not_grow_it_either() -> None:
     former = queue(new(), new(), max_queued_requests=0, max_batch_size=1, overload="wait")
     longest = 0
     for _ in range(10_000):
@@ -328,7 +328,7 @@ def test_those_who_wait_for_room_and_go_do_not_grow_it_either() -> None:
 
 @pytest.mark.parametrize("deadline", [60.0, math.inf])
 @pytest.mark.parametrize("idle", [0, 1])
-def test_callers_with_deadlines_that_come_and_go_leave_nothing_behind(
+def test_callers_with_deadlines_that_arrive_and_leave_leave_nothing_behind(
     deadline: float, idle: int
 ) -> None:
     former = queue(new(deadline=1.0), idle=idle, batch_wait_timeout_s=9)
@@ -336,7 +336,7 @@ def test_callers_with_deadlines_that_come_and_go_leave_nothing_behind(
         former.decide(0.0)
     for _ in range(1000):
         one = new(deadline=deadline)
-        come(former, one)
+        admit(former, one)
         former.leave(one)
         former.overdue.forget(one)
     assert len(former._pressures._leave_by) + len(former._pressures.unseen) < 200

@@ -1,4 +1,4 @@
-"""The line and its rules, each against a plain model of it, with no event loop."""
+"""The queue and its rules, compared with a simple model, without an event loop."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import strategies as st
 
-from core.line_machine import QUICK, LineMachine
-from core.line_options import FAMILIES
+from core.queue_machine import QUICK, QueueMachine
+from core.queue_options import FAMILIES
 
 pytestmark = pytest.mark.slow
 
@@ -18,7 +18,7 @@ MEASURED = st.fixed_dictionaries(
 
 
 def machine(name: str) -> Any:
-    made = type(f"{name}Machine", (LineMachine,), {"some_options": FAMILIES[name], "taken": 0})
+    made = type(f"{name}Machine", (QueueMachine,), {"some_options": FAMILIES[name], "taken": 0})
     if name == "AllowedSizes":
         made.measured = MEASURED
 
@@ -27,7 +27,7 @@ def machine(name: str) -> Any:
 
         def runTest(self) -> None:
             super().runTest()
-            assert made.taken  # or it has tried nothing
+            assert made.taken  # otherwise nothing was tested
 
     return Test
 

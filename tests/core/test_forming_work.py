@@ -1,4 +1,4 @@
-"""Forming costs O(log n): work is counted in comparisons and in calls, never in seconds."""
+"""Forming batches costs O(log n): work is counted in comparisons and calls, not in seconds."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def calls_of(function: Callable[[], object]) -> int:
 
 
 def use(former: Former, requests: list[Request], newcomers: list[Request]) -> None:
-    """Lets some come, some leave, and some be taken."""
+    """Admits some requests, cancels some, and takes some."""
     for step, newcomer in enumerate(newcomers):
         former.admit(newcomer)
         leaving = requests[step * 37 % len(requests)]
@@ -74,7 +74,7 @@ def use(former: Former, requests: list[Request], newcomers: list[Request]) -> No
 
 
 def by_deadline(size: int, keys: int) -> int:
-    """Returns how many comparisons a step costs in a line of a size."""
+    """Returns how many comparisons a step costs in a queue of a size."""
     places = count()
 
     def one() -> Request:
@@ -150,13 +150,13 @@ def calls_of_steps(size: int, options: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_work_of_a_step_does_not_grow_with_the_line(rule: str) -> None:
+def test_the_work_of_a_step_does_not_grow_with_the_queue(rule: str) -> None:
     few, many = (calls_of_steps(size, RULES[rule]) for size in (FEW, 100 * FEW))
     assert many <= 1.5 * few + 10 * STEPS
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_line_is_emptied_in_linear_time(rule: str) -> None:
+def test_a_queue_is_emptied_in_linear_time(rule: str) -> None:
     def work(size: int) -> int:
         options = {name: value for name, value in RULES[rule].items() if name != "overload"}
         options.pop("max_queued_requests", None)
@@ -174,7 +174,7 @@ def test_a_line_is_emptied_in_linear_time(rule: str) -> None:
     assert many <= 11 * few
 
 
-def test_who_meets_a_full_line_does_not_count_its_buckets() -> None:
+def test_a_call_to_a_full_queue_does_not_count_its_buckets() -> None:
     def work(size: int) -> int:
         requests = [new(key=key) for key in range(size)]
         former = queue(*requests, bucket_by=len, batch_size_fn=len, max_queued_requests=size)

@@ -1,4 +1,4 @@
-"""The model of run times: what it knows after which batches, with no clock at all."""
+"""The model of run times: its estimates after given batches, without a clock."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 A_S, B_S = 0.0005, 0.02
 
 
-def queue(size: float, pace: float = 1.0) -> float:
+def linear(size: float, pace: float = 1.0) -> float:
     return pace * (A_S * size + B_S)
 
 
 def told(
     sizes: Iterable[float], seconds: Callable[[float], float], model: LatencyModel | None = None
 ) -> LatencyModel:
-    """Tells a model of batches, and asks it after each."""
+    """Reports batches to a model, and queries it after each."""
     model = LatencyModel() if model is None else model
     for size in sizes:
         model.observe(size, seconds(size))
@@ -42,7 +42,7 @@ def mixed(count: int, seed: int = 1, most: int = 64) -> list[float]:
 
 def noisy(sigma: float, pace: float = 1.0, seed: int = 2) -> Callable[[float], float]:
     chance = random.Random(seed)
-    return lambda size: queue(size, pace) * chance.lognormvariate(0, sigma)
+    return lambda size: linear(size, pace) * chance.lognormvariate(0, sigma)
 
 
 def test_nothing_is_known_before_the_first_batch() -> None:
@@ -54,16 +54,16 @@ def test_nothing_is_known_before_the_first_batch() -> None:
 
 
 def test_two_sizes_are_enough_for_a_line() -> None:
-    model = told([1, 101], queue)
+    model = told([1, 101], linear)
     assert model.snapshot().a_s == pytest.approx(A_S)
     assert model.snapshot().b_s == pytest.approx(B_S)
-    assert model.run_s(51) == pytest.approx(queue(51))
+    assert model.run_s(51) == pytest.approx(linear(51))
 
 
 def test_the_line_is_found_in_noise() -> None:
     model = told(mixed(300), noisy(0.1))
     for size in (1, 8, 32, 64, 128):
-        assert model.run_s(size) == pytest.approx(queue(size), rel=0.15)
+        assert model.run_s(size) == pytest.approx(linear(size), rel=0.15)
     assert model.samples() == 300
 
 
@@ -91,19 +91,19 @@ def test_times_that_rise_faster_than_sizes_do_not_make_a_negative_rest() -> None
 
 def test_a_cold_first_batch_is_forgotten_with_the_second() -> None:
     model = told([1], lambda size: 5.0)
-    told([1], queue, model)
-    assert model.run_s(1) == pytest.approx(queue(1))
+    told([1], linear, model)
+    assert model.run_s(1) == pytest.approx(linear(1))
     model = told([1], lambda size: 5.0)
-    told([4, 9, 30], queue, model)
-    assert model.run_s(64) == pytest.approx(queue(64), rel=0.2)
+    told([4, 9, 30], linear, model)
+    assert model.run_s(64) == pytest.approx(linear(64), rel=0.2)
 
 
 def test_a_pause_among_the_first_batches_is_no_other_pace() -> None:
-    model = told([1, 2, 4, 8], queue)
-    told([8], lambda size: 10 * queue(size), model)
-    told([8, 4], queue, model)
+    model = told([1, 2, 4, 8], linear)
+    told([8], lambda size: 10 * linear(size), model)
+    told([8, 4], linear, model)
     for size in (1, 2, 4, 8):
-        assert model.run_s(size) == pytest.approx(queue(size))
+        assert model.run_s(size) == pytest.approx(linear(size))
 
 
 def test_the_noise_of_few_batches_is_no_other_pace() -> None:
@@ -112,7 +112,7 @@ def test_the_noise_of_few_batches_is_no_other_pace() -> None:
         chance = random.Random(seed)
         sizes = [chance.choice([1, 2, 4, 8, 16, 32]) for _ in range(30)]
         model = told(sizes, noisy(0.3, seed=seed))
-        errors += [abs(math.log((model.run_s(size) or 0) / queue(size))) for size in (1, 8, 64)]
+        errors += [abs(math.log((model.run_s(size) or 0) / linear(size))) for size in (1, 8, 64)]
     assert mean(errors) < 0.18
 
 
@@ -123,17 +123,17 @@ def test_pauses_that_are_rare_move_neither_the_line_nor_the_bound() -> None:
     for number, size in enumerate(mixed(1000)):
         model.observe(size, times(size) + (chance.uniform(0.1, 2) if number % 97 == 0 else 0))
         if number > 200:
-            assert model.run_s(32) == pytest.approx(queue(32), rel=0.05)
-            assert model.bound_s(32) == pytest.approx(queue(32), rel=0.15)
+            assert model.run_s(32) == pytest.approx(linear(32), rel=0.05)
+            assert model.bound_s(32) == pytest.approx(linear(32), rel=0.15)
 
 
 def test_pauses_that_are_frequent_are_in_the_bound() -> None:
     model = LatencyModel()
     for number, size in enumerate(mixed(500)):
-        model.observe(size, queue(size) * (3 if number % 20 == 0 else 1))
+        model.observe(size, linear(size) * (3 if number % 20 == 0 else 1))
         model.run_s(size)
-    assert model.run_s(32) == pytest.approx(queue(32))
-    assert model.bound_s(32) == pytest.approx(3 * queue(32))
+    assert model.run_s(32) == pytest.approx(linear(32))
+    assert model.bound_s(32) == pytest.approx(3 * linear(32))
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.1, 0.3])
@@ -150,7 +150,7 @@ def test_the_bound_holds_for_about_ninety_nine_in_a_hundred(
             bound_s = model.bound_s(size)
             assert bound_s is not None
             within.append(seconds <= bound_s)
-            times_the_usual.append(bound_s / queue(size))
+            times_the_usual.append(bound_s / linear(size))
         model.observe(size, seconds)
     assert mean(within) == pytest.approx(0.99, abs=0.009)
     assert mean(times_the_usual) == pytest.approx(math.exp(2.326 * sigma), rel=0.1)
@@ -161,7 +161,7 @@ def test_another_pace_is_followed_within_twenty_batches_at_all_sizes(pace: float
     model = told(mixed(200), noisy(0.05))
     told(mixed(20, seed=4), noisy(0.05, pace), model)
     for size in (1, 8, 32, 64, 128):
-        assert model.run_s(size) == pytest.approx(queue(size, pace), rel=0.2)
+        assert model.run_s(size) == pytest.approx(linear(size, pace), rel=0.2)
 
 
 @pytest.mark.parametrize("pace", [2.0, 0.5])
@@ -169,37 +169,37 @@ def test_another_pace_at_one_size_is_believed_of_the_others(pace: float) -> None
     model = told(mixed(200), noisy(0.05))
     told([30] * 20, noisy(0.05, pace), model)
     for size in (1, 8, 32, 64, 128):
-        assert model.run_s(size) == pytest.approx(queue(size, pace), rel=0.2)
+        assert model.run_s(size) == pytest.approx(linear(size, pace), rel=0.2)
 
 
 def test_six_batches_are_enough_for_the_level() -> None:
-    model = told(mixed(200), queue)
-    told([30] * 5, lambda size: queue(size, 2), model)
-    assert model.run_s(30) == pytest.approx(queue(30))
-    told([30], lambda size: queue(size, 2), model)
-    assert model.run_s(30) == pytest.approx(queue(30, 2))
+    model = told(mixed(200), linear)
+    told([30] * 5, lambda size: linear(size, 2), model)
+    assert model.run_s(30) == pytest.approx(linear(30))
+    told([30], lambda size: linear(size, 2), model)
+    assert model.run_s(30) == pytest.approx(linear(30, 2))
 
 
 def test_a_change_of_pace_is_no_spread() -> None:
-    model = told(mixed(200), queue)
-    told([30] * 40, lambda size: queue(size, 2), model)
+    model = told(mixed(200), linear)
+    told([30] * 40, lambda size: linear(size, 2), model)
     assert model.snapshot().spread == pytest.approx(1, abs=0.01)
 
 
 def test_no_line_is_drawn_through_times_of_before_and_after() -> None:
-    # Slower by half, and so the batches become smaller: the large ones of before were as fast.
-    model = told([100, 90, 80] * 30, queue)
-    told([20, 25, 30] * 3, queue, model)
-    told([30, 25, 20] * 8, lambda size: queue(size, 2), model)
+    # Slower by half, so the batches become smaller: large ones took as long before.
+    model = told([100, 90, 80] * 30, linear)
+    told([20, 25, 30] * 3, linear, model)
+    told([30, 25, 20] * 8, lambda size: linear(size, 2), model)
     assert model.snapshot().a_s == pytest.approx(2 * A_S, rel=0.1)
     assert model.snapshot().b_s == pytest.approx(2 * B_S, rel=0.1)
 
 
 def test_sizes_that_were_never_run_are_not_taken_for_another_pace() -> None:
-    model = told([1, 2] * 20, queue)
-    told([60, 50] * 20, queue, model)
-    assert model.run_s(1) == pytest.approx(queue(1))
-    assert model.run_s(60) == pytest.approx(queue(60))
+    model = told([1, 2] * 20, linear)
+    told([60, 50] * 20, linear, model)
+    assert model.run_s(1) == pytest.approx(linear(1))
+    assert model.run_s(60) == pytest.approx(linear(60))
 
 
 def test_a_step_in_the_times_is_not_taken_for_another_pace() -> None:
@@ -214,7 +214,7 @@ def test_a_step_in_the_times_is_not_taken_for_another_pace() -> None:
 
 
 def test_a_change_of_one_part_of_the_time_is_followed() -> None:
-    model = told([1, 8, 64] * 20, queue)
+    model = told([1, 8, 64] * 20, linear)
     told([1, 8, 64] * 11, lambda size: 4 * A_S * size + B_S, model)
     assert model.snapshot().a_s == pytest.approx(4 * A_S, rel=0.1)
     assert model.snapshot().b_s == pytest.approx(B_S, rel=0.3)
@@ -224,7 +224,7 @@ def test_under_a_steady_load_other_sizes_are_not_forgotten() -> None:
     model = told(mixed(200), noisy(0.05))
     told([32] * 2000, noisy(0.05), model)
     for size in (1, 128):
-        assert model.run_s(size) == pytest.approx(queue(size), rel=0.2)
+        assert model.run_s(size) == pytest.approx(linear(size), rel=0.2)
 
 
 def test_size_within_is_the_largest_whose_bound_is() -> None:
@@ -290,17 +290,17 @@ def test_the_line_is_drawn_when_asked_and_not_for_every_batch() -> None:
             super()._draw()
 
     model = Counting()
-    told(mixed(100, most=8), queue, model)
+    told(mixed(100, most=8), linear, model)
     settled = model.drawn
     for size in mixed(800, most=8):
-        model.observe(size, queue(size))
+        model.observe(size, linear(size))
     assert model.drawn == settled
-    told(mixed(800, most=8), queue, model)
+    told(mixed(800, most=8), linear, model)
     assert model.drawn - settled <= (800 + 64) / 8 + 1
 
 
 def test_a_snapshot_is_frozen_and_stays_as_it_was() -> None:
-    model = told([1, 50], queue)
+    model = told([1, 50], linear)
     before = model.snapshot()
     told([1, 50] * 20, lambda size: 1.0, model)
     assert before.samples == 2

@@ -1,4 +1,4 @@
-"""The latency target of a batcher: what it takes, and what it refuses."""
+"""The latency target of a batcher: what it accepts, and what it refuses."""
 
 from __future__ import annotations
 

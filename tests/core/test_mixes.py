@@ -1,4 +1,4 @@
-"""Options that do not go together are refused, by their names, with what to do instead."""
+"""Options that can't be combined are refused; the error names both and says what to do instead."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def pad(items: list[Any], n: int) -> list[Any]:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({**FOUR_OR_EIGHT, "preferred_batch_sizes": (4,)}, "pass the allowed ones alone"),
-    ({**FOUR_OR_EIGHT, "adaptive": TARGET}, "lie on steps"),
+    ({**FOUR_OR_EIGHT, "preferred_batch_sizes": (4,)}, "pass the allowed sizes only"),
+    ({**FOUR_OR_EIGHT, "adaptive": TARGET}, "rise in steps"),
     ({"adaptive": TARGET, "preferred_batch_sizes": (4,)}, "both choose the size"),
     ({"adaptive": TARGET, "idle_timeout_s": 1}, "both choose how long"),
     ({"adaptive": TARGET, "idle_timeout_s": 0}, "both choose how long"),
@@ -37,8 +37,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"join": sum, "batch_size_fn": len}, "pass both"),
     ({"split": divmod, "join": sum}, r"pass batch_size_fn=\(item\) -> cost"),
     ({"priority_mixing": "isolate"}, "pass priority_levels=2 or more"),
-    ({"overload": "shed_oldest"}, "pass max_queued_requests=1000, say"),
-    ({"overload": "shed_lowest"}, "pass max_queued_requests=1000, say"),
+    ({"overload": "shed_oldest"}, "such as max_queued_requests=1000"),
+    ({"overload": "shed_lowest"}, "such as max_queued_requests=1000"),
     ({"overload": "shed_oldest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
     ({"overload": "shed_lowest", "max_queued_requests": 0}, "pass max_queued_requests=1 or more"),
     ({"max_queued_requests": 0, "bucket_by": len}, "depends on their keys"),
@@ -46,18 +46,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"max_queued_requests": 0, "priority_levels": 2, "priority_mixing": "isolate"},
         "depends on their levels",
     ),
-    ({"policy": print, "idle_timeout_s": 0}, "the policy decides alone"),
-    ({"policy": print, "batch_size_fn": len}, "the policy decides alone"),
-    ({"policy": print, "bucket_by": len}, "the policy decides alone"),
-    ({**FOUR_OR_EIGHT, "policy": print}, "the policy decides alone"),
-    ({"policy": print, "preferred_batch_sizes": (4,)}, "the policy decides alone"),
-    ({"policy": print, "queue_policies": {1: QueuePolicy()}}, "the policy decides alone"),
-    ({"policy": print, "default_queue_policy": QueuePolicy()}, "the policy decides alone"),
-    ({"policy": print, "adaptive": TARGET}, "the policy decides alone"),
-    ({"policy": print, "order": "deadline"}, "the policy decides alone"),
+    ({"policy": print, "idle_timeout_s": 0}, "the policy alone decides"),
+    ({"policy": print, "batch_size_fn": len}, "the policy alone decides"),
+    ({"policy": print, "bucket_by": len}, "the policy alone decides"),
+    ({**FOUR_OR_EIGHT, "policy": print}, "the policy alone decides"),
+    ({"policy": print, "preferred_batch_sizes": (4,)}, "the policy alone decides"),
+    ({"policy": print, "queue_policies": {1: QueuePolicy()}}, "the policy alone decides"),
+    ({"policy": print, "default_queue_policy": QueuePolicy()}, "the policy alone decides"),
+    ({"policy": print, "adaptive": TARGET}, "the policy alone decides"),
+    ({"policy": print, "order": "deadline"}, "the policy alone decides"),
     (
         {"policy": print, "priority_levels": 2, "priority_mixing": "isolate"},
-        "the policy decides alone",
+        "the policy alone decides",
     ),
 ]
 
@@ -69,7 +69,7 @@ def test_a_mix_is_refused_with_the_reason(options: dict[str, Any], why: str) -> 
 
 
 def test_every_entry_of_the_table_refuses_something() -> None:
-    """Each is the first to refuse one of the mixes above, so none is there for nothing."""
+    """Each entry is the first to refuse one of the mixes above, so none is redundant."""
     refusing: set[int] = set()
     for options, _ in REFUSED:
         mix = _unchecked(options)
@@ -78,7 +78,7 @@ def test_every_entry_of_the_table_refuses_something() -> None:
 
 
 def _unchecked(options: dict[str, Any]) -> BatchOptions:
-    """Makes a record that nobody has checked."""
+    """Makes a record without checking it."""
     made = object.__new__(BatchOptions)
     usual = BatchOptions()
     for name in BatchOptions.__dataclass_fields__:
@@ -111,20 +111,23 @@ def test_what_means_something_is_accepted(options: dict[str, Any]) -> None:
 def test_a_change_to_a_mix_is_refused_and_changes_nothing() -> None:
     before = BatchOptions(max_queued_requests=3, overload="shed_oldest")
     changes: dict[str, Any] = {"max_queued_requests": None}
-    with pytest.raises(ValueError, match="an unbounded line is never overloaded"):
+    with pytest.raises(ValueError, match="an unbounded queue is never full"):
         before.changed(changes)
     assert before.max_queued_requests == 3
 
 
 FILLS: list[tuple[dict[str, Any], str]] = [
     (FOUR_OR_EIGHT, "no size to be padded to"),
-    ({"preferred_batch_sizes": (4,)}, "whatever size there is"),
+    ({"preferred_batch_sizes": (4,)}, "at any size"),
     ({"bucket_by": len}, "keep the other keys waiting"),
-    ({"split": divmod, "join": sum, "batch_size_fn": len}, "parts would meet in one batch"),
-    ({"adaptive": TARGET}, "no run time of a batch that grows"),
-    ({"policy": print}, "no policy cuts it"),
+    (
+        {"split": divmod, "join": sum, "batch_size_fn": len},
+        "all parts could join the same",
+    ),
+    ({"adaptive": TARGET}, "run time of a batch that grows"),
+    ({"policy": print}, "no policy forms it"),
     ({"isolate_errors": True}, "answers each request by itself"),
-    ({"refuse_late": True}, "says nothing of how long a request takes"),
+    ({"refuse_late": True}, "does not tell how long a request takes"),
     ({"default_queue_policy": WAITS}, "leave it out of the queue policies"),
     ({"priority_levels": 2, "priority_mixing": "isolate"}, "keep the others waiting"),
 ]

@@ -1,4 +1,4 @@
-"""What is suggested for a name that is no option: near names, peers' names, or nothing."""
+"""Suggestions for unknown option names: similar names, other systems' names, or none."""
 
 from __future__ import annotations
 

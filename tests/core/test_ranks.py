@@ -1,4 +1,4 @@
-"""Which request goes first: levels, ageing, deadlines, and who waited for too long."""
+"""The order of requests: levels, ageing, deadlines, and requests that waited for too long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from core.former_scenes import change, come, let_time_be_up, new, queue, take, waiting
+from core.former_scenes import admit, change, expire, new, queue, take, waiting
 from shoal import BatchOptions, QueuePolicy
 from shoal.core.policies.ranks import rank_of
 
@@ -39,15 +39,15 @@ def test_a_level_is_made_up_for_by_waiting() -> None:
 
 @pytest.mark.parametrize("levels_lower", [1, 2])
 def test_nobody_is_overtaken_for_longer_than_ageing_takes(levels_lower: int) -> None:
-    """One of the highest level comes each second, and one can be served each second."""
+    """One request of the highest level arrives each second, and one can be served each second."""
     low = new(0, priority=1 + levels_lower)
     former = queue(low, priority_levels=3, priority_aging_s=10.0, **ONE)
     for second in range(100):
-        come(former, new(second, priority=1))
+        admit(former, new(second, priority=1))
         if take(former, second) == [low]:
             assert second == pytest.approx(10 * levels_lower, abs=1)
             return
-    raise AssertionError("it waits for ever")
+    raise AssertionError("it waits forever")
 
 
 @pytest.mark.parametrize("never", [None, math.inf])
@@ -87,14 +87,14 @@ def test_who_waited_for_too_long_lets_the_others_of_its_level_go_first(
     former = queue(
         late, other, priority_aging_s=aging_s, order=order, default_queue_policy=LATE, **ONE
     )
-    assert let_time_be_up(former, 31.0) == []
+    assert expire(former, 31.0) == []
     assert waiting(former) == [other, late]
     newcomer = new(32.0)
-    come(former, newcomer)
+    admit(former, newcomer)
     assert waiting(former) == [other, newcomer, late]
 
 
-def test_who_waited_for_too_long_to_be_let_in_is_late_as_well() -> None:
+def test_a_request_that_was_parked_for_too_long_is_late_as_well() -> None:
     first, second, late, other = new(), new(), new(), new(5)
     policy = QueuePolicy(timeout_s=1, timeout_action="delay")
     former = queue(
@@ -108,7 +108,7 @@ def test_who_waited_for_too_long_to_be_let_in_is_late_as_well() -> None:
         default_queue_policy=policy,
         **ONE,
     )
-    assert let_time_be_up(former, 5.0) == []
+    assert expire(former, 5.0) == []
     former.leave(first)
     former.leave(second)
     assert waiting(former) == [other, late]
@@ -121,7 +121,7 @@ def test_those_who_waited_for_too_long_stay_in_order(order: str, aging_s: float 
     former = queue(
         *requests, order=order, priority_aging_s=aging_s, default_queue_policy=LATE, **ONE
     )
-    assert let_time_be_up(former, 31.0) == []
+    assert expire(former, 31.0) == []
     assert waiting(former) == requests
     assert [take(former, 31.0) for _ in requests] == [[one] for one in requests]
 
@@ -130,7 +130,7 @@ def test_who_is_late_and_who_is_not_are_ranked_alike_after_a_change() -> None:
     first, second = new(0.0), new(1.0, waits_s=1.0)
     policy = QueuePolicy(timeout_s=5, timeout_action="delay")
     former = queue(first, second, priority_levels=2, default_queue_policy=policy, **ONE)
-    assert let_time_be_up(former, 2.0) == let_time_be_up(former, 5.0) == []
+    assert expire(former, 2.0) == expire(former, 5.0) == []
     assert waiting(former) == [second, first]
     change(former, max_batch_size=2)
     assert waiting(former) == [second, first]
@@ -141,5 +141,5 @@ def test_a_call_can_only_shorten_the_time_of_its_level() -> None:
     policy = QueuePolicy(timeout_s=10)
     usual, shorter, longer = new(), new(waits_s=5), new(waits_s=50)
     former = queue(usual, shorter, longer, default_queue_policy=policy, **ONE)
-    assert let_time_be_up(former, 5.0) == [shorter]
-    assert let_time_be_up(former, 10.0) == [usual, longer]
+    assert expire(former, 5.0) == [shorter]
+    assert expire(former, 10.0) == [usual, longer]

@@ -1,4 +1,4 @@
-"""A request's life: the table of its states, and what a handler may read."""
+"""Requests: the table of states, and what a handler may read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restarts: how long the waits are, what makes them short again, and when nobody need wait."""
+"""Restarts: the length of the waits, what resets them, and the circuit breaker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from shoal.core.replicas.restarts import Restarts
 
-ALL = 1.0  # a point at the end of its range: the longest wait that chance can choose
+ALL = 1.0  # the upper end of the random range: the longest wait
 EXAMPLES = settings(max_examples=200)
 
 
 def fail(restarts: Restarts, times: int, now: float = 0.0) -> list[float]:
-    """Lets a replica fail to start, each time as soon as it was tried again; gives the waits."""
+    """Records failed starts, each at the end of the last wait; returns the waits."""
     waits = []
     for _ in range(times):
         again_at = restarts.failed(now, ALL)
@@ -87,7 +87,7 @@ def test_a_replica_that_dies_soon_waits_longer_from_time_to_time() -> None:
 
 
 def test_replicas_that_die_soon_and_in_turn_wait_longer_as_well() -> None:
-    """Each has become ready before the other's death, so neither may count as the same failure."""
+    """Each has become ready before the other's death, so the deaths are separate failures."""
     restarts = Restarts()
     for number in range(40):
         restarts.died(number * 0.5, ALL, ready_at=number * 0.5 - 5)

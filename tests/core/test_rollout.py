@@ -1,4 +1,4 @@
-"""Rollouts: capacity is never taken away, bounds hold, and all comes out right in the end."""
+"""Rollouts: capacity is never reduced, bounds hold, and the wanted replicas are reached."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CAPACITY = {LifeState.NEW, LifeState.STARTING, LifeState.READY}
 
 
 def scene(words: str) -> list[Seen[str]]:
-    """Reads a scene: ``"a:r a2:r3"`` is two ready replicas, the second one with three requests.
+    """Parses a scene: ``"a:r a2:r3"`` is two ready replicas, the second one with three requests.
 
-    Capitals are of the version wanted, small letters of an older one.
+    Upper-case names are of the wanted version, lower-case ones of an older one.
     """
     seen = []
     for word in words.split():
@@ -101,7 +101,7 @@ def capacity_of(replicas: list[Seen[int]]) -> int:
 
 
 def test_every_small_scene_keeps_the_rules() -> None:
-    """All scenes of up to five replicas, whatever led there."""
+    """Checks all scenes of up to five replicas."""
     kinds = list(product((VERSION, VERSION - 1), ["s", "r", "d"]))
     for size in range(6):
         for kinds_of_all in combinations_with_replacement(kinds, size):
@@ -135,7 +135,7 @@ def check(replicas: list[Seen[int]], wanted: int, surge: int) -> None:
 
 
 class RolloutMachine(RuleBasedStateMachine):
-    """Replicas that start, fail and die as they like, and a supervisor that asks what to do."""
+    """Replicas that start, fail and die at random, and a supervisor that follows the decisions."""
 
     @initialize(wanted=st.integers(0, 4), surge=st.integers(1, 3))
     def begin(self, wanted: int, surge: int) -> None:
@@ -144,7 +144,7 @@ class RolloutMachine(RuleBasedStateMachine):
         self.version = 0
         self.number = 0
         self.lives: dict[int, tuple[int, ReplicaLife]] = {}
-        # How many must be ready: those that have been so, less those that died or aren't wanted.
+        # How many must be ready: the most so far, less those that died or aren't wanted.
         self.floor = 0
         self.look()
 
@@ -229,7 +229,7 @@ class RolloutMachine(RuleBasedStateMachine):
         assert len(self.of(*CAPACITY)) <= self.wanted + self.surge
 
     def teardown(self) -> None:
-        """Lets all go well from here on: then exactly those are there that should be."""
+        """Lets all further events succeed, and checks that exactly the wanted replicas remain."""
         if not hasattr(self, "lives"):
             return
         for _ in range(100):

@@ -1,4 +1,4 @@
-"""What a former asks of any policy, beside the contract that users keep."""
+"""The internal interface of policies, beyond the public one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core.former_scenes import come, new, queue
+from core.former_scenes import admit, new, queue
 from shoal import WholeQueuePolicy
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.user_policy import Guarded
@@ -27,7 +27,7 @@ ALL: dict[str, dict[str, Any]] = {
 
 
 class Own(WholeQueuePolicy):
-    """A user's policy, with names of its own that a former's rule has for something else."""
+    """A user's policy whose own names have another meaning in the internal interface."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Own(WholeQueuePolicy):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_line_of_each_rule_knows_how_much_waits(name: str) -> None:
+def test_each_rule_knows_the_size_of_its_queue(name: str) -> None:
     requests = [new(key="a"), new(key="b"), new(key="b")]
     former = queue(*requests, **ALL[name])
     assert type(former._policy).__name__ == name
@@ -51,7 +51,7 @@ def test_a_line_of_each_rule_knows_how_much_waits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_many_come_as_if_one_after_the_other(name: str) -> None:
+def test_many_requests_are_added_as_if_one_by_one(name: str) -> None:
     former = queue(**ALL[name])
     assert former.decide(0.0) == Wait(None, 0 if name == "Guarded" else 1)
     former.wake_at = 1
@@ -60,23 +60,23 @@ def test_many_come_as_if_one_after_the_other(name: str) -> None:
         request.state = State.QUEUED
     assert former.arrive_all(requests)
     assert former.live == former.size == 2
-    assert former.in_line() == requests
+    assert former.parked_and_queued() == requests
 
 
-def test_a_rule_that_must_decide_is_asked_when_many_come() -> None:
+def test_a_rule_that_must_decide_is_asked_when_many_are_added() -> None:
     guarded = Guarded(Own())
     assert guarded.extend([new(), new()])
     assert guarded.size_of_all() == 2
 
 
-def test_those_who_came_at_one_moment_are_in_order_of_arrival() -> None:
+def test_requests_of_one_moment_are_in_order_of_arrival() -> None:
     first, second, earlier = new(1, priority=2), new(1, priority=1), new(0, priority=2)
     former = queue(first, second, earlier, priority_levels=2)
     assert former._policy.by_arrival() == [earlier, first, second]
 
 
-def test_a_plain_line_is_in_order_of_arrival_as_it_is() -> None:
-    let_in_late, other = new(0), new(1)
+def test_a_plain_queue_is_in_order_of_arrival() -> None:
+    admitted_late, other = new(0), new(1)
     former = queue(other, batch_wait_timeout_s=9)
-    come(former, let_in_late)
-    assert former._policy.by_arrival() == [other, let_in_late]
+    admit(former, admitted_late)
+    assert former._policy.by_arrival() == [other, admitted_late]

@@ -1,4 +1,4 @@
-"""Who makes room for whom when the line is full."""
+"""Which request is shed for a new one when the queue is full."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import change, come, new, queue, waiting
+from core.former_scenes import admit, change, new, queue, waiting
 from shoal import QueuePolicy
 from shoal.core.policy import Dispatch
 from shoal.core.request import State
 
 
-def full_line(overload: str, *levels: int, **options: Any) -> Any:
+def full_queue(overload: str, *levels: int, **options: Any) -> Any:
     requests = [new(n, priority=level) for n, level in enumerate(levels)]
     former = queue(
         *requests,
@@ -27,7 +27,7 @@ def full_line(overload: str, *levels: int, **options: Any) -> Any:
 
 @pytest.mark.parametrize(("level", "shed"), [(1, 1), (2, 1), (3, 1)])
 def test_the_oldest_of_the_lowest_level_is_shed(level: int, shed: int) -> None:
-    former, requests = full_line("shed_oldest", 2, 3, 3, 1)
+    former, requests = full_queue("shed_oldest", 2, 3, 3, 1)
     newcomer = new(9, priority=level)
     admission = former.admit(newcomer)
     assert admission.victim is requests[shed]
@@ -37,7 +37,7 @@ def test_the_oldest_of_the_lowest_level_is_shed(level: int, shed: int) -> None:
 
 
 def test_nobody_is_shed_for_a_lower_one() -> None:
-    former, _ = full_line("shed_oldest", 2, 2)
+    former, _ = full_queue("shed_oldest", 2, 2)
     admission = former.admit(new(9, priority=3))
     assert admission.victim is None
     assert "max_queued_requests=2" in str(admission.refusal)
@@ -47,7 +47,7 @@ def test_nobody_is_shed_for_a_lower_one() -> None:
 def test_the_newest_of_the_lowest_level_is_shed_for_a_higher_one(
     level: int, shed: int | None
 ) -> None:
-    former, requests = full_line("shed_lowest", 2, 3, 3, 1)
+    former, requests = full_queue("shed_lowest", 2, 3, 3, 1)
     admission = former.admit(new(9, priority=level))
     assert admission.victim is (None if shed is None else requests[shed])
     assert (admission.refusal is None) == (shed is not None)
@@ -70,12 +70,12 @@ def test_who_was_put_back_is_as_old_as_before() -> None:
     assert former.take(decision) == [old, gone]
     gone.state = State.CANCELLED
     former.put_back([old])
-    come(former, new(2, priority=1))
+    admit(former, new(2, priority=1))
     assert former.admit(new(3, priority=1)).victim is recent
 
 
 @pytest.mark.parametrize("overload", ["shed_oldest", "shed_lowest"])
-def test_callers_that_come_and_go_leave_nothing_behind(overload: str) -> None:
+def test_callers_that_arrive_and_leave_leave_nothing_behind(overload: str) -> None:
     former = queue(new(), idle=0, max_queued_requests=100, overload=overload)
     for _ in range(1000):
         one = new()
@@ -99,7 +99,7 @@ def test_a_level_has_a_bound_of_its_own() -> None:
     former = queue(idle=0, priority_levels=2, queue_policies={2: policy}, overload="wait")
     answers = [former.admit(new(priority=level)).refusal for level in (2, 2, 1, 1)]
     assert [answer is None for answer in answers] == [True, False, True, True]
-    assert answers[1] == "1 requests of priority 2 are waiting, which is its bound"
+    assert answers[1] == "1 requests of priority 2 are waiting, the limit of the level"
 
 
 def test_who_leaves_gives_its_place_in_the_level_back() -> None:

@@ -1,4 +1,4 @@
-"""Simulations: they do what the engine does, whatever the options, and say what came of it."""
+"""Simulations: they match the engine under all options, and report the results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
     from shoal.core.simulation.results import Simulation
 
-# They vary, so that no two batches end at one instant: then chance settles what an event loop does.
+# They vary, so that no two batches end at one instant, when the order in an event loop is random.
 RUN_TIME = Linear(0.0113, 0.00171, jitter=0.05)
 SAME_TIME_S = 1e-6
 
@@ -42,7 +42,7 @@ class Item(NamedTuple):
 
 
 class Engine:
-    """What the engine did with a trace, in the words of a simulation."""
+    """What the engine did with a trace, in the terms of a simulation."""
 
     def __init__(self) -> None:
         self.outcomes: dict[int, Outcome] = {}
@@ -56,7 +56,7 @@ async def played(
     run_time: Callable[[float], float],
     drain_at: float,
 ) -> Engine:
-    """Plays a trace to a batcher, each call by a task of its own."""
+    """Runs a trace against a batcher, each call in its own task."""
     seen = Engine()
     began_at = anyio.current_time()
     by_cost = options.get("batch_size_fn") is not None
@@ -120,7 +120,7 @@ def assert_the_same(simulation: Simulation, engine: Engine) -> None:
 def compared(
     backend: str, trace: Sequence[Arrival], options: dict[str, Any], run_time: Any = RUN_TIME
 ) -> Simulation:
-    """Simulates a trace, plays it, and holds the two against each other."""
+    """Simulates a trace, runs it on the engine, and compares the two."""
     simulation = simulate(trace, BatchOptions(**options), run_time)
     drains = [
         batch.dispatched_at for batch in simulation.batches if batch.reason is DispatchReason.DRAIN
@@ -134,7 +134,7 @@ def compared(
 def some_trace(
     *, rate: float = 250.0, requests: int = 300, seed: int = 2, **call_options: Sequence[Any]
 ) -> list[Arrival]:
-    """Makes a trace in which calls come in bursts and wish one of several things each."""
+    """Makes a trace of calls in bursts, each with randomly chosen call options."""
     chance = random.Random(seed)
     at = 0.0
     trace = []
@@ -147,7 +147,7 @@ def some_trace(
 
 
 class Pairs(WholeQueuePolicy):
-    """A user's rule: two at a time, the newest first."""
+    """A user's policy: two at a time, the newest first."""
 
     def choose(
         self, queue: Sequence[Request], now: float, pressure: Pressure | None
@@ -471,14 +471,14 @@ def test_a_function_can_say_how_long_a_batch_takes():
 
 
 @pytest.mark.parametrize("at", [0.5, math.nan, math.inf])
-def test_a_trace_goes_forward_in_time(at):
-    with pytest.raises(ValueError, match=f"request 1 of it comes at {at} s, after one at 1.0 s"):
+def test_the_times_of_a_trace_ascend(at):
+    with pytest.raises(ValueError, match=f"request 1 arrives at {at} s, after one at 1.0 s"):
         simulate([1.0, at], BatchOptions(), RUN_TIME)
 
 
 @pytest.mark.parametrize("run_s", [-1.0, math.nan, math.inf])
-def test_a_model_must_give_a_time(run_s):
-    with pytest.raises(ValueError, match="for a batch of size 2 it gives"):
+def test_a_model_must_return_a_time(run_s):
+    with pytest.raises(ValueError, match="for a batch of size 2 it returned"):
         simulate([0, 0], BatchOptions(), lambda _size: run_s)
 
 
@@ -497,5 +497,5 @@ class Never(WholeQueuePolicy):
 
 def test_a_rule_that_never_makes_a_batch_is_told():
     options = BatchOptions(policy=lambda _options: Never())
-    with pytest.raises(RuntimeError, match="no batch is made"):
+    with pytest.raises(RuntimeError, match="forms no batch"):
         simulate([0], options, RUN_TIME)

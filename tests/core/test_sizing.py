@@ -1,4 +1,4 @@
-"""How much goes into a batch: what fits, which sizes are allowed, and which are preferred."""
+"""How much goes into a batch: what fits, allowed sizes, and preferred sizes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from core.former_scenes import come, new, queue, take
+from core.former_scenes import admit, new, queue, take
 from shoal import BatchOptions
 from shoal.core.batch import DispatchReason
 from shoal.core.policies.sizing import load_of, padded
@@ -45,7 +45,7 @@ def test_costs_that_sum_up_to_the_bound_share_a_batch(costs: list[float]) -> Non
 def test_an_item_that_does_not_fit_makes_the_batch_before_it_full() -> None:
     former = queue(new(cost=6), batch_size_fn=float, batch_wait_timeout_s=9)
     assert isinstance(former.decide(0), Wait)
-    come(former, new(cost=5))
+    admit(former, new(cost=5))
     decision = former.decide(0)
     assert isinstance(decision, Dispatch)
     assert decision.reason is DispatchReason.FULL
@@ -77,7 +77,7 @@ def test_eighteen_requests_where_16_and_32_are_allowed(
     assert sizes_of(former) == batches
 
 
-def test_one_that_is_larger_than_the_size_to_cut_back_to_goes_alone() -> None:
+def test_a_request_larger_than_the_reduced_size_goes_alone() -> None:
     requests = [new(cost=3), new(cost=0.5)]
     former = queue(
         *requests,

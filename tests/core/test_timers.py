@@ -1,4 +1,4 @@
-"""Timers: in order of time, forgotten at will, and no larger than what is to happen."""
+"""Timers: their order, cancellation, and memory."""
 
 from __future__ import annotations
 

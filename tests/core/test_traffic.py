@@ -1,4 +1,4 @@
-"""Traffic: the shares are right, shard keys stay where they are, and mistakes are explained."""
+"""Traffic: the shares are right, shard keys are stable, and errors are explained."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def moved(before: dict[str, float], after: dict[str, float]) -> float:
 
 
 def gained(before: dict[str, float], after: dict[str, float]) -> float:
-    """The total variation: what at least must move."""
+    """Returns the total variation: the least share that must move."""
     return sum(max(0.0, weight - before.get(tag, 0.0)) for tag, weight in after.items())
 
 

@@ -1,10 +1,10 @@
-"""How long requests wait for company: by level, and until nobody comes any more."""
+"""How long requests wait for a batch to fill: by level, and until idle."""
 
 from __future__ import annotations
 
 import pytest
 
-from core.former_scenes import come, new, queue, take
+from core.former_scenes import admit, new, queue, take
 from shoal import QueuePolicy
 from shoal.core.batch import DispatchReason
 from shoal.core.policy import Dispatch, Wait
@@ -13,7 +13,7 @@ from shoal.core.policy import Dispatch, Wait
 @pytest.mark.parametrize(
     ("window_s", "reason", "at"),
     [
-        (0, DispatchReason.IDLE, 1.5),  # beside an idle time-out 0 is no bound
+        (0, DispatchReason.IDLE, 1.5),  # with an idle timeout, 0 is no bound
         (None, DispatchReason.IDLE, 1.5),
         (5, DispatchReason.IDLE, 1.5),
         (1.25, DispatchReason.TIMER, 1.25),
@@ -57,9 +57,9 @@ def test_a_level_without_a_window_of_its_own_only_fills_the_room_of_others() -> 
         queue_policies={2: QueuePolicy(batch_wait_timeout_s=None)},
     )
     assert former.decide(1e9) == Wait(None)
-    come(former, new(1e9, priority=1))
+    admit(former, new(1e9, priority=1))
     assert len(take(former, 1e9)) == 2
-    come(former, *[new(0, priority=2) for _ in range(3)])
+    admit(former, *[new(0, priority=2) for _ in range(3)])
     assert former.decide(0) == Dispatch(3, DispatchReason.FULL)
 
 

@@ -51,7 +51,7 @@ async def test_a_prediction_names_the_digit_the_chances_and_the_batch(digits, im
 
 
 @pytest.mark.anyio
-async def test_a_prediction_is_the_same_alone_and_in_company(digits, images):
+async def test_a_prediction_is_the_same_alone_and_with_others(digits, images):
     shown, _ = images
     async with shoal.Batcher(digits, max_batch_size=8) as call:
         together = await call.map(shown[:8])

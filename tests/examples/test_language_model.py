@@ -1,4 +1,4 @@
-"""The language model: its gradient, its cache, its independence of company, and what ships."""
+"""The language model: its gradient, its cache, its independence of other texts, its weights."""
 
 from functools import partial
 from pathlib import Path

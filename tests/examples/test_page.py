@@ -148,7 +148,7 @@ def test_a_digit_drawn_with_the_pointer_is_read_and_its_batch_shown(page):
     assert re.fullmatch(r"#\d+", page.text("batch-id"))
     assert int(page.text("batch-size")) >= 1
     assert page.text("batch-reason") in {"full", "timer"}
-    assert page.one("seen").get_attribute("aria-label").endswith("taken for a 1")
+    assert page.one("seen").get_attribute("aria-label").endswith("recognised as a 1")
     best = page.all("#bars .best")
     assert [bar.text.split()[0] for bar in best] == ["1"]
     assert page.complaints() == []
@@ -195,10 +195,10 @@ def test_batches_reach_the_size_that_is_set_and_say_why_they_were_sent(page):
     page.enter("max-batch-size", 4)
     assert page.text("max-batch-size-value") == "4"
     timeline = page.all("#batched canvas")[0]
-    page.until(lambda: "the last run for 4, sent because it was full" in timeline.accessible_name)
+    page.until(lambda: "last run for 4, dispatched because it was full" in timeline.accessible_name)
     page.enter("clients", 3)
     page.until(lambda: account(page)["waiting"] <= 3)
-    why = "sent because its oldest request had waited long enough"
+    why = "dispatched because its oldest request had waited long enough"
     page.until(lambda: why in timeline.accessible_name)
     page.until(lambda: page.text("crowd-size") == "3")
     assert page.text("show-error") == ""
@@ -224,7 +224,7 @@ def test_texts_join_a_running_batch_while_others_go_on(page):
         )
 
     page.until(another_joined_the_rest)
-    page.until(lambda: "In line for a place: #" in page.text("line"))
+    page.until(lambda: "In the queue: #" in page.text("queue"))
 
 
 def test_a_reader_that_leaves_frees_its_place_for_the_next(page):
@@ -479,7 +479,7 @@ def test_the_page_says_that_the_server_is_away_and_comes_back_to_it(browser, fra
     with stand_in as there:
         page = Page(browser, there)
         page.until(lambda: page.text("live") == "Live")
-    page.until(lambda: page.text("live") == "The server is away; trying again")
+    page.until(lambda: page.text("live") == "The server is unreachable; trying again")
     assert not page.one("kill").is_enabled()
     with stand_in:
         page.until(lambda: page.text("live") == "Live")
@@ -497,11 +497,11 @@ def test_a_text_that_joins_before_the_first_frame_is_its_visitors_until_another_
         page.enter("beginning", "Once")
         page.browser.execute_script("arguments[0].requestSubmit()", page.one("join"))
         page.until(lambda: page.now("#lanes .mine .who", "textContent") == [f"#{READER} Once"])
-    page.until(lambda: page.text("live") == "The server is away; trying again")
+    page.until(lambda: page.text("live") == "The server is unreachable; trying again")
     with stand_in:
         page.until(lambda: page.text("live") == "Live")
         assert page.all("#lanes .mine .who")
-    page.until(lambda: page.text("live") == "The server is away; trying again")
+    page.until(lambda: page.text("live") == "The server is unreachable; trying again")
     frame["began_at"] += 1
     with stand_in:
         page.until(lambda: page.text("live") == "Live")

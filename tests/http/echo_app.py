@@ -103,10 +103,10 @@ class EchoApp:
             await anyio.lowlevel.checkpoint()
 
     async def disconnect(self, scope, receive, send):
-        """Reads on after the goodbye, as often as it likes."""
+        """Reads on after the disconnect."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.goodbyes = [(await receive())["type"] for _ in range(3)]
+        self.disconnects = [(await receive())["type"] for _ in range(3)]
 
     async def fail(self, scope, receive, send):
         raise RuntimeError("the application's own mistake")

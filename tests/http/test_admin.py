@@ -24,7 +24,7 @@ LOCAL = ("host", "localhost:8000")
 CREATE = {"tag": "a", "definition": "models.text:Embed"}
 
 
-def door(client, *, token=None, allowed=("*",), **more):
+def admin_app(client, *, token=None, allowed=("*",), **more):
     return AdminListener(AdminApi(client, token=token, allowed_modules=allowed, **more))
 
 
@@ -52,7 +52,7 @@ def path_of(route):
 
 
 async def test_a_backend_is_created_shown_changed_scaled_restarted_and_deleted(client):
-    app = door(client)
+    app = admin_app(client)
     created = {**CREATE, "init_args": [1], "init_kwargs": {"size": 2}, "config": {"retries": 1}}
     assert (await talk(app, "POST", "backends", created)).status == 200
     assert client.asked[-1] == (
@@ -78,7 +78,7 @@ async def test_a_backend_is_created_shown_changed_scaled_restarted_and_deleted(c
 
 
 async def test_an_endpoint_is_created_given_traffic_and_shadows_shown_and_deleted(client):
-    app = door(client)
+    app = admin_app(client)
     created = {"name": "f", "backend": None, "route": "/f", "methods": ["POST"]}
     await talk(app, "POST", "endpoints", created)
     await talk(app, "PUT", "endpoints/f/traffic", {"a": 0.25, "b": 0.75})
@@ -98,14 +98,14 @@ async def test_an_endpoint_is_created_given_traffic_and_shadows_shown_and_delete
 
 
 async def test_the_status_is_told(client):
-    answer = await talk(door(client), "GET", "status")
+    answer = await talk(admin_app(client), "GET", "status")
     assert answer.json()["backends"]["a"]["replicas"][0]["tag"] == "a#0"
     assert answer.headers["cache-control"] == "no-store"
 
 
 async def test_a_call_passes_arguments_and_options_on(client):
     body = {"args": [1, "x"], "kwargs": {"k": None}, "options": {"shard_key": "u", "priority": 2}}
-    answer = await talk(door(client), "POST", "endpoints/e/call", body)
+    answer = await talk(admin_app(client), "POST", "endpoints/e/call", body)
     assert answer.json() == {"args": [1, "x"], "kwargs": {"k": None}}
     assert client.asked[-1] == (
         "call",
@@ -119,7 +119,7 @@ async def test_a_call_passes_arguments_and_options_on(client):
 async def test_a_call_is_answered_by_a_stream_where_that_is_accepted(client):
     client.results = [1, {"a": 2}, ...]
     lines = ("accept", "application/x-ndjson")
-    answer = await talk(door(client), "POST", "endpoints/e/call", {}, headers=(LOCAL, lines))
+    answer = await talk(admin_app(client), "POST", "endpoints/e/call", {}, headers=(LOCAL, lines))
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert answer.body == b'{"item":1}\n{"item":{"a":2}}\n{"end":true}\n'
 
@@ -127,7 +127,7 @@ async def test_a_call_is_answered_by_a_stream_where_that_is_accepted(client):
 async def test_a_stream_that_fails_says_how(client):
     client.results = [1, LookupError("no more")]
     lines = ("accept", "application/x-ndjson")
-    answer = await talk(door(client), "POST", "endpoints/e/call", {}, headers=(LOCAL, lines))
+    answer = await talk(admin_app(client), "POST", "endpoints/e/call", {}, headers=(LOCAL, lines))
     last = json.loads(answer.body.splitlines()[-1])
     assert last["error"]["detail"] == "no more"
     assert last["error"]["like"] == "LookupError"
@@ -144,7 +144,7 @@ async def test_a_call_whose_client_leaves_is_cancelled(client):
             ended.set()
 
     client.answer = hang
-    call = Call(door(client), "/-/api/endpoints/e/call", item={}, headers=(LOCAL,))
+    call = Call(admin_app(client), "/-/api/endpoints/e/call", item={}, headers=(LOCAL,))
     async with calling(call):
         await began.wait()
         call.leave()
@@ -162,7 +162,7 @@ async def test_a_shutdown_goes_on_when_its_client_leaves(client):
         done.set()
 
     client.shutdown = shutdown
-    call = Call(door(client), "/-/api/shutdown", headers=(LOCAL,))
+    call = Call(admin_app(client), "/-/api/shutdown", headers=(LOCAL,))
     async with calling(call):
         await began.wait()
         call.leave()
@@ -188,7 +188,7 @@ async def test_a_shutdown_goes_on_when_its_client_leaves(client):
 )
 async def test_what_a_verb_raises_is_a_problem_of_its_kind(client, error, status, kind):
     client.fails = error
-    answer = await talk(door(client), "POST", "backends", CREATE)
+    answer = await talk(admin_app(client), "POST", "backends", CREATE)
     assert (answer.status, kind_of(answer)) == (status, kind)
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.json()["detail"] == str(error)
@@ -196,12 +196,12 @@ async def test_what_a_verb_raises_is_a_problem_of_its_kind(client, error, status
 
 async def test_an_error_is_told_though_utf_8_has_no_form_for_its_text(client):
     client.fails = FileNotFoundError("no such file: \udcff.onnx")
-    answer = await talk(door(client), "POST", "backends", CREATE)
+    answer = await talk(admin_app(client), "POST", "backends", CREATE)
     assert answer.json()["detail"].endswith(r"\udcff.onnx")
 
 
 async def test_after_the_shutdown_verbs_say_so(client):
-    app = door(client)
+    app = admin_app(client)
     await talk(app, "POST", "shutdown")
     answer = await talk(app, "GET", "status")
     assert (answer.status, kind_of(answer)) == (503, "shut-down")
@@ -212,7 +212,7 @@ async def test_a_result_that_json_has_not_is_said_to_be_one(client):
         return object()
 
     client.answer = answer
-    answer = await talk(door(client), "POST", "endpoints/e/call", {})
+    answer = await talk(admin_app(client), "POST", "endpoints/e/call", {})
     assert kind_of(answer) == "type-error"
     assert "can't be sent as JSON" in answer.json()["detail"]
 
@@ -235,7 +235,7 @@ async def test_a_result_that_json_has_not_is_said_to_be_one(client):
     ],
 )
 async def test_a_body_of_the_wrong_shape_is_refused(client, path, item, says):
-    answer = await talk(door(client), "POST", path, item)
+    answer = await talk(admin_app(client), "POST", path, item)
     assert (answer.status, kind_of(answer)) == (422, "type-error")
     assert says in answer.json()["detail"]
     assert client.backends == {}
@@ -244,7 +244,7 @@ async def test_a_body_of_the_wrong_shape_is_refused(client, path, item, says):
 @pytest.mark.parametrize("body", [b"", b"{", b'{"tag": NaN}', b"[" * 10_000])
 async def test_a_body_that_is_not_json_is_refused(client, body):
     headers = (LOCAL, ("content-type", "application/json"))
-    answer = await talk(door(client), "POST", "backends", body=body, headers=headers)
+    answer = await talk(admin_app(client), "POST", "backends", body=body, headers=headers)
     assert (answer.status, kind_of(answer)) == (400, "invalid-json")
 
 
@@ -252,12 +252,12 @@ async def test_a_body_that_is_not_json_is_refused(client, body):
 async def test_only_what_says_that_it_is_json_is_read(client, media_type):
     headers = [LOCAL, *([("content-type", media_type)] if media_type else [])]
     body = json.dumps(CREATE).encode()
-    answer = await talk(door(client), "POST", "backends", body=body, headers=headers)
+    answer = await talk(admin_app(client), "POST", "backends", body=body, headers=headers)
     assert answer.status == 415
 
 
 async def test_a_body_of_more_than_a_mebibyte_is_refused(client):
-    answer = await talk(door(client), "POST", "backends", {"tag": "x" * 2**20})
+    answer = await talk(admin_app(client), "POST", "backends", {"tag": "x" * 2**20})
     assert (answer.status, kind_of(answer)) == (413, "body-too-large")
 
 
@@ -273,7 +273,7 @@ async def test_a_body_of_more_than_a_mebibyte_is_refused(client):
     ],
 )
 async def test_what_is_not_in_the_table_is_refused(client, method, path, status):
-    answer = await talk(door(client), method, path)
+    answer = await talk(admin_app(client), method, path)
     assert answer.status == status
     if path == "backends/a":
         assert answer.headers["allow"] == "GET, PATCH, DELETE"
@@ -281,7 +281,7 @@ async def test_what_is_not_in_the_table_is_refused(client, method, path, status)
 
 async def test_an_unknown_query_is_refused(client):
     client.backends["a"] = None
-    answer = await talk(door(client), "DELETE", "backends/a?force=yes")
+    answer = await talk(admin_app(client), "DELETE", "backends/a?force=yes")
     assert answer.status == 422
     assert client.backends.keys() == {"a"}
 
@@ -291,7 +291,7 @@ async def test_an_unknown_query_is_refused(client):
 
 @pytest.mark.parametrize("route", all_routes(), ids=lambda route: f"{route.method} {route.path}")
 async def test_each_route_needs_the_token(client, route):
-    app = door(client, token=TOKEN)
+    app = admin_app(client, token=TOKEN)
     answer = await talk(app, route.method, path_of(route), {})
     assert (answer.status, kind_of(answer)) == (401, "wrong-token")
     assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -315,23 +315,23 @@ async def test_each_route_needs_the_token(client, route):
 )
 async def test_a_wrong_token_is_refused(client, given):
     headers = (LOCAL, ("authorization", given))
-    answer = await talk(door(client, token=TOKEN), "GET", "status", headers=headers)
+    answer = await talk(admin_app(client, token=TOKEN), "GET", "status", headers=headers)
     assert answer.status == 401
     assert client.asked == []
 
 
 async def test_two_tokens_are_none(client):
     headers = (LOCAL, BEARER, BEARER)
-    answer = await talk(door(client, token=TOKEN), "GET", "status", headers=headers)
+    answer = await talk(admin_app(client, token=TOKEN), "GET", "status", headers=headers)
     assert answer.status == 401
 
 
 async def test_a_path_that_is_not_there_needs_the_token_too(client):
-    assert (await talk(door(client, token=TOKEN), "GET", "nothing")).status == 401
+    assert (await talk(admin_app(client, token=TOKEN), "GET", "nothing")).status == 401
 
 
 async def test_a_request_without_the_token_is_refused_before_its_body_has_come(client):
-    call = Call(door(client, token=TOKEN), "/-/api/backends", headers=(LOCAL,), whole=False)
+    call = Call(admin_app(client, token=TOKEN), "/-/api/backends", headers=(LOCAL,), whole=False)
     async with calling(call):
         await call.returned.wait()
     assert call.answer.status == 401
@@ -346,7 +346,7 @@ async def test_the_comparison_of_tokens_takes_constant_time(client, monkeypatch)
         return False
 
     monkeypatch.setattr("hmac.compare_digest", compare)
-    answer = await talk(door(client, token=TOKEN), "GET", "status", headers=(LOCAL, BEARER))
+    answer = await talk(admin_app(client, token=TOKEN), "GET", "status", headers=(LOCAL, BEARER))
     assert answer.status == 401
     assert compared == [(TOKEN.encode(), TOKEN.encode())]
 
@@ -363,7 +363,7 @@ def test_a_token_that_no_header_can_hold_is_refused(client, token):
 @pytest.mark.parametrize("route", all_routes(), ids=lambda route: f"{route.method} {route.path}")
 @pytest.mark.parametrize("token", [None, TOKEN])
 async def test_a_page_of_a_browser_can_change_nothing(client, route, token):
-    app = door(client, token=token)
+    app = admin_app(client, token=token)
     headers = (LOCAL, BEARER, ("origin", "http://localhost:8000"))
     answer = await talk(app, route.method, path_of(route), {}, headers=headers)
     if route.method == "GET":
@@ -387,15 +387,15 @@ async def test_a_page_of_a_browser_can_change_nothing(client, route, token):
         None,
     ],
 )
-async def test_an_open_door_goes_by_no_other_name(client, host):
+async def test_without_a_token_other_host_names_are_refused(client, host):
     headers = [] if host is None else [("host", host)]
-    answer = await talk(door(client), "GET", "status", headers=headers)
+    answer = await talk(admin_app(client), "GET", "status", headers=headers)
     assert (answer.status, kind_of(answer)) == (421, "misdirected")
     assert client.asked == []
 
 
 async def test_a_second_name_beside_a_good_one_is_refused(client):
-    answer = await talk(door(client), "GET", "status", headers=(LOCAL, ("host", "evil.test")))
+    answer = await talk(admin_app(client), "GET", "status", headers=(LOCAL, ("host", "evil.test")))
     assert answer.status == 421
 
 
@@ -412,14 +412,14 @@ async def test_a_second_name_beside_a_good_one_is_refused(client):
         "box.test:80",
     ],
 )
-async def test_an_open_door_goes_by_the_names_of_the_loopback_and_those_it_was_given(client, host):
-    app = door(client, hosts=["Box.test"])
+async def test_without_a_token_loopback_names_and_given_hosts_are_accepted(client, host):
+    app = admin_app(client, hosts=["Box.test"])
     assert (await talk(app, "GET", "status", headers=[("host", host)])).status == 200
 
 
-async def test_a_door_with_a_token_goes_by_any_name(client):
+async def test_with_a_token_any_host_name_is_accepted(client):
     headers = (("host", "gateway.test"), BEARER)
-    answer = await talk(door(client, token=TOKEN), "GET", "status", headers=headers)
+    answer = await talk(admin_app(client, token=TOKEN), "GET", "status", headers=headers)
     assert answer.status == 200
 
 
@@ -446,7 +446,7 @@ async def test_a_door_with_a_token_goes_by_any_name(client):
     ],
 )
 async def test_code_is_imported_from_allowed_modules_only(client, allowed, path, is_allowed):
-    app = door(client, token=TOKEN, allowed=allowed)
+    app = admin_app(client, token=TOKEN, allowed=allowed)
     created = {**CREATE, "definition": path}
     answer = await talk(app, "POST", "backends", created, headers=(LOCAL, BEARER))
     assert (answer.status == 200) == is_allowed
@@ -471,7 +471,7 @@ async def test_code_is_imported_from_allowed_modules_only(client, allowed, path,
 )
 async def test_a_config_imports_nothing_else_either(client, config):
     client.backends["a"] = None
-    app = door(client, token=TOKEN, allowed=["models"])
+    app = admin_app(client, token=TOKEN, allowed=["models"])
     for method, path, body in [
         ("POST", "backends", {**CREATE, "tag": "b", "config": config}),
         ("PATCH", "backends/a", config),
@@ -490,7 +490,7 @@ async def test_plain_options_need_no_leave(client):
         "batch_size_fn": "models.text:cost",
         "user_config": {"note": "os:system"},
     }
-    app = door(client, token=TOKEN, allowed=["models"])
+    app = admin_app(client, token=TOKEN, allowed=["models"])
     answer = await talk(
         app, "POST", "backends", {**CREATE, "config": config}, headers=(LOCAL, BEARER)
     )
@@ -498,7 +498,7 @@ async def test_plain_options_need_no_leave(client):
 
 
 async def test_a_comparison_is_imported_from_allowed_modules_only(client):
-    app = door(client, token=TOKEN, allowed=["models"])
+    app = admin_app(client, token=TOKEN, allowed=["models"])
     shadow = {"proportion": 0.5, "compare": "os:system"}
     answer = await talk(app, "PUT", "endpoints/e/shadows/a", shadow, headers=(LOCAL, BEARER))
     assert kind_of(answer) == "not-allowed"
@@ -513,10 +513,10 @@ def test_modules_are_given_as_a_list_of_names(allowed, wrong):
         ImportRule(allowed)
 
 
-# The door
+# The application of an admin listener
 
 
-async def test_a_door_has_the_application_behind_it(client):
+async def test_an_admin_listener_has_the_application_behind_it(client):
     async def app(scope, receive, send):
         assert scope["path"] == "/-/readyz"
         headers = [(b"content-type", JSON)]
@@ -528,12 +528,12 @@ async def test_a_door_has_the_application_behind_it(client):
     assert (await talk(behind, "GET", "status")).status == 200
 
 
-async def test_a_door_with_nothing_behind_it_has_nothing_else(client):
-    assert (await ask(door(client), "/-/readyz", method="GET")).status == 404
+async def test_an_admin_listener_with_nothing_behind_it_has_nothing_else(client):
+    assert (await ask(admin_app(client), "/-/readyz", method="GET")).status == 404
 
 
-async def test_a_door_may_be_mounted_below_a_prefix(client):
+async def test_an_admin_listener_may_be_mounted_below_a_prefix(client):
     answer = await ask(
-        door(client), "/ml/-/api/status", method="GET", headers=(LOCAL,), root_path="/ml"
+        admin_app(client), "/ml/-/api/status", method="GET", headers=(LOCAL,), root_path="/ml"
     )
     assert answer.status == 200

@@ -291,7 +291,7 @@ async def test_a_path_can_have_an_endpoint_for_each_method():
 
 @anyio_test
 @pytest.mark.parametrize(("settings", "status"), [({}, 503), ({"overload_status": 429}, 429)])
-async def test_a_full_line_is_answered_at_once_with_when_to_come_again(settings, status):
+async def test_a_full_queue_is_answered_at_once_with_when_to_retry(settings, status):
     go = anyio.Event()
 
     async def held(items: list[int]) -> list[int]:
@@ -316,7 +316,7 @@ async def test_a_full_line_is_answered_at_once_with_when_to_come_again(settings,
 
 @pytest.mark.parametrize("handler", [doubled, shoal.batch(doubled)])
 @anyio_test
-async def test_a_served_line_is_bounded_unless_it_is_said_otherwise(handler):
+async def test_a_served_queue_is_bounded_unless_an_option_says_otherwise(handler):
     app = app_of(handler)
     async with app.lifespan():
         options = options_of(app)
@@ -347,7 +347,7 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
         (lambda app: app.endpoint("/{id}"), ValueError, "without parameters"),
         (lambda app: app.endpoint("/-/x"), ValueError, "the application's own"),
         (lambda app: app.endpoint("/x", methods="POST"), TypeError, 'methods = ["POST"]'),
-        (lambda app: app.endpoint("/x", methods=("FETCH",)), ValueError, "no method"),
+        (lambda app: app.endpoint("/x", methods=("FETCH",)), ValueError, "is not a method"),
         (lambda app: app.endpoint("/x", methods=(1,)), TypeError, "not 1"),
         (lambda app: app.endpoint("/x", methods=()), ValueError, "needs a method"),
         (lambda app: app.endpoint("/x", name="a b")(doubled), ValueError, "can't name"),
@@ -493,7 +493,7 @@ async def test_what_the_body_of_the_lifespan_raises_is_not_wrapped():
 
 
 @anyio_test
-async def test_leaving_the_lifespan_answers_what_is_in_line():
+async def test_leaving_the_lifespan_answers_queued_requests():
     app = app_of(doubled, batch_wait_timeout_s=None)
     call = Call(app, "/x", item=4)
     async with anyio.create_task_group() as tasks, app.lifespan():
@@ -593,12 +593,12 @@ class Bug(BaseException):
 @anyio_test
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), Bug("a panic")])
 async def test_a_batcher_that_breaks_takes_nothing_else_along(monkeypatch, caplog, bug):
-    cut = ClosedSlots._dispatch
+    dispatch = ClosedSlots._dispatch
 
     def breaking(slots, decision):
         if slots._former.options.max_batch_size == 7:
             raise bug
-        return cut(slots, decision)
+        return dispatch(slots, decision)
 
     monkeypatch.setattr(ClosedSlots, "_dispatch", breaking)
     app = app_of(doubled)

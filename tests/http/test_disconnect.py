@@ -44,7 +44,7 @@ def statistics(app):
     return app.controller.backends["held"].method_batchers["__call__"].batcher.statistics()
 
 
-async def test_a_client_that_leaves_the_line_never_reaches_the_handler(app, held):
+async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(app, held):
     first, queued, last = (Call(app, "/held", item=item) for item in (1, 2, 3))
     async with app.lifespan(), calling(first) as tasks:
         await settle()
@@ -145,12 +145,12 @@ async def test_a_cancelled_request_drops_its_call(app, held):
     assert held.cancelled == 1
 
 
-@pytest.mark.parametrize("in_line", [False, True])
-async def test_a_call_that_is_late_is_answered_with_504(held, in_line):
+@pytest.mark.parametrize("queued", [False, True])
+async def test_a_call_that_is_late_is_answered_with_504(held, queued):
     app = shoal.App()
     app.endpoint("/held", name="held", request_timeout_s=5, max_batch_size=1)(held)
     before, late = (Call(app, "/held", item=item) for item in (1, 2))
-    async with app.lifespan(), calling(*([before] if in_line else [])) as tasks:
+    async with app.lifespan(), calling(*([before] if queued else [])) as tasks:
         await settle()
         before.leave()
         started = anyio.current_time()

@@ -269,7 +269,7 @@ async def test_middlewares_stand_before_everything_the_first_outermost():
 async def test_what_an_allowed_module_has_imported_is_no_backend():
     http = {**OPERATED, "allowed_modules": ["serving.plain_code"]}
     async with shoal.start(http=http) as client, operating(client.url) as remote:
-        with pytest.raises(errors.ReplicaNotStarted, match="not of serving"):
+        with pytest.raises(errors.ReplicaNotStarted, match="not in serving"):
             await remote.create_backend("b", "serving.plain_code:accept_batch")
 
 

@@ -84,7 +84,7 @@ def name():
 
 
 @asynccontextmanager
-async def asking(served, **options):
+async def http_client(served, **options):
     """A client, and a nursery for what it does at once."""
     with trio.fail_after(HANG_S):
         async with served.client(**options) as client, trio.open_nursery() as nursery:
@@ -166,7 +166,7 @@ async def received(client, name):
 
 
 async def test_a_call_is_answered(shared, name):
-    async with asking(shared) as (client, _):
+    async with http_client(shared) as (client, _):
         answer = await client.post("/work", json=name)
     assert (answer.status_code, answer.json()) == (200, name)
 
@@ -180,7 +180,7 @@ async def test_a_call_is_answered(shared, name):
     ids=["sse", "ndjson"],
 )
 async def test_a_stream_arrives_item_by_item(shared, name, headers, item, end):
-    async with asking(shared) as (client, nursery):
+    async with http_client(shared) as (client, nursery):
         stream = Stream(client, name, headers)
         nursery.start_soon(stream.run)
         assert await anext(stream.lines) == item[0].format(name)
@@ -192,9 +192,9 @@ async def test_a_stream_arrives_item_by_item(shared, name, headers, item, end):
 # Clients that leave.
 
 
-async def test_a_client_that_leaves_the_line_never_reaches_the_handler(shared, name):
+async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(shared, name):
     first, left, last = (f"{name}{number}" for number in range(3))
-    async with asking(shared) as (client, nursery):
+    async with http_client(shared) as (client, nursery):
         calls = [Call(client, "/held", item) for item in (first, left, last)]
         nursery.start_soon(calls[0].run)
         await when(client, f"{first} runs")
@@ -213,7 +213,7 @@ async def test_a_client_that_leaves_the_line_never_reaches_the_handler(shared, n
 
 async def test_a_client_that_leaves_the_handler_cancels_it_and_frees_its_slot(shared, name):
     left, last = f"{name}0", f"{name}1"
-    async with asking(shared) as (client, nursery):
+    async with http_client(shared) as (client, nursery):
         call = Call(client, "/held", left)
         nursery.start_soon(call.run)
         await when(client, f"{left} runs")
@@ -228,7 +228,7 @@ async def test_a_client_that_leaves_in_mid_stream_ends_the_generator_and_frees_i
     shared, name
 ):
     left, last = f"{name}0", f"{name}1"
-    async with asking(shared) as (client, nursery):
+    async with http_client(shared) as (client, nursery):
         stream = Stream(client, left)
         nursery.start_soon(stream.run)
         await anext(stream.lines)
@@ -243,9 +243,9 @@ async def test_a_client_that_leaves_in_mid_stream_ends_the_generator_and_frees_i
 # Requests that are refused.
 
 
-async def test_a_full_line_is_answered_at_once(shared, name):
+async def test_a_full_queue_is_answered_at_once(shared, name):
     taken = [f"{name}{number}" for number in range(3)]
-    async with asking(shared) as (client, nursery):
+    async with http_client(shared) as (client, nursery):
         calls = [Call(client, "/held", item) for item in taken]
         for call in calls:
             nursery.start_soon(call.run)
@@ -290,7 +290,7 @@ async def test_rubbish_is_told_what_is_wrong(
     shared, name, method, path, media_type, body, status, kind
 ):
     headers = {"content-type": media_type, "x-request-id": name}
-    async with asking(shared) as (client, _):
+    async with http_client(shared) as (client, _):
         answer = await client.request(method, path, content=body, headers=headers)
         assert (await client.post("/points", json={"x": 1})).json() == 1
     assert answer.status_code == status
@@ -308,7 +308,7 @@ async def test_a_body_that_does_not_say_its_length_is_bounded_too(shared):
         for _ in range(11):
             yield b" " * 100
 
-    async with asking(shared) as (client, _):
+    async with http_client(shared) as (client, _):
         answer = await client.post("/points", content=pieces(), headers={"content-type": JSON})
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:shoal:problem:body-too-large")
 
@@ -401,8 +401,8 @@ async def test_a_signal_under_load_has_every_accepted_request_answered(served, s
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_lets_all_that_is_in_line_and_in_the_handler_finish(served, signum):
-    async with asking(served) as (client, nursery):
+async def test_a_signal_lets_queued_and_running_requests_finish(served, signum):
+    async with http_client(served) as (client, nursery):
         await tell(client, "signal")
         calls = [Call(client, "/work", f"{number}") for number in range(CLIENTS)]
         for call in calls:
@@ -423,7 +423,7 @@ async def test_a_signal_lets_all_that_is_in_line_and_in_the_handler_finish(serve
 
 
 async def test_a_second_signal_ends_at_once(served, name):
-    async with asking(served) as (client, nursery):
+    async with http_client(served) as (client, nursery):
         calls = [Call(client, "/held", f"{name}{number}") for number in range(2)]
         for call in calls:
             nursery.start_soon(call.run)

@@ -16,7 +16,7 @@ from echo_app import EchoApp
 from live_server import HANG_S, Client, read_all, read_until, request
 
 from shoal.http.server.connection_limit import LimitedListener
-from shoal.http.server.listeners import Inherited, Listening, Tcp, Unix, bind
+from shoal.http.server.listeners import AppListener, Inherited, Tcp, Unix, bind
 from shoal.http.server.server import ServerConfig, serve
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -30,26 +30,26 @@ class Live:
         self.stop = anyio.Event()
         self.drained = None
 
-    async def run(self, app, config, doors, more, *, task_status):
+    async def run(self, app, config, extra, more, *, task_status):
         def started(url):
             self.urls.append(url)
-            if len(self.urls) == 1 + len(doors):
+            if len(self.urls) == 1 + len(extra):
                 task_status.started()
 
         listening = [
-            Listening(address=address, app=of_door, started=started) for address, of_door in doors
+            AppListener(address=address, app=its_app, started=started) for address, its_app in extra
         ]
         self.drained = await serve(
-            app, config, shutdown=self.stop.wait, started=started, doors=listening, **more
+            app, config, shutdown=self.stop.wait, started=started, extra_listeners=listening, **more
         )
 
 
 @asynccontextmanager
-async def running(app, config=None, doors=(), **more):
+async def running(app, config=None, extra=(), **more):
     live = Live()
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
-            await tasks.start(live.run, app, config or ServerConfig(port=0), doors, more)
+            await tasks.start(live.run, app, config or ServerConfig(port=0), extra, more)
             yield live
             live.stop.set()
 
@@ -70,7 +70,7 @@ async def talk(url, sent=None):
         return await read_all(client)
 
 
-def saying(word):
+def answering_with(word):
     async def app(scope, receive, send):
         assert scope["type"] == "http", "only the first application has a lifespan"
         await EchoApp().answer(send, 200, word)
@@ -116,8 +116,8 @@ async def test_a_client_that_is_gone_before_it_is_accepted_ends_nothing(name):
 
 
 async def test_each_address_has_its_own_application(path):
-    doors = [(Unix(path), saying(b"unix")), (Tcp("127.0.0.1", 0), saying(b"tcp"))]
-    async with running(EchoApp(), doors=doors) as live:
+    extra = [(Unix(path), answering_with(b"unix")), (Tcp("127.0.0.1", 0), answering_with(b"tcp"))]
+    async with running(EchoApp(), extra=extra) as live:
         assert live.urls[1] == f"unix:{path}"
         answers = [(await talk(url)).split()[-1] for url in live.urls]
     assert answers == [b"hello", b"unix", b"tcp"]
@@ -226,7 +226,7 @@ async def test_a_socket_of_a_server_that_has_no_lock_is_refused(path):
 
 async def test_a_file_that_is_no_socket_is_left_alone(path, tmp_path):
     (tmp_path / "shoal.sock").write_text("precious")
-    with pytest.raises(OSError, match="no socket"):
+    with pytest.raises(OSError, match="not a socket"):
         bind(Unix(path))
     assert list(tmp_path.iterdir()) == [tmp_path / "shoal.sock"]
 
@@ -268,7 +268,7 @@ async def test_an_inherited_socket_is_served(listens):
 
 async def test_what_is_no_stream_socket_is_refused():
     with socket.socket(type=socket.SOCK_DGRAM) as datagrams:
-        with pytest.raises(OSError, match="no stream socket"):
+        with pytest.raises(OSError, match="not a stream socket"):
             bind(Inherited(datagrams.fileno()))
         assert datagrams.fileno() >= 0
         os.fstat(datagrams.fileno())
@@ -283,19 +283,21 @@ async def test_one_server_has_one_address():
 
 async def test_an_address_that_is_taken_frees_the_others(path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        doors = [Listening(address=Tcp(*taken.getsockname()), app=EchoApp())]
+        extra = [AppListener(address=Tcp(*taken.getsockname()), app=EchoApp())]
         app = EchoApp()
         with pytest.raises(OSError, match="in use"):
-            await serve(app, ServerConfig(uds=path), shutdown=anyio.sleep_forever, doors=doors)
+            await serve(
+                app, ServerConfig(uds=path), shutdown=anyio.sleep_forever, extra_listeners=extra
+            )
     assert app.lifespan_events == []
     assert not exists(path)
 
 
 async def test_a_drain_is_that_of_all_addresses(path):
     public, admin = EchoApp(), EchoApp()
-    doors = [(Unix(path), admin)]
+    extra = [(Unix(path), admin)]
     async with (
-        running(public, doors=doors) as live,
+        running(public, extra=extra) as live,
         await connect(live.urls[0]) as one,
         await connect(live.urls[1]) as other,
     ):
@@ -329,10 +331,10 @@ async def test_what_does_not_end_in_time_is_cut_off_at_all_addresses(path):
     assert (live.drained.finished, live.drained.cut) == (0, 2)
 
 
-async def test_the_operator_gets_in_where_the_public_has_taken_all_places(path):
+async def test_the_operator_can_connect_when_the_public_address_is_at_its_limit(path):
     app = EchoApp()
     config = ServerConfig(port=0, max_connections=1)
-    admin = running(app, config, [(Unix(path), saying(b"admin"))])
+    admin = running(app, config, [(Unix(path), answering_with(b"admin"))])
     async with admin as live, await connect(live.urls[0]) as client:
         await client.send_all(request("/hold", close=True))
         await app.entered.wait()

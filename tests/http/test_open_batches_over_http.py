@@ -135,7 +135,7 @@ async def test_a_client_that_leaves_in_mid_stream_frees_its_place(words):
     assert second.body.endswith(END)
 
 
-async def test_a_client_that_leaves_the_line_never_reaches_the_handler(words):
+async def test_a_client_that_leaves_the_queue_never_reaches_the_handler(words):
     app = serving(words, fill="continuous", streams=True, max_batch_size=1)
     first, second = (Call(app, "/it", item=item) for item in "ab")
     async with app.lifespan(), calling(first) as tasks:
@@ -163,7 +163,7 @@ async def test_an_error_in_mid_stream_is_the_last_event_of_its_stream_alone(word
     assert good.body.endswith(END)
 
 
-async def test_a_full_line_is_told_by_status(words):
+async def test_a_full_queue_is_told_by_status(words):
     app = serving(words, fill="continuous", streams=True, max_batch_size=1, max_queued_requests=0)
     first, second = (Call(app, "/it", item=item) for item in "ab")
     async with app.lifespan(), calling(first) as tasks:
@@ -269,7 +269,7 @@ async def test_a_decorated_function_keeps_its_way_of_filling():
     assert answer.body == b"data: 7\n\n" + END
 
 
-async def test_stopping_serves_those_who_are_in_line(words):
+async def test_stopping_serves_queued_requests(words):
     app = serving(words, fill="continuous", streams=True, max_batch_size=1)
     calls = [Call(app, "/it", item=item) for item in "ab"]
     stop = anyio.Event()

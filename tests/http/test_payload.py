@@ -131,7 +131,7 @@ def test_a_million_mistakes_are_counted_and_not_listed():
     def rows(items: list[list[int]]): ...
 
     found = problem(rows, ["x"] * 1000)
-    assert found.detail == "It is wrong in 1000 places."
+    assert found.detail == "It has 1000 errors."
     assert "errors" not in found.more
 
 

@@ -178,7 +178,7 @@ async def test_a_post_without_a_body_is_no_json():
 @pytest.mark.parametrize(
     ("code", "query", "where", "form"),
     [
-        (typed, "", "number: Field required", "?number=...; JSON is sent by POST"),
+        (typed, "", "number: Field required", "?number=...; send JSON by POST"),
         (typed, "number=x", "number: Input should be a valid integer", "?number=..."),
         (typed, "number=1&more=2", "more: ", "?number=..."),
         (several, "times=1", "text: Field required", "?text=...&times=..."),

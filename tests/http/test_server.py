@@ -93,7 +93,7 @@ async def test_what_was_served_before_the_shutdown_is_counted_too():
     assert (server.drained.served, server.drained.finished) == (2, 0)
 
 
-async def test_shutdown_serves_whom_the_kernel_had_let_in():
+async def test_shutdown_serves_connections_that_the_kernel_has_accepted():
     async with live(EchoApp()) as server:
         clients = [server.connect_now(request("/")) for _ in range(3)]
         server.stop.set()
@@ -241,7 +241,7 @@ async def test_a_websocket_is_told_that_the_server_restarts():
     assert (server.drained.finished, server.drained.cut) == (1, 0)
 
 
-async def test_a_connection_beyond_the_limit_waits_for_a_place():
+async def test_a_connection_beyond_the_limit_waits():
     app = EchoApp()
     async with live(app, max_connections=1) as server:
         first, second = await server.connect(), await server.connect()
@@ -260,7 +260,9 @@ async def test_reaching_the_limit_is_said_once(caplog):
     async with live(EchoApp(), max_connections=1) as server:
         for _ in range(3):
             assert await server.answers()
-    assert [record.getMessage()[:21] for record in caplog.records] == ["all 1 places for conn"]
+    assert [record.getMessage()[:28] for record in caplog.records] == [
+        "the connection limit of 1 is"
+    ]
 
 
 async def test_what_the_lifespan_put_into_its_state_is_in_every_request():

@@ -319,7 +319,7 @@ async def test_a_client_may_take_the_deadline_once_for_each_256_kib():
     assert time_to_send_s(2**20, 10.0) == 50.0
 
 
-# A queue that nobody reads must not hold up who says goodbye (found beside H3 and H4).
+# A queue that nobody reads must not block the disconnect (found beside H3 and H4).
 
 
 async def test_an_upload_that_is_refused_unread_is_answered_and_forgotten():
@@ -362,7 +362,7 @@ async def test_a_client_that_leaves_with_a_full_queue_is_noticed():
         assert await server.answers()
 
 
-async def test_the_goodbye_is_said_as_often_as_it_is_asked_for():
+async def test_the_disconnect_is_repeated_at_each_receive():
     app = EchoApp()
     async with live(app) as server:
         client = await server.connect()
@@ -370,7 +370,7 @@ async def test_the_goodbye_is_said_as_often_as_it_is_asked_for():
         await app.entered.wait()
         await client.aclose()
         await app.left.wait()
-    assert app.goodbyes == ["http.disconnect"] * 3
+    assert app.disconnects == ["http.disconnect"] * 3
 
 
 # H6: flow control holds a stream without holding the socket.

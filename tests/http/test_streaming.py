@@ -122,7 +122,7 @@ async def test_an_error_before_the_first_item_has_a_status_of_its_own(steps):
 
 
 @anyio_test
-async def test_a_full_line_is_told_by_status(steps):
+async def test_a_full_queue_is_told_by_status(steps):
     app = serving(steps, options={"max_queued_requests": 0, "max_batch_size": 1})
     first, second = (Call(app, "/steps", item=item) for item in (1, 2))
     async with app.lifespan(), calling(first) as tasks:
@@ -235,7 +235,7 @@ async def test_when_the_last_reader_leaves_the_generator_is_closed(steps):
 
 
 @anyio_test
-async def test_a_client_that_leaves_the_line_never_reaches_the_generator(steps):
+async def test_a_client_that_leaves_the_queue_never_reaches_the_generator(steps):
     app = serving(steps, options={"max_batch_size": 1})
     first, second = (Call(app, "/steps", item=item) for item in (1, 2))
     async with app.lifespan(), calling(first) as tasks:

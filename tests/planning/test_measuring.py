@@ -103,7 +103,7 @@ def test_the_first_rounds_warm_the_handler_up():
 def test_measuring_stops_when_its_time_is_over():
     found, said = measured(doubled, rounds=100, limit_s=0)
     assert {len(runs_s) for runs_s in found.runs_s.values()} == {5}
-    assert said == ["stopped after 5 of 100 rounds: 0 s are over"]
+    assert said == ["stopped after 5 of 100 rounds: reached the limit of 0 s"]
 
 
 @pytest.mark.parametrize("in_slot", [False, True])

@@ -22,7 +22,7 @@ def test_a_table_without_rows_is_its_head():
     assert table(["size", "p99"], []).splitlines() == ["size  p99", "----  ---"]
 
 
-def test_facts_stand_in_line():
+def test_facts_are_aligned():
     assert facts([("a", "1"), ("long", "")]) == "a     1\nlong"
 
 

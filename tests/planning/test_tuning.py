@@ -107,14 +107,18 @@ def test_what_was_found_is_told_in_a_table_and_as_data():
 @pytest.mark.parametrize(
     ("rate", "p99_s", "why"),
     [
-        (10, 0.005, "The handler takes 11 ms for one item alone, which no option makes shorter."),
-        (3000, 0.08, "The handler can do 615 items a second at most, so it takes 5 of it at least"),
+        (10, 0.005, "The handler takes 11 ms for a single item, which no option can shorten."),
+        (
+            3000,
+            0.08,
+            "The handler can process at most 615 items a second, so at least 5 of",
+        ),
         (100, 0.0111, "Nearest: max_batch_size="),
     ],
 )
 def test_where_nothing_meets_the_target_the_reason_is_told(rate, p99_s, why):
     text = text_of(rate, p99_s)
-    assert "none of 9 pairs of options does it" in text
+    assert "none of 9 pairs of options meets this target" in text
     assert why in text
 
 

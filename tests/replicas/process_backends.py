@@ -69,7 +69,7 @@ class Plain:
     def __init__(self, folder: str = "") -> None:
         self._folder = Folder(folder)
         self._kept: list[Any] = []
-        self._way = parent_channel.get(None)
+        self._channel = parent_channel.get(None)
 
     def __call__(self, items: list[int]) -> list[int]:
         return [2 * item for item in items]
@@ -228,10 +228,10 @@ class Plain:
         re.match(r"(a|a)*b", "a" * 60)
 
     def call_out(self, item: int) -> Any:
-        return self._way.call(CallOut(endpoint="other", args=(item,)))
+        return self._channel.call(CallOut(endpoint="other", args=(item,)))
 
     def stream_out(self, item: int) -> Generator[Any]:
-        yield from self._way.stream(CallOut(endpoint="other", args=(item,), stream=True))
+        yield from self._channel.stream(CallOut(endpoint="other", args=(item,), stream=True))
 
 
 class Async(Plain):
@@ -265,10 +265,10 @@ class Async(Plain):
         self._note(f"health of {current_replica_tag()}")
 
     async def call_out_async(self, item: int) -> Any:
-        return await self._way.call_async(CallOut(endpoint="other", args=(item,)))
+        return await self._channel.call_async(CallOut(endpoint="other", args=(item,)))
 
     async def stream_out_async(self, item: int) -> AsyncGenerator[Any, None]:
-        async for step in self._way.stream_async(
+        async for step in self._channel.stream_async(
             CallOut(endpoint="other", args=(item,), stream=True)
         ):
             yield step

@@ -133,7 +133,7 @@ async def test_cancelling_the_work_leaves_its_stream(code, method):
 
 async def test_a_call_that_nobody_makes_is_refused():
     async with playing(made()) as played:
-        with pytest.raises(RuntimeError, match="nobody to call"):
+        with pytest.raises(RuntimeError, match="can't call endpoints"):
             await played.run("call_out", [1])
 
 

@@ -23,5 +23,5 @@ def test_code_of_a_backend_knows_its_tags():
 
 @pytest.mark.parametrize("ask", [current_backend_tag, current_replica_tag])
 def test_other_code_is_told_that_no_backend_runs(ask):
-    with pytest.raises(RuntimeError, match=rf"^{ask.__name__}\(\) is for backends: none is"):
+    with pytest.raises(RuntimeError, match=rf"^{ask.__name__}\(\) works only in a backend's code"):
         ask()

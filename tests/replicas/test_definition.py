@@ -54,7 +54,7 @@ def test_an_import_path_is_not_imported_when_it_is_checked():
     "path", ["", "double", ":double", "module:", "a b:c", "module:1", "a..b:c"]
 )
 def test_text_that_is_no_import_path_is_refused(path):
-    with pytest.raises(ValueError, match=r"is no import path; write it like 'package.module:Name'"):
+    with pytest.raises(ValueError, match=r"is not an import path; write it like 'package\.module:"):
         Definition(path).checked()
 
 
@@ -93,9 +93,12 @@ def test_what_a_module_raises_is_not_hidden(tmp_path, monkeypatch):
     [
         (Definition(7), "a backend is a function, a class with __call__, or an import path"),
         (Definition(NoHandler), "the class NoHandler has no __call__"),
-        (Definition(double, (1,)), r"init args are for classes, and double is none: \(1,\)"),
-        (Definition(double, (), (("size", 1),)), "init args are for classes, and double is none"),
-        (Definition(Model(), (1,)), "init args are for classes, and Model is none"),
+        (Definition(double, (1,)), r"init args are for classes, and double is not a class: \(1,\)"),
+        (
+            Definition(double, (), (("size", 1),)),
+            "init args are for classes, and double is not a class",
+        ),
+        (Definition(Model(), (1,)), "init args are for classes, and Model is not a class"),
     ],
 )
 def test_what_can_not_be_a_backend_is_refused(definition, message):
@@ -105,7 +108,7 @@ def test_what_can_not_be_a_backend_is_refused(definition, message):
 
 def test_a_function_behind_an_import_path_takes_no_init_args_either():
     definition = Definition(f"{__name__}:double", (1,)).checked()
-    with pytest.raises(TypeError, match="init args are for classes, and double is none"):
+    with pytest.raises(TypeError, match="init args are for classes, and double is not a class"):
         definition.load()
 
 
@@ -141,5 +144,5 @@ def test_what_a_module_defines_is_its_own(name):
 @pytest.mark.parametrize("name", ["popen", "system", "imported", "functools.partial", "ran"])
 def test_what_a_module_has_imported_is_not_its_own(name):
     assert Definition(f"{__name__}:{name}").load() is imported(f"{__name__}:{name}")
-    with pytest.raises(NotAllowed, match=r"is of .*, and not of "):
+    with pytest.raises(NotAllowed, match=r"is defined in .*, not in "):
         Definition(OwnPath(f"{__name__}:{name}")).load()

@@ -123,7 +123,7 @@ async def test_what_can_not_be_sent_fails_its_batch_and_no_other(code):
     async with playing(made(code)) as played:
         with pytest.raises(TypeError, match=r"item 1 of the batch .* Unsendable"):
             await played.run("echo", [1, Unsendable()])
-        with pytest.raises(TypeError, match=r"can't be read in the process: made again"):
+        with pytest.raises(TypeError, match=r"can't be unpickled in the process: made again"):
             await played.run("echo", [Unreadable()])
         with pytest.raises(TypeError, match=r"result 1 of unsendable\(\)"):
             await played.run("unsendable", [1, 2])

@@ -416,7 +416,7 @@ HUGE = struct.pack("<BBxxIQQ", 10, 0, 0, 1, 2**61)
 )
 async def test_a_worker_that_sends_what_is_no_frame_is_killed(channel, rubbish):
     async with playing(made()) as played:
-        with pytest.raises(ReplicaDied, match="sent what no worker sends"):
+        with pytest.raises(ReplicaDied, match="sent an invalid frame"):
             await played.run("send_rubbish", [(channel, rubbish)])
         await played.ended.wait()
         assert isinstance(played.error, ReplicaDied)

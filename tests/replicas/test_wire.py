@@ -26,7 +26,7 @@ def read_in_pieces(data: bytes, pieces: list[int]) -> list:
         count = min(len(space), len(data), pieces.pop() if pieces else len(data))
         space[:count] = data[:count]
         data = data[count:]
-        reader.came(count)
+        reader.received(count)
         while (frame := reader.next()) is not None:
             frames.append(frame)
     return frames
@@ -67,9 +67,9 @@ def test_what_is_left_of_a_frame_is_the_rest(parts, sent):
 def test_what_is_small_goes_into_the_pickle_and_what_is_large_beside_it():
     np = pytest.importorskip("numpy")
     assert packed([np.zeros(10), "text"]).size == 0
-    parcel = packed([np.zeros(10), np.zeros(10_000)])
-    assert parcel.size == 80_000
-    assert len(parcel.body) < 1000
+    message = packed([np.zeros(10), np.zeros(10_000)])
+    assert message.size == 80_000
+    assert len(message.body) < 1000
 
 
 def test_frames_cross_a_blocking_socket():

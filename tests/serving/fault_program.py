@@ -148,7 +148,7 @@ class FaultProgram:
             self._start_slowly,
             self._fail_to_start,
             self._be_ill,
-            self._fill_the_line,
+            self._fill_the_queue,
             self._change_batching,
             self._change_what_needs_new_replicas,
             self._change_traffic,
@@ -212,8 +212,8 @@ class FaultProgram:
 
     async def _until_in_force(self, tag: str) -> None:
         """Waits until no batch gathers any more under the options of before."""
-        lines = self._controller.backends[tag].method_batchers.values()
-        while any(line.batcher._session._intake.adopt for line in lines):  # noqa: ASYNC110 - nobody tells
+        batchers = self._controller.backends[tag].method_batchers.values()
+        while any(each.batcher._session._intake.adopt for each in batchers):  # noqa: ASYNC110 - nobody tells
             await anyio.sleep(0.01)
 
     async def _until_recovered(self, tag: str) -> None:
@@ -265,7 +265,7 @@ class FaultProgram:
             ill.unlink()
             await self._until_recovered(tag)
 
-    async def _fill_the_line(self, tag: str) -> None:
+    async def _fill_the_queue(self, tag: str) -> None:
         with self.load.aimed(tag, Overloaded):
             await self._set(tag, max_queued_requests=2)
             async with anyio.create_task_group() as tasks:

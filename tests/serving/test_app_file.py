@@ -146,7 +146,7 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         # [backends.TAG]
         ("[backends.b]", '1: backends.b: has no code; write code = "package.module:Name"'),
         ("[backends.b]\ncode = 3", '2: backends.b.code: must be text, as "package.module:Name"'),
-        ("[backends.b]\ncode = 'm'", "2: backends.b.code: 'm' is no import path; write it like "),
+        ("[backends.b]\ncode = 'm'", "2: backends.b.code: 'm' is not an import path; write it "),
         (
             '[backends."a b"]\ncode = "m:b"',
             "1: backends.\"a b\": 'a b' can't be a backend's tag: a name has 1 to 64",
@@ -163,7 +163,7 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         ),
         (
             f"{BACKEND}xyzzy = 2",
-            "3: backends.b.xyzzy: there is no such key; shoal.BackendConfig says which there are",
+            "3: backends.b.xyzzy: there is no such key; shoal.BackendConfig lists the options",
         ),
         (
             f"{BACKEND}num_replicas = 0",
@@ -201,7 +201,7 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
             f"{BACKEND}queue_policies.1.timeout_s = -1",
             "3: backends.b.queue_policies.1.timeout_s: ",
         ),
-        (f"{BACKEND}bucket_by = 'x'", "3: backends.b.bucket_by: bucket_by: 'x' is no import path"),
+        (f"{BACKEND}bucket_by = 'x'", "3: backends.b.bucket_by: bucket_by: 'x' is not an import"),
         (f"{BACKEND}idle_timeout_s = inf", "3: backends.b.idle_timeout_s: idle_timeout_s "),
         # [endpoints.NAME]
         (TRAFFIC, '3: endpoints.e: has no backend; write backend = "TAG", or traffic = '),
@@ -230,11 +230,11 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
             f"{ENDPOINT}methods = 'GET'",
             "5: endpoints.e.methods: methods must be a list, not 'GET'; write methods = [\"GET\"]",
         ),
-        (f"{ENDPOINT}methods = ['GO']", "5: endpoints.e.methods: 'GO' is no method; there are "),
+        (f"{ENDPOINT}methods = ['GO']", "5: endpoints.e.methods: 'GO' is not a method; there are "),
         (f"{ENDPOINT}method = ['GET']", "5: endpoints.e.method: there is no such key; did you "),
         (
             f"{ENDPOINT}route = '/x'\n[endpoints.f]\nbackend = 'b'\nroute = '/x'",
-            "8: endpoints.f.route: GET /x is answered by the endpoint 'e' already, in line 3",
+            "8: endpoints.f.route: GET /x is answered by the endpoint 'e' already, on line 3",
         ),
         # [[endpoints.NAME.shadows]]
         (f"{ENDPOINT}shadows = 1", "5: endpoints.e.shadows: must be an array of tables, as "),
@@ -251,7 +251,7 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         ),
         (
             f"{SHADOW}backend = 'b'\nproportion = 1\ncompare = 'm'",
-            "8: endpoints.e.shadows[0].compare: 'm' is no import path; write it like ",
+            "8: endpoints.e.shadows[0].compare: 'm' is not an import path; write it like ",
         ),
         (
             f"{SHADOW}backend = 'b'\nproportion = 1\ncompare = 1",

@@ -33,8 +33,8 @@ async def here():
 @asynccontextmanager
 async def remote():
     async with Controller() as controller:
-        door = AdminListener(AdminApi(controller, token=None, allowed_modules=[CODE]))
-        transport = httpx.ASGITransport(app=door)
+        admin_listener = AdminListener(AdminApi(controller, token=None, allowed_modules=[CODE]))
+        transport = httpx.ASGITransport(app=admin_listener)
         async with RemoteClient("http://localhost", transport=transport) as client:
             yield client
 

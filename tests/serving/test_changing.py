@@ -816,11 +816,11 @@ class Refusing(shoal.WholeQueuePolicy):
     def __init__(self, options: Any) -> None:
         raise ValueError("does not go with these options")
 
-    def choose(self, line: Any, now: float, pressure: bool) -> Any:
+    def choose(self, queue: Any, now: float, pressure: bool) -> Any:
         raise NotImplementedError
 
 
-async def test_an_update_that_a_line_refuses_replaces_nothing() -> None:
+async def test_an_update_that_a_batcher_refuses_replaces_nothing() -> None:
     async with serving(echo) as (controller, _, stage):
         before = await controller.get_backend_config("b")
         with pytest.raises(ValueError, match="does not go with these"):

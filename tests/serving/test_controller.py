@@ -445,11 +445,11 @@ async def test_a_controller_is_opened_once() -> None:
         _ = controller.sync
     async with controller:
         await add_backend(controller, "b")
-        with pytest.raises(RuntimeError, match="opened once"):
+        with pytest.raises(RuntimeError, match="opened only once"):
             async with controller:
                 pass
         assert [*await controller.list_backends()] == ["b"]
-    with pytest.raises(RuntimeError, match="opened once"):
+    with pytest.raises(RuntimeError, match="opened only once"):
         async with controller:
             pass
 

@@ -116,7 +116,7 @@ async def test_weights_need_sum_to_one_only_nearly() -> None:
         assert await handle.call(0) in ("b", "c")
 
 
-async def test_requests_that_are_in_line_end_where_they_are_when_traffic_moves() -> None:
+async def test_queued_requests_end_where_they_are_when_traffic_moves() -> None:
     held = Held()
     async with (
         serving(held, max_batch_size=2) as (controller, handle, _),
@@ -144,7 +144,7 @@ async def test_a_backend_that_is_used_can_not_be_deleted() -> None:
         assert await handle.call(1) == 1
 
 
-async def test_force_fails_what_is_in_line() -> None:
+async def test_force_fails_queued_requests() -> None:
     held = Held()
     async with (
         serving(held, max_batch_size=1) as (controller, handle, stage),

@@ -297,7 +297,7 @@ async def test_a_time_out_ends_a_stream() -> None:
         assert controller.status_now().endpoints["e"].errors == 1
 
 
-async def test_a_full_line_refuses_calls() -> None:
+async def test_a_full_queue_refuses_calls() -> None:
     held = Held()
     async with (
         serving(held, max_queued_requests=2) as (controller, handle, _),
@@ -311,7 +311,7 @@ async def test_a_full_line_refuses_calls() -> None:
         held.gate.set()
 
 
-async def test_a_full_line_knows_what_other_methods_have_taken() -> None:
+async def test_a_full_queue_knows_what_other_methods_have_taken() -> None:
     class Two(Code):
         async def other(self, items: list[int]) -> list[int]:
             await anyio.sleep(5)

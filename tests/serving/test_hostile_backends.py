@@ -190,23 +190,23 @@ async def test_a_function_of_one_item_fails_its_call_alone(name: str, how: str) 
 
 
 class OwnRule(shoal.WholeQueuePolicy):
-    """Raises, in one of its methods, what the request in line says."""
+    """Raises, in one of its methods, what a queued request says."""
 
     raises_in = ""
 
     def __init__(self, _options: Any) -> None:
         super().__init__()
 
-    def _say(self, method: str, line: Any) -> None:
+    def _say(self, method: str, queue: Any) -> None:
         if method == self.raises_in:
-            for request in line:
+            for request in queue:
                 answered(request.item)
 
     def choose(
-        self, line: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
     ) -> tuple[Sequence[shoal.Request], shoal.DispatchReason]:
-        self._say("choose", line)
-        return line[:1], shoal.DispatchReason.FULL
+        self._say("choose", queue)
+        return queue[:1], shoal.DispatchReason.FULL
 
     def add(self, request: shoal.Request) -> bool:
         self._say("add", [request])

@@ -53,7 +53,7 @@ def test_a_route_is_a_path_or_none(route: str | None) -> None:
         ("/a/..", ValueError, "no request can reach"),
         ("/a%20b", ValueError, "'%20' is decoded.*write the character itself, '/a b'"),
         ("/a%2Fb", ValueError, "decoded before a path is looked up"),
-        ("/\ud800", ValueError, "half a character"),
+        ("/\ud800", ValueError, "half of a surrogate pair"),
         (3, TypeError, 'must be text, not 3; write route="/3"'),
     ],
 )

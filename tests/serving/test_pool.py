@@ -238,7 +238,7 @@ async def test_each_change_of_room_is_told() -> None:
     assert len(seen) == count
 
 
-async def test_a_line_that_had_to_wait_goes_before_others() -> None:
+async def test_a_batcher_that_had_to_wait_goes_before_others() -> None:
     pool, (first, second) = filled("a", "b")
     large, small = PoolRoom(pool, lambda: 4), PoolRoom(pool, lambda: 1)
     with pool.at_work(first, 1):
@@ -262,7 +262,7 @@ async def test_a_small_batch_does_not_take_the_place_that_a_large_one_waits_for(
     assert small.free == 4
 
 
-async def test_a_line_that_rests_gives_its_place_up() -> None:
+async def test_a_batcher_that_rests_gives_its_place_up() -> None:
     pool, (only,) = filled("a", slots=4, most=4)
     large, small = PoolRoom(pool, lambda: 4), PoolRoom(pool, lambda: 1)
     told: list[int] = []
@@ -283,29 +283,29 @@ async def test_an_idle_replica_takes_a_batch_of_any_size() -> None:
         assert pool.take(8) is None
 
 
-async def test_a_batch_that_runs_again_goes_before_any_line() -> None:
+async def test_a_batch_that_runs_again_goes_before_any_batcher() -> None:
     pool, (only,) = filled("a")
-    line = PoolRoom(pool, lambda: 1)
+    room = PoolRoom(pool, lambda: 1)
     async with anyio.create_task_group() as tasks:
         with pool.at_work(only, 1):
             waiting = await tasks.start(Caller(pool.wait(1)).run)
             await settle()
-            assert line.is_full()
-        assert line.is_full()
+            assert room.is_full()
+        assert room.is_full()
         await settle()
         assert waiting.outcome is only
-        assert not line.is_full()
+        assert not room.is_full()
 
 
-async def test_lines_are_told_when_a_batch_that_was_to_run_again_is_given_up() -> None:
+async def test_batchers_are_told_when_a_batch_that_was_to_run_again_is_given_up() -> None:
     pool, (only,) = filled("a")
-    line = PoolRoom(pool, lambda: 1)
+    room = PoolRoom(pool, lambda: 1)
     told: list[int] = []
     async with anyio.create_task_group() as tasks:
         with pool.at_work(only, 1):
             waiting = await tasks.start(Caller(pool.wait(1)).run)
             await settle()
-            pool.subscribe(lambda: told.append(line.free))
+            pool.subscribe(lambda: told.append(room.free))
         waiting.leave()
         await settle()
         assert told[-1] == 1

@@ -226,8 +226,8 @@ anyio.run(main, backend=sys.argv[3])
 async def test_a_server_that_is_killed_comes_back_with_all_that_it_said_it_had(
     path, tmp_path, anyio_backend_name
 ):
-    door = tmp_path / "door.sock"
-    command = [sys.executable, "-c", SERVER, str(path), str(door), anyio_backend_name]
+    admin_socket = tmp_path / "admin.sock"
+    command = [sys.executable, "-c", SERVER, str(path), str(admin_socket), anyio_backend_name]
 
     def started():
         running = subprocess.Popen(
@@ -246,7 +246,7 @@ async def test_a_server_that_is_killed_comes_back_with_all_that_it_said_it_had(
     for _ in range(2):
         running = await anyio.to_thread.run_sync(started)
         try:
-            async with shoal.connect(f"unix:{door}") as client:
+            async with shoal.connect(f"unix:{admin_socket}") as client:
                 if before is None:
                     await declare(client)
                     before = await seen(client)

@@ -299,7 +299,7 @@ def test_what_is_no_database_is_refused(path: Path, data: bytes) -> None:
 def test_what_is_no_plain_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(StateRefused, match="no plain file"):
+        with pytest.raises(StateRefused, match="not a regular file"):
             StateFile.open(path)
     assert (tmp_path / "pipe").is_fifo()
 
@@ -337,7 +337,7 @@ def test_a_log_without_its_file_is_refused(written: Path, end: str) -> None:
 
 def test_a_log_of_another_kind_is_refused(written: Path) -> None:
     written.with_name("state.db-journal").write_bytes(b"x" * 100)
-    assert "none of ours" in refusal(written)
+    assert "Shoal did not write" in refusal(written)
 
 
 # what is damaged

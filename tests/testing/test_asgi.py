@@ -14,7 +14,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def echo(scope, receive, send):
-    """Sends the body back, and in a header what it was sent to."""
+    """Sends the body back, with the path in a header."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -29,7 +29,7 @@ async def echo(scope, receive, send):
 
 
 async def tick(scope, receive, send):
-    """Streams for as long as the client is there."""
+    """Streams until the client disconnects."""
     await send({"type": "http.response.start", "status": 200, "headers": []})
 
     async def stream() -> None:
@@ -80,7 +80,7 @@ async def test_a_stream_is_seen_under_way_and_ends_when_the_client_leaves():
         await call.until_sent(b"tick tick tick")
         assert anyio.current_time() - started == 2
         assert (call.status, call.is_complete) == (200, False)
-        with pytest.raises(AssertionError, match="the answer is not complete"):
+        with pytest.raises(AssertionError, match="the response is not complete"):
             call.answer  # noqa: B018
         call.leave()
         await call.returned.wait()

@@ -1,4 +1,4 @@
-"""The replica check: ours pass, and each promise is seen to be broken where it is."""
+"""The replica check: Shoal's placements pass, and each broken promise is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
 
 class Crash(Exception):
-    """Stands for the end of a process."""
+    """Simulates the end of a process."""
 
 
 def crash() -> None:
@@ -33,7 +33,7 @@ def crash() -> None:
 
 
 class Crashable(TaskReplica):
-    """Dies of a `Crash`, as if it were a process of its own."""
+    """Dies of a `Crash`, as if it ran in its own process."""
 
     async def run(self, method, items):
         try:
@@ -124,7 +124,7 @@ class GivesTexts(TaskReplica):
 
 
 class GivesOneForOne(TaskReplica):
-    """Gives back a bare result where it should be in a list."""
+    """Returns a bare result that should be in a list."""
 
     async def run(self, method, items):
         results = await super().run(method, items)
@@ -317,7 +317,7 @@ class ReturnsWhenKilled(TaskReplica):
 
 
 class CancelsItsCallers(TaskReplica):
-    """Work that is under way ends as if its caller had been cancelled."""
+    """When it is killed, running work ends as if its caller had been cancelled."""
 
     async def run(self, method, items):
         with anyio.CancelScope():
@@ -357,43 +357,43 @@ BROKEN = {
     WarmsUpTwice: "in this order and once each",
     ForgetsNames: "init args",
     KnowsNoFunctions: "import path",
-    ForgetsConfig: "reconfigure reaches the code",
-    ForgivesConfig: "reconfigure reaches the code",
+    ForgetsConfig: "reconfigure calls the code",
+    ForgivesConfig: "reconfigure calls the code",
     IsReadyTooEarly: "before it is ready",
     LetsWorkIn: "before the replica is ready and after its end",
     DoesNotExplain: "a start that fails",
     RaisesWhatTheStartRaised: "a start that fails",
     StartsForEver: "longer than start_timeout_s",
-    GivesTexts: "run gives back what the code gave back",
-    GivesOneForOne: "run gives back what the code gave back",
+    GivesTexts: "run returns what the code returned",
+    GivesOneForOne: "run returns what the code returned",
     WrapsErrors: "keeps its type",
-    SendsErrorsAsTexts: "stay what they are",
-    SendsMarksAsTexts: "stay what they are",
+    SendsErrorsAsTexts: "passed on unchanged",
+    SendsMarksAsTexts: "passed on unchanged",
     LosesTheLastStep: "step by step",
-    StaysInItsCaller: "and nobody else",
-    StaysInItsReader: "and nobody else",
+    StaysInItsCaller: "and only the code",
+    StaysInItsReader: "and only the code",
     TellsAnotherTag: "which backend and replica it is in",
     HasItsOwnBatches: r"current_batch\(\)",
     MixesUpCalls: "its own result",
-    LeavesGeneratorsOpen: "the code's generator with it",
-    LeavesThreads: "ends only when its work has",
-    IsLeftInRuins: "goes on after a call was cancelled",
-    IsAlwaysWell: "check_health raises where",
-    TakesFalseForWell: "check_health raises where",
-    IsNeverWell: "check_health raises where",
-    LooksBetweenCalls: "beside the work",
-    LooksToTheEnd: "beside the work",
-    DoesNotClose: r"stop has close\(\) called, once",
-    ClosesTwice: r"stop has close\(\) called, once",
-    DoesNotStop: r"stop has close\(\) called, once",
-    DiesOfBeingStopped: r"stop has close\(\) called, once",
-    KillsWithoutReason: "kill makes work",
+    LeavesGeneratorsOpen: "with the code's generator",
+    LeavesThreads: "ends only when its work has ended",
+    IsLeftInRuins: "continues after a call was cancelled",
+    IsAlwaysWell: "check_health raises if",
+    TakesFalseForWell: "check_health raises if",
+    IsNeverWell: "check_health raises if",
+    LooksBetweenCalls: "concurrently with the work",
+    LooksToTheEnd: "concurrently with the work",
+    DoesNotClose: r"stop calls close\(\) once",
+    ClosesTwice: r"stop calls close\(\) once",
+    DoesNotStop: r"stop calls close\(\) once",
+    DiesOfBeingStopped: r"stop calls close\(\) once",
+    KillsWithoutReason: "kill makes running work",
     DiesWithoutName: "after its end",
-    LetsWorkEndWhenKilled: "kill makes work",
-    ReturnsWhenKilled: "kill makes work",
-    CancelsItsCallers: "where serve is cancelled",
-    LetsPanicsOut: "raises what is no Exception",
-    MakesPanicsMistakes: "raises what is no Exception",
+    LetsWorkEndWhenKilled: "kill makes running work",
+    ReturnsWhenKilled: "kill makes running work",
+    CancelsItsCallers: "if serve is cancelled",
+    LetsPanicsOut: "that is no Exception",
+    MakesPanicsMistakes: "that is no Exception",
     WorksOnAfterTheEnd: "after its end",
 }
 SEEN_IN_ASYNC_CODE = {IsLeftInRuins}
@@ -419,7 +419,7 @@ async def test_a_replica_that_dies_of_a_crash_keeps_its_promises():
 
 
 async def test_a_replica_that_survives_a_crash_breaks_a_promise():
-    with pytest.raises(AssertionError, match=r"^TaskReplica breaks .* ends what it runs in.*Crash"):
+    with pytest.raises(AssertionError, match=r"^TaskReplica breaks .* ends its process.*Crash"):
         await check_replica(TaskReplica, kinds=["async"], crash=crash)
 
 

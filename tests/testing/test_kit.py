@@ -1,4 +1,4 @@
-"""The kit as a whole: what it imports, and what is public."""
+"""The `shoal.testing` package as a whole: its imports and its public names."""
 
 from __future__ import annotations
 

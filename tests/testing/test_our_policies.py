@@ -1,4 +1,4 @@
-"""Every rule that options can ask for keeps the promises of a policy."""
+"""Every built-in rule keeps the promises of a policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "buckets, until idle": {"bucket_by": str, "idle_timeout_s": 0.2},
     "buckets with costs": {"bucket_by": str, "batch_size_fn": float, "batch_wait_timeout_s": 0.5},
     "padded up": {"allowed_batch_sizes": (2, 4), "batch_wait_timeout_s": 0.5},
-    "cut back": {"allowed_batch_sizes": (2, 4), "padding": "down", "batch_wait_timeout_s": 0.5},
+    "padded down": {"allowed_batch_sizes": (2, 4), "padding": "down", "batch_wait_timeout_s": 0.5},
     "whatever costs less": {"allowed_batch_sizes": (2, 4), "padding": "cost"},
     "preferred sizes": {"preferred_batch_sizes": (2, 3), "batch_wait_timeout_s": 0.5},
     "preferred sizes, at once": {"preferred_batch_sizes": (2, 3)},

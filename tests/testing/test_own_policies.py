@@ -1,4 +1,4 @@
-"""A rule of a user's own in a batcher: what the check promises is what the batcher asks."""
+"""A user's policy in a batcher: a policy that passes the check works there."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 class EvenBeforeOdd(WholeQueuePolicy):
-    """Even numbers leave at once, together; odd ones when nobody else waits, or in a hurry."""
+    """Dispatches even numbers at once; odd ones only under pressure, when no even ones wait."""
 
     def __init__(self, options: BatchOptions) -> None:
         super().__init__()
         self.size = options.max_batch_size
 
     def choose(
-        self, line: Sequence[Request], now: float, pressure: Pressure | None
+        self, queue: Sequence[Request], now: float, pressure: Pressure | None
     ) -> tuple[Sequence[Request], DispatchReason] | Wait:
-        even = [request for request in line if request.item % 2 == 0]
+        even = [request for request in queue if request.item % 2 == 0]
         if even:
             return even[: self.size], DispatchReason.FULL
-        return Wait(None) if pressure is None else (line[: self.size], pressure.reason)
+        return Wait(None) if pressure is None else (queue[: self.size], pressure.reason)
 
 
 def test_it_keeps_its_promises():
@@ -64,7 +64,7 @@ async def test_who_leaves_while_a_batch_is_taken_is_not_in_it():
     async with batcher as call, anyio.create_task_group() as tasks:
         stays, leaves = await line_up(tasks, call(1), call(3))
         await settle()
-        batcher.flush()  # the slot is woken first, and finds the caller gone who has had no turn
+        batcher.flush()  # the slot is woken first, and finds that a caller has left
         leaves.leave()
         batch = await handler.next_batch()
         assert batch.items == [1]

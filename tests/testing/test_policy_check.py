@@ -1,4 +1,4 @@
-"""The policy check: each promise is seen to be broken where it is, and nowhere else."""
+"""The policy check: it reports each broken promise, and accepts policies that keep them all."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOW_S = 1.0
 
 
 class SizeOrWindow(BatchPolicy):
-    """The plainest policy there is; each of those below breaks one promise of its own."""
+    """A minimal correct policy; each subclass below breaks one promise."""
 
     def __init__(self) -> None:
         self.queue: list[Request] = []
@@ -80,7 +80,7 @@ class HandsOutTwiceAtOnce(SizeOrWindow):
 
 
 class HandsOutAgain(SizeOrWindow):
-    """Says who waits as it should, and yet gives out the last batch's first request once more."""
+    """Reports the right waiting requests, but returns the last batch's first request again."""
 
     last: Request | None = None
 
@@ -96,19 +96,19 @@ class HandsOutWhoHasLeft(SizeOrWindow):
         pass
 
 
-class WaitsUnderAHurry(SizeOrWindow):
+class WaitsUnderPressure(SizeOrWindow):
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         return super().decide(now, None)
 
 
-class DoesNotHurryForOne(SizeOrWindow):
+class IgnoresPressureForOne(SizeOrWindow):
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         return super().decide(
             now, None if pressure is None or pressure.request is not None else pressure
         )
 
 
-class HurriesOnceForOne(SizeOrWindow):
+class DispatchesOnceForOne(SizeOrWindow):
     last: Request | None = None
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
@@ -148,18 +148,18 @@ class TakesTooMuch(SizeOrWindow):
         return super().take(Dispatch(SIZE, dispatch.reason))
 
 
-class CutsNothing(SizeOrWindow):
+class DispatchesNothing(SizeOrWindow):
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         decision = super().decide(now, pressure)
         return Dispatch(0, decision.reason) if isinstance(decision, Dispatch) else decision
 
 
-class CutsAnEmptyLine(SizeOrWindow):
+class DispatchesAnEmptyQueue(SizeOrWindow):
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         return super().decide(now, pressure) if self.queue else Dispatch(1, DispatchReason.TIMER)
 
 
-class HurriesAnEmptyLine(SizeOrWindow):
+class DispatchesAnEmptyQueueUnderPressure(SizeOrWindow):
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         if not self.queue and pressure is not None:
             return Dispatch(1, pressure.reason)
@@ -172,8 +172,8 @@ class NamesNothing(SizeOrWindow):
         return decision if isinstance(decision, Dispatch) else Wait(None)
 
 
-class WaitsForCompanyForEver(SizeOrWindow):
-    """Behind its back it looks as if it had good reason to wait, whoever comes."""
+class WaitsForMoreForever(SizeOrWindow):
+    """Waits for more requests forever; extra calls of `decide` do not reveal it."""
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         return super().decide(now, pressure) if pressure is not None else Wait(None)
@@ -205,7 +205,7 @@ class SleepsWhenItIsFull(SizeOrWindow):
 
 
 class SleepsThroughAnUrgentOne(SizeOrWindow):
-    """A request with an odd item has half the window, and nobody is told."""
+    """A request with an odd item has half the window, but no slot is woken for it."""
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         decision = super().decide(now, pressure)
@@ -242,32 +242,32 @@ BROKEN = {
     HandsOutTwiceAtOnce: "exactly once",
     HandsOutAgain: "exactly once",
     HandsOutWhoHasLeft: "exactly once",
-    WaitsUnderAHurry: "with a pressure",
-    DoesNotHurryForOne: "with a pressure",
-    HurriesOnceForOne: "with a pressure",
+    WaitsUnderPressure: "with a pressure",
+    IgnoresPressureForOne: "with a pressure",
+    DispatchesOnceForOne: "with a pressure",
     SaysThatOneWaitsTwice: "exactly once",
     SaysThatAnotherWaits: "exactly once",
     TakesNothing: "at least one request and at most its size",
     TakesTooMuch: "at least one request and at most its size",
-    CutsNothing: "at least one request and at most its size",
-    CutsAnEmptyLine: "an empty queue",
-    HurriesAnEmptyLine: "an empty queue",
+    DispatchesNothing: "at least one request and at most its size",
+    DispatchesAnEmptyQueue: "an empty queue",
+    DispatchesAnEmptyQueueUnderPressure: "an empty queue",
     NamesNothing: "when to decide again",
-    WaitsForCompanyForEver: "when to decide again",
+    WaitsForMoreForever: "when to decide again",
     NamesATimeThatHasCome: "the time that Wait named",
     NamesATimeAndThenAnother: "the time that Wait named",
     NamesATimeForNobody: "the time that Wait named",
     SleepsWhenItIsFull: "when to decide again",
     SleepsThroughAnUrgentOne: "when to decide again",
-    LetsTooManyJoin: "no more than there is room for",
+    LetsTooManyJoin: "no more than fits into the room",
     LetsTheSameJoinAgain: "exactly once",
-    PutsBackToTheEnd: "its old place",
-    DecidesOtherwise: "decide says Dispatch or Wait",
+    PutsBackToTheEnd: "old positions",
+    DecidesOtherwise: "decide returns Dispatch or Wait",
 }
 
 
 class AddTells(SizeOrWindow):
-    """Leaves it to `add` to say when a slot must decide again."""
+    """A policy whose `add` tells when a slot must decide again."""
 
     def add(self, request: Request) -> bool:
         super().add(request)
@@ -291,26 +291,26 @@ class OnlyWhenFull(SizeOrWindow):
 
 
 class UntilIdle(WholeQueuePolicy):
-    """Its time moves on with each arrival; it has no other end than the next one's absence."""
+    """Waits until no request has arrived for some time, without another limit."""
 
-    def choose(self, line, now, pressure):
+    def choose(self, queue, now, pressure):
         if pressure is not None:
-            return line[:SIZE], pressure.reason
-        due = line[-1].arrived_at + WINDOW_S
-        return (line[:SIZE], DispatchReason.IDLE) if due <= now else Wait(due)
+            return queue[:SIZE], pressure.reason
+        due = queue[-1].arrived_at + WINDOW_S
+        return (queue[:SIZE], DispatchReason.IDLE) if due <= now else Wait(due)
 
 
 class EqualItems(WholeQueuePolicy):
-    """Takes from all over the line, and waits only for company."""
+    """Takes requests from anywhere in the queue, and waits only for more of them."""
 
-    def choose(self, line, now, pressure):
+    def choose(self, queue, now, pressure):
         groups: dict[int, list[Request]] = {}
-        for request in line:
+        for request in queue:
             groups.setdefault(request.item, []).append(request)
         for group in groups.values():
             if len(group) >= SIZE:
                 return group[:SIZE], DispatchReason.FULL
-        return Wait(None) if pressure is None else (groups[line[0].item][:SIZE], pressure.reason)
+        return Wait(None) if pressure is None else (groups[queue[0].item][:SIZE], pressure.reason)
 
 
 @pytest.mark.slow
@@ -330,10 +330,10 @@ def test_a_promise_that_is_broken_is_named(policy):
 
 def test_the_report_says_how_to_come_there_again():
     with pytest.raises(AssertionError) as found:
-        check_policy(WaitsUnderAHurry)
+        check_policy(WaitsUnderPressure)
     seed = int(re.search(r"seeds=\[(\d+)\]", str(found.value))[1])
     with pytest.raises(AssertionError) as again:
-        check_policy(WaitsUnderAHurry, seeds=[seed])
+        check_policy(WaitsUnderPressure, seeds=[seed])
     assert str(again.value) == str(found.value)
     last = str(found.value).splitlines()[-1]
     assert re.fullmatch(r"decide\(.*, pressure=\w+\).* -> Wait\(until=.*, wake_at=3\)", last)
@@ -350,7 +350,7 @@ def test_the_first_programs_are_short_and_show_every_step():
 
 def test_of_a_long_program_the_end_is_shown():
     with pytest.raises(AssertionError) as found:
-        check_policy(WaitsForCompanyForEver, seeds=[300])
+        check_policy(WaitsForMoreForever, seeds=[300])
     steps = str(found.value).splitlines()[1:]
     assert re.fullmatch(r"\.\.\. \d+ steps before", steps[0])
     assert len(steps) == 51
@@ -364,7 +364,7 @@ def test_what_a_policy_raises_breaks_a_promise(method):
         raise KeyError("oops")
 
     policy = type("Raises", (SizeOrWindow,), {method: fail})
-    with pytest.raises(AssertionError, match="raises nothing") as found:
+    with pytest.raises(AssertionError, match="raises no exceptions") as found:
         check_policy(policy)
     assert isinstance(found.value.__cause__, KeyError)
     assert f"{method}" in str(found.value).splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Scripted handlers: the test answers by hand, and what it forgets fails it instead of hanging."""
+"""Scripted handlers: the test answers batches; a missing answer fails the test, and never hangs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 @contextmanager
 def a_missing_answer(handler: Any) -> Iterator[None]:
-    """Uses a handler, and expects it to say in the end what was not answered."""
+    """Uses a handler, and expects its exit to report an unanswered batch."""
     with pytest.raises(AssertionError, match=r"^the test did not answer \[.*\]$"), handler:
         yield
 
@@ -120,7 +120,7 @@ async def test_a_batch_that_is_not_there_is_not_waited_for_for_ever():
     handler: ScriptedHandler[int, int] = ScriptedHandler(patience_s=5)
     async with shoal.Batcher(handler):
         started = anyio.current_time()
-        with pytest.raises(AssertionError, match=r"no batch came within 5 s, after 0 that did$"):
+        with pytest.raises(AssertionError, match=r"arrived within 5 s, after 0 earlier ones$"):
             await handler.next_batch()
         assert anyio.current_time() - started == 5
 
@@ -130,7 +130,7 @@ async def test_who_may_hold_the_slot_is_said_where_the_next_batch_does_not_come(
     async with shoal.Batcher(handler, max_batch_size=1) as call, anyio.create_task_group() as tasks:
         callers = await line_up(tasks, call(1), call(2))
         first = await handler.next_batch()
-        with pytest.raises(AssertionError, match=r"after 1 that did; .* did not answer .*\[1\]"):
+        with pytest.raises(AssertionError, match=r"after 1 earlier ones; .* not answer .*\[1\]"):
             await handler.next_batch()
         for caller in callers:
             caller.leave()
@@ -145,7 +145,7 @@ async def test_a_batch_that_should_not_be_there_is_seen():
         await line_up(tasks, call(1))
         await handler.no_batch()
         await anyio.sleep(1)
-        with pytest.raises(AssertionError, match=r"no batch should be there, but .* of \[1\] is"):
+        with pytest.raises(AssertionError, match=r"should be no batch, but there is .* of \[1\]"):
             await handler.no_batch()
         (await handler.next_batch()).answer([1])
         await handler.no_batch()
@@ -170,7 +170,7 @@ async def test_leaving_the_block_asserts_that_all_was_answered():
         (await handler.next_batch()).answer([1])
 
 
-async def test_a_batch_that_ended_for_want_of_an_answer_was_not_answered():
+async def test_a_batch_that_ended_without_an_answer_was_not_answered():
     handler: ScriptedHandler[int, int] = ScriptedHandler()
     with a_missing_answer(handler):
         async with shoal.Batcher(handler) as call:

@@ -1,4 +1,4 @@
-"""Virtual time: it moves when every task waits, to the next deadline, and not otherwise."""
+"""Virtual time: it moves to the next deadline when every task waits, and never otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The crowd: its figures, its controls, and the worker that can be killed.
+// The simulated clients: their statistics and controls, and the worker that can be killed.
 
 import { post } from "./server.js";
 import { Timeline } from "./timeline.js";
@@ -14,10 +14,10 @@ const SHOWN = [
   ["p99_s", "99% within"],
 ];
 const REASONS = { full: "it was full", timer: "its oldest request had waited long enough" };
-const SPOKEN_MS = 2000; // How often the description of a drawing changes, for those who hear it.
-const CALM_MS = 1000; // How often is drawn for those who want less motion.
-const STALE_MS = 1000; // For how long frames may come that the server sent before it was told.
-const FIGURES_MS = 500; // How often the figures change: faster can't be read.
+const SPOKEN_MS = 2000; // Interval between updates of the descriptions for screen readers.
+const CALM_MS = 1000; // Interval between drawings for viewers who prefer reduced motion.
+const STALE_MS = 1000; // For how long frames with older settings may arrive.
+const FIGURES_MS = 500; // Interval between updates of the figures, slow enough to read.
 
 const round = (value) => (value < 10 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
 const time = (seconds) =>
@@ -29,7 +29,7 @@ export class Crowd {
   #figures = {};
   #frame = null;
   #settings = null;
-  #wanted = null; // Settings that the server has not been told yet.
+  #wanted = null; // Settings that were not sent to the server yet.
   #telling = false;
   #toldAt = -Infinity;
   #saidAt = -Infinity;
@@ -69,7 +69,7 @@ export class Crowd {
     }
   }
 
-  /** Show a frame; the first of a connection begins everything anew. */
+  /** Shows a frame; the first one of a connection resets everything. */
   take(frame, isFirst) {
     this.#frame = frame;
     if (isFirst) {
@@ -85,7 +85,7 @@ export class Crowd {
     this.#watchWorker(frame);
     for (const [side, name] of Object.entries(SIDES)) {
       const { queued, running, state } = frame.sides[name];
-      const room = frame.settings.max_batch_size; // One scale for both.
+      const room = frame.settings.max_batch_size; // The same scale for both.
       this.#timelines[side].take(frame.now, frame.batches[name], { queued, running, room, state });
     }
     const now = performance.now();
@@ -99,7 +99,7 @@ export class Crowd {
     }
   }
 
-  /** The server is away: let the drawing stand. */
+  /** Freezes the drawing while the server is unreachable. */
   stand() {
     for (const timeline of Object.values(this.#timelines)) {
       timeline.stand();
@@ -129,7 +129,7 @@ export class Crowd {
     for (const side of Object.keys(SIDES)) {
       const { figures, queued } = sides[SIDES[side]];
       const { canvas, last } = this.#timelines[side];
-      const run = last ? `, the last run for ${last.size}, sent because ${REASONS[last.reason] ?? last.reason}` : "";
+      const run = last ? `, the last run for ${last.size}, dispatched because ${REASONS[last.reason] ?? last.reason}` : "";
       canvas.setAttribute(
         "aria-label",
         `Runs of the model, ${side === "batched" ? "in batches" : "one request at a time"}: ` +
@@ -155,7 +155,7 @@ export class Crowd {
     $("wait-value").textContent = settings.wait_ms / 1000;
   }
 
-  /** Tell the server what the sliders say: one change at a time, the latest one last. */
+  /** Sends the sliders' values to the server: one change at a time, the latest one last. */
   async #change() {
     this.#wanted = Object.fromEntries(
       Object.entries(SETTINGS).map(([id, name]) => [name, Number($(id).value)]),
@@ -207,7 +207,7 @@ export class Crowd {
     const back = this.#backAfter === null ? "" : `, back after ${this.#backAfter.toFixed(1)} s`;
     const text = isUp
       ? `Worker is up: process ${worker ?? "…"}${back}`
-      : "The worker was killed. All calls wait for the next one, which is starting";
+      : "The worker was killed. All calls wait for its replacement, which is starting";
     if ($("worker").textContent !== text) {
       $("worker").textContent = text;
     }

@@ -1,18 +1,18 @@
-// Draw a digit, see it as the model does, and see what it is taken for.
+// Drawing a digit, with the input of the model and its prediction.
 
 import { post } from "./server.js";
 import { SAMPLES } from "./samples.js";
 
 const SIDE = 8;
-const CELL = 4; // The model's data counts the ink in 4 x 4 cells of a 32 x 32 bitmap.
-const PEN = 4.6; // In pixels of that bitmap, whatever the size of the drawing.
-const WIDEST = 20; // The data's digits fill the bitmap's height and no more than this of its width.
+const BLOCK = 4; // The model's data counts the ink in 4 x 4 blocks of a 32 x 32 bitmap.
+const PEN = 4.6; // In pixels of that bitmap, independent of the size of the drawing.
+const WIDEST = 20; // The data's digits fill the bitmap's height, and at most this much of its width.
 
 const $ = (id) => document.getElementById(id);
 const pad = $("pad");
 const paint = pad.getContext("2d");
 
-let strokes = []; // Each a list of [x, y] between 0 and 1.
+let strokes = []; // Each is a list of [x, y] between 0 and 1.
 let drawing = null; // The id of the pointer that draws.
 
 // ---- drawing ----
@@ -29,7 +29,7 @@ function trace(context, width, place) {
   for (const stroke of strokes) {
     context.beginPath();
     context.moveTo(...place(stroke[0]));
-    // A stroke of one point is a dot: a line of no length with a round cap.
+    // A stroke of one point is a dot: a line of length 0 with a round cap.
     for (const point of stroke.length > 1 ? stroke.slice(1) : stroke) {
       context.lineTo(...place(point));
     }
@@ -73,15 +73,15 @@ for (const end of ["pointerup", "pointercancel"]) {
   });
 }
 
-// ---- what the model sees ----
+// ---- input of the model ----
 
-/** The drawing as the training data shows digits: as high as the bitmap, centred, one pen. */
+/** Converts the drawing to the form of the training data: full height, centred, one pen width. */
 function image() {
-  const side = SIDE * CELL;
+  const side = SIDE * BLOCK;
   const points = strokes.flat();
   const [left, right] = range(points.map(([x]) => x));
   const [top, bottom] = range(points.map(([, y]) => y));
-  // A dot must not be blown up into a blot.
+  // A dot must not be enlarged to fill the bitmap.
   const scale = (side - PEN) / Math.max(right - left, bottom - top, 0.15);
   const squeeze = Math.min(scale, (WIDEST - PEN) / Math.max(right - left, 0.01));
   const bitmap = document.createElement("canvas");
@@ -96,7 +96,7 @@ function image() {
   const rows = Array.from({ length: SIDE }, () => new Array(SIDE).fill(0));
   for (let y = 0; y < side; y += 1) {
     for (let x = 0; x < side; x += 1) {
-      rows[Math.floor(y / CELL)][Math.floor(x / CELL)] += alpha[4 * (y * side + x) + 3] / 255;
+      rows[Math.floor(y / BLOCK)][Math.floor(x / BLOCK)] += alpha[4 * (y * side + x) + 3] / 255;
     }
   }
   return rows.map((row) => row.map((ink) => Math.min(16, Math.round(ink))));
@@ -109,19 +109,19 @@ function range(values) {
 function show(rows) {
   $("seen").replaceChildren(
     ...rows.flat().map((pixel) => {
-      const cell = document.createElement("i");
-      cell.style.setProperty("--pixel", pixel);
-      return cell;
+      const square = document.createElement("i");
+      square.style.setProperty("--pixel", pixel);
+      return square;
     }),
   );
 }
 
-// ---- asking ----
+// ---- prediction ----
 
 let asking = false;
 let stale = false;
 
-/** The drawing is another one: show it, and ask about the latest as soon as the last answer is in. */
+/** Shows the changed drawing, and requests its prediction once the previous answer has arrived. */
 async function changed() {
   redraw();
   if (strokes.length === 0) {
@@ -155,7 +155,7 @@ function tell({ digit, probabilities, batch }) {
     return;
   }
   $("digit").textContent = digit;
-  $("seen").setAttribute("aria-label", `The drawing at 8 by 8 pixels, taken for a ${digit}`);
+  $("seen").setAttribute("aria-label", `The drawing at 8 by 8 pixels, recognised as a ${digit}`);
   $("batch-id").textContent = `#${batch.id}`;
   $("batch-size").textContent = batch.size;
   $("batch-reason").textContent = batch.reason;

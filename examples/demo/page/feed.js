@@ -1,4 +1,4 @@
-// The server's feed of the show: one stream, joined again whenever it breaks off.
+// The server's feed of the show: one stream, reconnected whenever it breaks.
 
 import { Refused, lines, post } from "./server.js";
 
@@ -6,10 +6,10 @@ const FIRST_RETRY_MS = 500;
 const LAST_RETRY_MS = 4000;
 
 /**
- * Watch the show for as long as the page is to be seen.
+ * Watches the show while the page is visible.
  *
  * @param take Called with each frame, and whether it is the first of a connection.
- * @param say Called with "connecting", "live" or "away", and what to tell of it.
+ * @param say Called with "connecting", "live" or "away", and a text for the viewer.
  */
 export async function watch(take, say) {
   let retryMs = FIRST_RETRY_MS;
@@ -24,9 +24,9 @@ export async function watch(take, say) {
         signal: hidden.signal,
       });
       let isFirst = true;
-      for await (const line of lines(answer)) {
-        if ("item" in line) {
-          take(line.item, isFirst);
+      for await (const message of lines(answer)) {
+        if ("item" in message) {
+          take(message.item, isFirst);
           if (isFirst) {
             say("live", "Live");
           }
@@ -34,10 +34,10 @@ export async function watch(take, say) {
           retryMs = FIRST_RETRY_MS;
         }
       }
-      say("away", "The server is away; trying again");
+      say("away", "The server is unreachable; trying again");
     } catch (error) {
       if (error.name !== "AbortError") {
-        say("away", error instanceof Refused ? error.message : "The server is away; trying again");
+        say("away", error instanceof Refused ? error.message : "The server is unreachable; trying again");
       }
     } finally {
       document.removeEventListener("visibilitychange", leave);

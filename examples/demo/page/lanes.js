@@ -1,4 +1,4 @@
-// The places of the running batch: which text is in which, step by step.
+// The places of the running batch, and the text in each place, step by step.
 
 import { post } from "./server.js";
 
@@ -6,7 +6,7 @@ const $ = (id) => document.getElementById(id);
 
 const PLACES = 8;
 const HUES = 6;
-const KEPT = 200; // Steps, more than the widest page shows.
+const KEPT = 200; // Steps; more than the widest page shows.
 
 export class Lanes {
   paused = false;
@@ -26,7 +26,7 @@ export class Lanes {
     window.addEventListener("resize", () => this.#draw());
   }
 
-  /** Another show numbers its readers from the beginning. */
+  /** Forgets the own readers: a new show numbers its readers from 1. */
   disown() {
     this.#mine.clear();
   }
@@ -41,10 +41,10 @@ export class Lanes {
       this.#readers.set(reader, { prompt, end, hue: known?.hue ?? null });
     }
     for (const step of frame.steps) {
-      for (const [place, cell] of step.entries()) {
-        const reader = cell && this.#readers.get(cell.reader);
+      for (const [place, written] of step.entries()) {
+        const reader = written && this.#readers.get(written.reader);
         if (reader && reader.hue === null) {
-          // Another one than the last in this place had.
+          // A hue that differs from the previous one in this place.
           reader.hue = this.#lanes[place].nextHue++ % HUES;
         }
       }
@@ -78,33 +78,33 @@ export class Lanes {
   }
 
   #draw() {
-    // What fits, by the width of a character of a fixed width.
+    // Only as many steps as fit, in characters of a fixed width.
     const probe = this.#lanes[0].steps;
     const width = probe.clientWidth / characterWidth(probe);
     const shown = this.#steps.slice(-Math.max(1, Math.floor(width)));
     for (const [place, lane] of this.#lanes.entries()) {
       lane.steps.replaceChildren(...segments(shown.map((step) => step[place])).map((each) => this.#text(each)));
-      const cell = shown.at(-1)?.[place] ?? null;
-      const reader = cell && this.#readers.get(cell.reader);
+      const written = shown.at(-1)?.[place] ?? null;
+      const reader = written && this.#readers.get(written.reader);
       const isThere = Boolean(reader) && reader.end === null;
-      lane.reader = isThere ? cell.reader : null;
+      lane.reader = isThere ? written.reader : null;
       lane.leave.disabled = !isThere;
-      lane.leave.setAttribute("aria-label", isThere ? `Reader ${cell.reader} leaves` : `Place ${place + 1} is free`);
+      lane.leave.setAttribute("aria-label", isThere ? `Make reader ${written.reader} leave` : `Place ${place + 1} is free`);
       lane.row.classList.toggle("free", !isThere);
-      lane.row.classList.toggle("mine", isThere && this.#mine.has(cell.reader));
-      lane.who.textContent = isThere ? `#${cell.reader} ${visibly(reader.prompt)}` : "free";
+      lane.row.classList.toggle("mine", isThere && this.#mine.has(written.reader));
+      lane.who.textContent = isThere ? `#${written.reader} ${visibly(reader.prompt)}` : "free";
     }
     const waiting = [...this.#readers]
       .filter(([, { end, hue }]) => end === null && hue === null)
       .map(([number]) => `#${number}${this.#mine.has(number) ? " (you)" : ""}`);
-    $("line").textContent = waiting.length ? `In line for a place: ${waiting.join(", ")}` : "Nobody is in line.";
+    $("queue").textContent = waiting.length ? `In the queue: ${waiting.join(", ")}` : "The queue is empty.";
     $("step").textContent = `Step ${this.#number.toLocaleString("en")}`;
   }
 
-  #text({ reader, text, cells }) {
+  #text({ reader, text, width }) {
     const part = document.createElement("span");
     part.className = "part";
-    part.style.setProperty("--cells", cells);
+    part.style.setProperty("--width", width);
     if (reader === null) {
       part.classList.add("nobody");
       return part;
@@ -119,7 +119,7 @@ export class Lanes {
   }
 
   #forget() {
-    const seen = new Set(this.#steps.flat().map((cell) => cell?.reader));
+    const seen = new Set(this.#steps.flat().map((written) => written?.reader));
     for (const [number, { end }] of this.#readers) {
       if (end !== null && !seen.has(number)) {
         this.#readers.delete(number);
@@ -150,23 +150,23 @@ export class Lanes {
   }
 }
 
-/** The runs of cells of one reader: {reader, text, cells}. */
-function segments(cells) {
+/** Joins consecutive output of one reader: {reader, text, width in characters}. */
+function segments(outputs) {
   const found = [];
-  for (const cell of cells) {
-    const reader = cell?.reader ?? null;
+  for (const written of outputs) {
+    const reader = written?.reader ?? null;
     let last = found.at(-1);
     if (last === undefined || last.reader !== reader) {
-      last = { reader, text: "", cells: 0 };
+      last = { reader, text: "", width: 0 };
       found.push(last);
     }
-    last.text += cell?.text || " ";
-    last.cells += 1;
+    last.text += written?.text || " ";
+    last.width += 1;
   }
   return found;
 }
 
-/** A text on one line, each character of it one cell wide. */
+/** Returns a text on one line, with newlines made visible. */
 function visibly(text) {
   return text.replaceAll("\n", "↵");
 }
@@ -177,7 +177,7 @@ function characterWidth(element) {
   if (!widths.has(element)) {
     const probe = document.createElement("span");
     probe.className = "part";
-    probe.style.setProperty("--cells", 100);
+    probe.style.setProperty("--width", 100);
     element.append(probe);
     widths.set(element, probe.getBoundingClientRect().width / 100 || 8);
     probe.remove();

@@ -1,4 +1,4 @@
-// A drawing of each digit, as strokes of [x, y] points between 0 and 1: for whoever can't draw.
+// A drawing of each digit, as strokes of [x, y] points between 0 and 1, for users who can't draw.
 
 const arc = (x, y, across, down, from, to) =>
   Array.from({ length: 25 }, (_, step) => {

@@ -1,9 +1,9 @@
-// What all parts of the page need to talk to the server.
+// Communication with the server, for all parts of the page.
 
-/** A server's refusal; its message is the server's. */
+/** An error response of the server, with the server's message. */
 export class Refused extends Error {}
 
-/** Send a JSON body; throws a Refused where the server refuses. */
+/** Sends a JSON body; throws Refused for an error response. */
 export async function post(path, body, { accept = "application/json", signal } = {}) {
   const response = await fetch(path, {
     method: "POST",
@@ -17,7 +17,7 @@ export async function post(path, body, { accept = "application/json", signal } =
   return response;
 }
 
-/** Yield the values of an NDJSON answer, each as soon as its line is whole. */
+/** Yields the values of an NDJSON response, each as soon as its line is complete. */
 export async function* lines(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -39,8 +39,8 @@ export async function* lines(response) {
 async function explain(response) {
   try {
     const problem = await response.json();
-    return problem.detail || problem.title || `The server answered ${response.status}.`;
+    return problem.detail || problem.title || `The server responded with status ${response.status}.`;
   } catch {
-    return `The server answered ${response.status}.`;
+    return `The server responded with status ${response.status}.`;
   }
 }

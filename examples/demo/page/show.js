@@ -1,4 +1,4 @@
-// The two halves of the show share one feed, and one button that stops their drawing.
+// Connects both halves of the show to one feed, and to the button that pauses them.
 
 import { Crowd } from "./crowd.js";
 import { watch } from "./feed.js";
@@ -9,12 +9,12 @@ const crowd = new Crowd();
 const lanes = new Lanes();
 
 let paused = false;
-let beganAt = null; // When the show began that was seen last.
+let beganAt = null; // When the latest show began.
 
 $("pause").addEventListener("click", () => {
   paused = !paused;
   $("pause").setAttribute("aria-pressed", paused);
-  $("pause").textContent = paused ? "Go on" : "Pause";
+  $("pause").textContent = paused ? "Resume" : "Pause";
   crowd.paused = lanes.paused = paused;
 });
 

@@ -1,4 +1,4 @@
-// Send a prompt, and show the text as it is written.
+// Sends a prompt, and shows the text while it is generated.
 
 import { lines, post } from "./server.js";
 
@@ -14,7 +14,7 @@ function follow(input, output) {
   show();
 }
 
-/** Show that text is being written, or no more. */
+/** Shows whether text is being written. */
 function writing(on) {
   $("write").disabled = on;
   $("stop").disabled = !on;
@@ -26,7 +26,7 @@ async function write(prompt) {
   stop = new AbortController();
   const started = performance.now();
   let count = 0;
-  let unseen = ""; // Characters come faster than the screen shows frames.
+  let unseen = ""; // Characters arrive faster than the screen is redrawn.
   const progress = (word) => {
     const seconds = (performance.now() - started) / 1000;
     const rate = count ? `, ${Math.round(count / seconds)} a second` : "";
@@ -43,7 +43,7 @@ async function write(prompt) {
   $("given").textContent = prompt.text;
   $("written").textContent = "";
   $("text-error").textContent = "";
-  $("status").textContent = "Waiting for a place";
+  $("status").textContent = "Waiting in the queue";
   writing(true);
   try {
     const answer = await post("/generate", prompt, {
@@ -51,21 +51,21 @@ async function write(prompt) {
       signal: stop.signal,
     });
     let ended = false;
-    for await (const line of lines(answer)) {
-      if ("error" in line) {
-        throw new Error(line.error.detail || line.error.title);
+    for await (const message of lines(answer)) {
+      if ("error" in message) {
+        throw new Error(message.error.detail || message.error.title);
       }
-      if ("item" in line) {
+      if ("item" in message) {
         if (!unseen) {
           requestAnimationFrame(show);
         }
         count += 1;
-        unseen += line.item;
+        unseen += message.item;
       }
-      ended = "end" in line;
+      ended = "end" in message;
     }
     if (!ended) {
-      throw new Error("The connection was lost before the text was over.");
+      throw new Error("The connection was lost before the end of the text.");
     }
     show();
     progress("Done");

@@ -1,20 +1,20 @@
-// Draws the runs of a model as they end: when, how long, how full, and why each was sent.
+// Draws the finished runs of a model: their time, duration, batch size and dispatch reason.
 
-const DELAY_S = 0.35; // How far behind the server it shows, so that what it shows is known.
+const DELAY_S = 0.35; // Delay of the drawing behind the server, so that all runs shown have ended.
 const SECONDS_WIDE = 5;
 const SLOWEST = 130; // Pixels a second.
 const FASTEST = 210;
 const KEPT = 400;
-const WAIT_ROWS = 3; // Waits overlap: they are drawn below each other in turn.
-const CROWD_WIDTH = 74; // For those who wait now, at the right.
+const WAIT_ROWS = 3; // Waits overlap, so they are drawn in alternating rows.
+const CROWD_WIDTH = 74; // For the requests that wait now, at the right.
 const DOT = 5;
-const TOP = 14; // What is above is for marks.
+const TOP = 14; // The space above is for marks.
 
 export class Timeline {
   #runs = [];
   #downs = []; // {from, until, running} of each time without a worker; until is null while it lasts.
   #now = { queued: 0, running: 0, room: 1, state: "ready" };
-  #offset = null; // What to add to this page's clock to get the server's, in seconds.
+  #offset = null; // The server's clock minus this page's clock, in seconds.
   #standsAt = null;
   #mine = new Set();
   #colors = null;
@@ -22,7 +22,7 @@ export class Timeline {
 
   /**
    * @param canvas Where to draw.
-   * @param plain Whether all runs have one colour, for none is sent for a reason of its own.
+   * @param plain Whether all runs have one colour, because their dispatch reasons don't matter.
    */
   constructor(canvas, { plain = false } = {}) {
     this.canvas = canvas;
@@ -44,17 +44,17 @@ export class Timeline {
     this.#standsAt ??= this.#serverTime();
   }
 
-  /** The run that ended last; undefined if none has. */
+  /** The run that ended last; undefined before the first. */
   get last() {
     return this.#runs.at(-1);
   }
 
-  /** Show that a run had a request of this page. */
+  /** Marks a run that contained a request of this page. */
   mark(id) {
     this.#mine.add(id);
   }
 
-  /** Another show may count its runs from the beginning. */
+  /** Removes all marks: a new show may number its runs from the beginning. */
   disown() {
     this.#mine.clear();
   }
@@ -157,7 +157,7 @@ export class Timeline {
     const left = x(from);
     const before = this.#runs.findLast((run) => run.began_at < from);
     if (before && running > 0) {
-      // The run that was under way, and whose requests are run again.
+      // The interrupted run, whose requests are run again.
       const began = Math.max(0, x(before.began_at + before.lasted_s));
       const height = Math.min(1, running / before.room) * (base - TOP);
       context.strokeStyle = this.#colors.down;
@@ -178,7 +178,7 @@ export class Timeline {
     }
   }
 
-  /** Those who wait now, a square each, from the bottom up. */
+  /** Draws a square for each waiting request, from the bottom up. */
   #drawCrowd(context, left, base, width) {
     const { queued, running, room } = this.#now;
     const columns = Math.floor((width - left) / (DOT + 2));

@@ -1,1 +1,1 @@
-"""The engine: the tasks that form batches, run handlers and give each caller its own result."""
+"""The batching engine: forms batches, runs handlers and returns each caller's own result."""

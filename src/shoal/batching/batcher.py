@@ -1,8 +1,8 @@
-"""The batcher: one handler, its options, and the life of the tasks that serve it.
+"""The batcher: one handler, its options, and the lifetime of the tasks that run it.
 
-The constructor starts nothing: whoever owns the batcher gives it a nursery to run in, or opens it
-with ``async with``. Then its tasks are shielded until the block is left, so that callers that clean
-up while the block is being cancelled still get their answers.
+The constructor starts no task. The owner runs the batcher in a nursery, or opens it with ``async
+with``. In the second case its tasks are shielded until the block is left, so that callers that
+clean up while the block is being cancelled still get results.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ class Batcher(Generic[C_co]):
         async with shoal.Batcher(handler, max_batch_size=64) as call:
             result = await call(item)
 
-    or run it in a nursery or task group of yours: ``call = await nursery.start(batcher.run)``. A
-    batcher is opened once.
+    or run it in your own nursery or task group: ``call = await nursery.start(batcher.run)``. A
+    batcher can be opened only once.
 
     Args:
-        handler: The function of a list: plain, async, or a generator function of either kind; or
-            such a function adapted already.
-        signature: A function of one item whose parameter names, types and defaults the call takes,
-            where the handler's own annotations can't say them.
-        name: What to call it in messages and metrics; the handler's name by default.
-        fill: ``"closed"`` gives the handler whole batches. With ``"open"`` it starts when the first
-            request arrives and takes the others as they come, with ``"continuous"`` it takes
-            requests between its steps for as long as the batcher is open; then it is an async
-            function of an `OpenBatch`.
-        streams: Whether such a handler answers calls by streams.
-        room: What says when the handler can take another batch; None for whenever a slot is free.
+        handler: The function of a list: plain, async, or a generator function of either kind; or a
+            `Handler` made from such a function.
+        signature: A function of one item. The call takes its parameter names, types and defaults;
+            for handlers whose own annotations can't express them.
+        name: The name in messages and metrics; the handler's name by default.
+        fill: ``"closed"`` passes complete batches to the handler. With ``"open"`` it starts when
+            the first request arrives and gets later ones as they arrive; with ``"continuous"`` it
+            takes requests between its steps for as long as the batcher is open. For both it is an
+            async function of an `OpenBatch`.
+        streams: Whether an open or continuous handler answers calls with streams.
+        room: Tells when the handler can take another batch; None for whenever a slot is free.
         **options: As in `BatchOptions`.
 
     Attributes:
-        name: What it is called in messages and metrics.
+        name: The name in messages and metrics.
 
     Raises:
         TypeError: The handler is no function of a list, or an option is unknown or of a wrong type.
@@ -159,7 +159,7 @@ class Batcher(Generic[C_co]):
 
     @classmethod
     def over(cls, model: Model[P, R], *, name: str | None = None, **options: Unpack[OptionKeywords]) -> Batcher[UnaryCall[P, R]]:  # fmt: skip
-        """Batches a model object as caikit does: a call looks like ``run``, ``run_batch`` serves it.
+        """Makes a batcher of a model object, as caikit does; a call has the parameters of ``run``.
 
         ``run_batch`` gets a list for each parameter of ``run``, by name; ``run`` is never called.
 
@@ -169,34 +169,35 @@ class Batcher(Generic[C_co]):
         return Batcher(model_handler(model), signature=model.run, name=name or type(model).__qualname__, **options)  # fmt: skip
 
     async def run(self, *, task_status: TaskStatus[C_co] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serves calls until the batcher is closed; give it to a nursery's ``start``.
+        """Serves calls until the batcher is closed; pass it to a nursery's ``start``.
 
         Args:
-            task_status: Told what to call, once calls are taken.
+            task_status: Receives the call object as soon as calls are accepted.
 
         Raises:
-            RuntimeError: It is open already, or was.
+            RuntimeError: The batcher is or was open already.
 
-        Cancellation: callers that wait fail with `BatcherClosed` at once.
+        Cancellation: waiting callers fail with `BatcherClosed` at once.
         """
         await self._new_session().run(lambda: task_status.started(self.call))
 
     def begin(self, tasks: TaskGroup, on_broken: Callable[[], object] | None = None) -> None:
-        """Opens it in a task group that runs, without waiting: calls are taken from here on.
+        """Opens the batcher in a running task group without waiting; calls are accepted at once.
 
         Args:
             tasks: The task group.
-            on_broken: Called when it has broken, in place of ending the task group; None to end it.
+            on_broken: Called when the batcher breaks, instead of cancelling the task group; None to
+                cancel it.
 
         Raises:
-            RuntimeError: It is open already, or was.
+            RuntimeError: The batcher is or was open already.
         """
         tasks.start_soon(self._run_in_group, self._new_session(), on_broken)
 
     async def _run_in_group(self, session: Session, on_broken: Callable[[], object] | None) -> None:
         try:
             await session.run(lambda: None)
-        except Exception:  # it is in the log
+        except Exception:  # already logged
             if on_broken is None:
                 raise
             on_broken()
@@ -212,28 +213,27 @@ class Batcher(Generic[C_co]):
         others_at_rest: Callable[[], Awaitable[None]] | None = None,
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        """Has an open one close without waiting for that; see `Session.stop`."""
+        """Starts closing an open batcher without waiting; see `Session.stop`."""
         if self._session is not None:
             self._session.stop(others_at_rest, on_change)
 
     async def aclose(self, *, drop_queued: bool | None = None) -> ClosingCounts:
-        """Closes: takes no more calls, runs what is in line, and waits for it to end.
+        """Stops accepting calls, runs the queued requests, and waits until all have ended.
 
-        After ``graceful_shutdown_timeout_s`` what is still in line fails with `BatcherClosed`, and
-        handlers are cancelled. One that can't be, because it is in a thread or shields itself, still
-        answers its callers if it ends within 10 s more; after that they fail as well, and only the
-        thread is waited for. Idempotent. A handler that closes its own batcher is not waited for
-        here.
+        After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and
+        handlers are cancelled. A handler that can't be cancelled, in a thread or under a shield,
+        can still answer its callers for another 10 s. After that they fail too, and only the thread
+        is awaited. Idempotent. If a handler closes its own batcher, this does not wait for it.
 
         Args:
-            drop_queued: Whether what is in line fails at once, and only what runs is answered; None
-                for what ``drop_queued_on_shutdown`` says.
+            drop_queued: Whether queued requests fail at once, so that only running ones are
+                answered; None for the value of ``drop_queued_on_shutdown``.
 
         Returns:
-            What became of the requests that were in the batcher when it began to close; what it did
-            in all its life is in `statistics`.
+            How the requests ended that were in the batcher when closing began. Totals since opening
+            are in `statistics`.
 
-        Cancellation: closing goes on without the caller.
+        Cancellation: closing continues without the caller.
         """
         if self._session is None:
             self._closed_unopened = True
@@ -250,7 +250,7 @@ class Batcher(Generic[C_co]):
             tasks = await stack.enter_async_context(anyio.create_task_group())
             call: C_co = await tasks.start(self._run_in_scope)
             self._exit = stack.pop_all()
-            # Not before: a shielded task could not be cancelled while it is being started.
+            # Shielded only now: a shielded task could not be cancelled while it is being started.
             self._scope.shield = True
         return call
 
@@ -270,7 +270,7 @@ class Batcher(Generic[C_co]):
             raise RuntimeError(f"{self.name} is {self._state}: a batcher is opened once")
 
     def find(self) -> Entry:
-        """Returns where calls enter; for the calls, which check nothing else.
+        """Returns the entry for calls; the only check that a call makes.
 
         Raises:
             NotOpen: The batcher has not been opened, or runs in another event loop.
@@ -289,49 +289,49 @@ class Batcher(Generic[C_co]):
         )
 
     def loops(self) -> list[EventLoop]:
-        """Returns the event loop in which it is open; none if it is not."""
+        """Returns the event loop in which the batcher is open; an empty list if it is not."""
         if self._session is None or not self.is_alive or self._session.process != os.getpid():
             return []
         return [self._session.loop]
 
     def flush(self) -> None:
-        """Sends what is in line now without waiting for more, as soon as a slot is free.
+        """Dispatches the queued requests as soon as a slot is free, without waiting for more.
 
         Raises:
-            NotOpen: It is open in another event loop.
+            NotOpen: The batcher is open in another event loop.
         """
         if (session := self._own_session()) is not None:
             session.flush()
 
     def drain(self) -> None:
-        """Stops waiting for company, for good: from now on a free slot takes what is there.
+        """Stops waiting for batches to fill, for good: a free slot takes what is queued.
 
-        Calls are still taken. A server does this first when it is told to end, so that requests
-        which wait out a long window do not hold it up. Where ``drop_queued_on_shutdown`` is set,
-        what is in line now fails with `BatcherClosed`.
+        Calls are still accepted. A server does this first when it shuts down, so that requests in a
+        long batching window do not delay it. If ``drop_queued_on_shutdown`` is set, the queued
+        requests fail with `BatcherClosed`.
 
         Raises:
-            NotOpen: It is open in another event loop.
+            NotOpen: The batcher is open in another event loop.
         """
         if (session := self._own_session()) is not None:
             session.drain()
 
     def configure(self, **changes: Unpack[OptionKeywords]) -> None:
-        """Changes options, together, from the next batch on.
+        """Changes several options together, from the next batch on.
 
-        A batch that gathers keeps the options with which it began: one whose first request has come
-        while a slot is free, which waits with it, or an open batch that still takes requests. Calls
-        that come meanwhile join it by those. At once hold ``max_concurrent_batches``,
-        ``max_queued_requests``, ``overload``, ``refuse_late``, ``request_timeout_s``,
-        ``stream_buffer`` and ``graceful_shutdown_timeout_s``; and all for continuous batches.
+        A batch that is filling keeps its options, also for calls that join it: its first request
+        waits with a free slot, or it is an open batch that still takes requests. These change at
+        once: ``max_concurrent_batches``, ``max_queued_requests``, ``overload``, ``refuse_late``,
+        ``request_timeout_s``, ``stream_buffer`` and ``graceful_shutdown_timeout_s``; for continuous
+        batches all options do.
 
         Args:
-            **changes: As in `BatchOptions`; what is not named stays as it is.
+            **changes: As in `BatchOptions`; options that are not named stay as they are.
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.
             ValueError: A value is out of its range; nothing is changed.
-            NotOpen: It is open in another event loop; nothing is changed.
+            NotOpen: The batcher is open in another event loop; nothing is changed.
         """
         session = self._own_session()
         options = checked_options(
@@ -343,11 +343,11 @@ class Batcher(Generic[C_co]):
         self._log_oddity()
 
     def get_max_batch_size(self) -> int:
-        """Returns ``max_batch_size``, as it is in force."""
+        """Returns the current ``max_batch_size``."""
         return self._options.max_batch_size
 
     def get_batch_wait_timeout_s(self) -> float | None:
-        """Returns ``batch_wait_timeout_s``, in seconds, as it is in force."""
+        """Returns the current ``batch_wait_timeout_s``, in seconds."""
         return self._options.batch_wait_timeout_s
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
@@ -360,12 +360,12 @@ class Batcher(Generic[C_co]):
 
     @property
     def options(self) -> BatchOptions:
-        """The options in force."""
+        """The current options."""
         return self._options
 
     @property
     def signature(self) -> Signature:
-        """The signature of the call of one item, with the types of one item."""
+        """The signature of a call with one item, with the types of one item."""
         return self._handler.binding.signature
 
     @property
@@ -375,7 +375,7 @@ class Batcher(Generic[C_co]):
 
     @property
     def streams(self) -> bool:
-        """Whether the handler is a generator function, so that calls are answered by streams."""
+        """Whether calls are answered with streams."""
         return self._handler.streams
 
     @property
@@ -390,43 +390,43 @@ class Batcher(Generic[C_co]):
 
     @property
     def is_open(self) -> bool:
-        """Whether calls are taken, and it has not been told to close."""
+        """Whether calls are accepted and closing has not been requested."""
         return self._session is not None and not self._session.is_stopping
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether it has nothing in line, and its handler is not at work."""
+        """Whether the queue is empty and no handler is running."""
         return self._session is None or self._session.is_at_rest
 
     def runs(self, batch: Batch) -> bool:
-        """Says whether a batch is in its handler."""
+        """Returns whether this batcher's handler is running a batch."""
         return self._session is not None and batch in self._session.slots.batches
 
     @property
     def failure(self) -> BaseException | None:
-        """What broke the batcher; None if nothing did."""
+        """The error that broke the batcher; None if it is not broken."""
         return None if self._session is None else self._session.failure
 
     def running_since(self) -> list[float]:
-        """Returns since when each batch in the handler has been there, on the loop's clock."""
+        """Returns the start time of each running batch, on the loop's clock."""
         return [] if self._session is None else list(self._session.slots.batches.values())
 
     def stacks(self) -> list[str]:
-        """Returns the stack of each slot's task as text; for finding out where one hangs."""
+        """Returns the stack of each slot's task as text, to find out where one hangs."""
         coroutines = [] if self._session is None else self._session.slots.coroutines
         return [stack_of(coroutine) for coroutine in coroutines]
 
     def scheduling_capacity(self) -> float:
-        """Returns how much more would start at once, as things are; TensorFlow's name for it.
+        """Returns how much more work would start at once now; TensorFlow's name for it.
 
-        That is what idle slots and batches that are open have room for, less what is in line: in
-        requests, or in cost where there is a ``batch_size_fn``. It is 0 where the batcher is not
-        open or is closing, and infinity where ``max_concurrent_batches`` is None.
+        That is the room in idle slots and open batches minus the queue, in requests or, with a
+        ``batch_size_fn``, in cost. It is 0 if the batcher is not open or is closing, and infinity
+        if ``max_concurrent_batches`` is None.
         """
         return 0 if self._session is None else self._session.scheduling_capacity
 
     def statistics(self) -> BatcherStatistics:
-        """Returns what the batcher is doing and has done, as it is now."""
+        """Returns the current state of the batcher and its counts."""
         if self._session is not None:
             return self._session.statistics()
         return self._counters.statistics(self.name, self._state, self._options, 0, 0, [])

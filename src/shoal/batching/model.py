@@ -1,12 +1,12 @@
-"""A model object as a handler: ``run`` says how one call looks, ``run_batch`` serves a batch.
+"""A model object as a handler: ``run`` defines the parameters of a call, ``run_batch`` runs them.
 
-This is caikit's contract between a model and its batcher. A call takes the keywords of ``run``; so
-requests that gave different ones share a batch, since the defaults of ``run`` fill the gaps before
-they meet. ``run_batch`` always gets one list for each parameter of ``run``.
+This is caikit's contract between a model and its batcher. A call takes the keywords of ``run``. The
+defaults of ``run`` are filled in before requests are batched, so requests with different keywords
+share a batch, and ``run_batch`` always gets one list for each parameter of ``run``.
 
-The rival is to look at each batch for the keywords that its requests gave, and to fill gaps and
-find missing arguments then, as caikit does. Then what ``run_batch`` is called with depends on who
-else is in the batch, and a call that lacks an argument passes if all of its batch lack it.
+caikit instead looks at the keywords of the requests in each batch, and fills in defaults and finds
+missing arguments then. With that, the arguments of ``run_batch`` depend on the other requests of
+the batch, and a missing argument is not noticed if all requests of the batch lack it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Model(Protocol[P, R_co]):
-    """What `Batcher.over` takes: one call, and the same for lists."""
+    """What `Batcher.over` takes: a method for one call, and one for a batch."""
 
     @property
     def run(self) -> Callable[P, Any]:
-        """What one call looks like; it is not called."""
+        """The method whose parameters a call has; it is never called."""
         ...
 
     @property
     def run_batch(self) -> Callable[..., Answer[R_co]]:
-        """Takes a list for each parameter of ``run`` and gives back one result for each call."""
+        """Takes a list for each parameter of ``run`` and returns one result for each call."""
         ...
 
 
@@ -52,16 +52,18 @@ def model_handler(model: Any) -> ModelHandler:
         model: An object with ``run`` and ``run_batch``.
 
     Raises:
-        TypeError: It lacks one of them, or their parameters don't fit together.
+        TypeError: The model lacks one of them, or their parameters don't match.
     """
     if inspect.isclass(model):
-        raise TypeError(f"Batcher.over() takes a model object, not the class {model!r}; make one")
+        raise TypeError(
+            f"Batcher.over() takes a model object, not the class {model!r}; create an instance"
+        )
     run, run_batch = _method(model, "run"), _method(model, "run_batch")
     names = _names(run)
     if inspect.isgeneratorfunction(run_batch) or inspect.isasyncgenfunction(run_batch):
         raise TypeError(
             f"{_name(run_batch)}() must give back a list, but is a generator function; "
-            "streams are batched by shoal.Batcher(model.run_batch, signature=model.run)"
+            "for streams use shoal.Batcher(model.run_batch, signature=model.run)"
         )
     signature = _signature(run_batch)
     try:
@@ -69,7 +71,7 @@ def model_handler(model: Any) -> ModelHandler:
     except TypeError as error:
         raise TypeError(
             f"{_name(run_batch)}() must take each parameter of run() by its name, as a list, and "
-            f"need nothing else, but run() has ({', '.join(names)}) and it has {signature}: {error}"
+            f"require no others, but run() has ({', '.join(names)}) and it has {signature}: {error}"
         ) from None
     handler = ModelHandler(run_batch)
     handler.__signature__ = Signature([Parameter(n, Parameter.KEYWORD_ONLY) for n in names])
@@ -80,8 +82,8 @@ def _method(model: object, name: str) -> Callable[..., Any]:
     method: Callable[..., Any] | None = getattr(model, name, None)
     if not callable(method):
         raise TypeError(
-            "Batcher.over() takes an object with run(), which is one call, and run_batch(), which "
-            f"is the same for lists, but {type(model).__qualname__} has no {name}()"
+            "Batcher.over() takes an object with run(), for one call, and run_batch(), which does "
+            f"the same for lists, but {type(model).__qualname__} has no {name}()"
         )
     return method
 
@@ -92,8 +94,8 @@ def _names(run: Callable[..., Any]) -> list[str]:
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise TypeError(
             f"{_name(run)}() must name its parameters, but takes {signature}: each becomes a list "
-            "for run_batch(), and its default fills the gaps; a function that passes them on "
-            "says by functools.wraps(inner.run) which they are"
+            "for run_batch(), and its default is used where a call omits it; a wrapper declares "
+            "them with functools.wraps(inner.run)"
         )
     if not parameters:
         raise TypeError(f"{_name(run)}() takes no argument, so there is nothing to batch")
@@ -104,7 +106,7 @@ def _signature(method: Callable[..., Any]) -> Signature:
     try:
         return inspect.signature(method)
     except ValueError:
-        raise TypeError(f"{_name(method)}() does not tell its parameters") from None
+        raise TypeError(f"{_name(method)}() has no readable signature") from None
 
 
 def _name(method: Callable[..., Any]) -> str:

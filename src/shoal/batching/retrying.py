@@ -1,9 +1,9 @@
-"""`shoal.retrying`: callers that try again for a moment when the line is full.
+"""`shoal.retrying`: retries calls for a short time while the queue is full.
 
 TensorFlow Serving puts such a retrier in front of a scheduler that never queues. It is for bursts
-that are shorter than a few batches: with ``max_queued_requests=0`` a call is refused although a
-slot will be free in a moment. Where callers should wait for as long as it takes, in order and
-without polling, ``overload="wait"`` is the better choice.
+that are shorter than a few batches: with ``max_queued_requests=0`` a call is refused even if a slot
+will be free in a moment. If callers should wait for as long as it takes, in order and without
+polling, use ``overload="wait"`` instead.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ def retrying(
     max_time_s: float = 0.010,
     delay_s: float = 0.0001,
 ) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Makes a call that is tried again while it is `Overloaded`.
+    """Returns a call that is retried while it raises `Overloaded`.
 
-    ``call = shoal.retrying(embed)``, then ``await call("text")``. The first try is always made. A
-    further one is made after `delay_s`, if it would begin less than `max_time_s` after the first.
-    Every other error goes to the caller at once. A deadline of the call counts anew for each try:
+    ``call = shoal.retrying(embed)``, then ``await call("text")``. The first try is always made.
+    Another is made after `delay_s`, if it would begin less than `max_time_s` after the first. All
+    other errors are raised at once. A deadline of the call starts again with each try:
     ``shoal.retrying(embed.options(deadline_s=0.5))``.
 
     Args:
-        call: A batched function, or any other async function that raises `Overloaded`. Not one
-            that gives a stream: that is refused when it is entered, not when it is called.
+        call: A batched function, or any other async function that raises `Overloaded`. Not one that
+            returns a stream: a stream is refused when it is entered, not when it is called.
         max_time_s: How long to try, in seconds; a try that has begun is not cut short.
         delay_s: How long to wait between two tries, in seconds, above 0.
 
@@ -52,15 +52,15 @@ def retrying(
         TypeError: `call` is no async function, or a time is no number.
         ValueError: A time is out of its range.
 
-    Raises (from the call): `Overloaded`, the last one, when no try is left; what `call` raises.
+    Raises (from the call): the last `Overloaded` when no try is left; what `call` raises.
 
-    Cancellation: as of `call`; between two tries there is nothing in line. Checkpoint: always.
+    Cancellation: as of `call`; between two tries nothing is queued. Checkpoint: always.
     """
     _refuse_streams(call)
     max_time_s = seconds("max_time_s", max_time_s)
     if seconds("delay_s", delay_s) == 0:
         raise ValueError(
-            f"delay_s must be above 0 seconds, not {delay_s!r}: it would try without a rest"
+            f"delay_s must be above 0 seconds, not {delay_s!r}: it would retry without a pause"
         )
 
     @functools.wraps(call, updated=())
@@ -86,7 +86,7 @@ def _refuse_streams(call: Any) -> None:
         or inspect.isgeneratorfunction(call)
     ):
         raise TypeError(
-            f"retrying() takes a call that is awaited, but {call!r} gives a stream, which can be "
-            "refused only when it is entered; put the loop round the entering:\n"
+            f"retrying() takes a call that is awaited, but {call!r} returns a stream, which can be "
+            "refused only when it is entered; retry entering it in a loop of your own:\n"
             "    async with call(item) as stream: ..."
         )

@@ -1,20 +1,20 @@
-"""One opening of a batcher: what exists only while it is open, in one event loop.
+"""The state of an open batcher: what exists only while it is open, in one event loop.
 
-Ways to end, none of which leaves a caller waiting:
+A session ends in one of these ways. None of them leaves a caller waiting:
 
 *closing* (`Batcher.aclose`, or leaving the block)
-    Intake stops, and the line is run without waiting out windows, or fails at once where
-    ``drop_queued_on_shutdown`` or whoever closes says so.
-    After ``graceful_shutdown_timeout_s`` what is in line fails with `BatcherClosed`, and handlers
-    are cancelled. One that can't be, in a thread or under a shield, still answers its callers if it
-    ends within `LAST_ANSWERS_S` more; then they fail as well, so that nobody hangs on a thread that
-    never ends.
+    Intake stops. The queued requests run without waiting for batching windows, or fail at once if
+    ``drop_queued_on_shutdown`` or the argument of `aclose` demands it.
+    After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and handlers
+    are cancelled. A handler that can't be cancelled, in a thread or under a shield, can still
+    answer its callers for another `LAST_ANSWERS_S`. Then they fail too, so that no caller hangs on
+    a thread that never ends.
 *cancellation* from outside
-    Everything fails with `BatcherClosed` at once.
+    All requests fail with `BatcherClosed` at once.
 *breaking*
-    A slot dies of anything but cancellation (a bug of ours, a `KeyboardInterrupt`): everything
-    fails with `BatcherClosed` whose cause says why, and the error goes on to whoever ran the
-    batcher.
+    A slot fails with anything but cancellation (a bug in Shoal, a `KeyboardInterrupt`). All
+    requests fail with `BatcherClosed` with that error as cause, and the error propagates to the
+    code that ran the batcher.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal")
 
 LAST_ANSWERS_S: Final = 10.0
-"""How long a handler that was cancelled when its batcher closed may go on and still answer."""
+"""How long a handler may still answer after closing has cancelled it, in seconds."""
 
 _AT_ONCE: Final = (
     "max_concurrent_batches",
@@ -68,17 +68,17 @@ _AT_ONCE: Final = (
 
 
 class Session:
-    """The line, the slots and the end of one open batcher.
+    """The queue, the worker slots and the shutdown of one open batcher.
 
     Attributes:
-        thread: The thread of its event loop; whether it is that loop, too, is asked where a call is
-            awaited.
-        loop: That event loop.
-        process: The process of both.
+        thread: The thread of its event loop. Whether a caller in this thread is also in this loop
+            is checked where the call is awaited.
+        loop: Its event loop.
+        process: The id of its process.
         entry: Where calls enter.
-        slots: The tasks that run batches.
-        state: How far its life has come.
-        failure: What broke it; None if nothing did.
+        slots: The worker slots: the tasks that run batches.
+        state: The state of its lifecycle.
+        failure: The error that broke it; None if it is not broken.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Session:
     async def run(self, on_open: Callable[[], None]) -> None:
         """Serves calls until it is closed.
 
-        Cancellation: callers that wait fail at once.
+        Cancellation: waiting callers fail at once.
         """
         self._task = anyio.get_current_task()
         unsubscribe = None if self._room is None else self._room.subscribe(self.slots.room_changed)
@@ -142,7 +142,7 @@ class Session:
                         with anyio.move_on_after(LAST_ANSWERS_S):
                             await self.slots.ended.wait()
                 finally:
-                    # Before the tasks are waited for: a handler in a thread may take its time.
+                    # Before the tasks are awaited: a handler in a thread may run for long.
                     self._end()
                 tasks.cancel_scope.cancel()
         finally:
@@ -154,12 +154,12 @@ class Session:
         """Stops intake, and waits until everything has ended.
 
         Args:
-            drop_queued: Whether what is in line fails at once; None for what the options say.
+            drop_queued: Whether queued requests fail at once; None for what the options say.
 
         Returns:
-            What became of the requests that were there.
+            How the requests ended that were in the batcher when closing began.
 
-        Cancellation: closing goes on without the caller.
+        Cancellation: closing continues without the caller.
         """
         if drop_queued or self._drop_asked is None:
             self._drop_asked = drop_queued
@@ -168,7 +168,7 @@ class Session:
             if self.state == "draining":
                 self._fail_queue()
         self.stop()
-        if running_batch.get(None) in self.slots.batches:  # a handler of ours: not for itself
+        if running_batch.get(None) in self.slots.batches:  # our own handler must not await itself
             await anyio.lowlevel.checkpoint()
         else:
             await self._closed.wait()
@@ -179,56 +179,55 @@ class Session:
         others_at_rest: Callable[[], Awaitable[None]] | None = None,
         on_change: Callable[[], None] | None = None,
     ) -> None:
-        """Has it close, as `aclose` does, without waiting for that.
+        """Starts closing, as `aclose` does, without waiting.
 
         Args:
-            others_at_rest: Waits until those have no more work whose handlers may make calls of
-                this one; so long calls are taken. None to take no more.
-            on_change: Called whenever this one may have come to rest.
+            others_at_rest: Waits until the batchers whose handlers may call this one have no more
+                work. Calls are accepted until then. None to accept no more calls.
+            on_change: Called whenever this batcher may have become idle.
         """
         self._begin_counting()
         self._others_at_rest = others_at_rest
-        if on_change is not None:  # else others may still wait for this one
+        if on_change is not None:  # if None, others may still wait for this one
             self.slots.on_change = on_change
         self._stopping.set()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it has been told to close, or has ended."""
+        """Whether closing has been requested, or the session has ended."""
         return self.state != "open" or self._stopping.is_set()
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing is in line, and no handler is at work."""
+        """Whether the queue is empty and no handler is running."""
         return self.state in ("closed", "broken") or self.slots.are_at_rest
 
     def check_loop(self) -> None:
-        """See `Endings.check_loop`."""
+        """See `Intake.check_loop`."""
         self._intake.check_loop()
 
     def flush(self) -> None:
-        """Sends what is in line now without waiting for more."""
+        """Dispatches the queued requests without waiting for more."""
         self.slots.flush()
 
     def drain(self) -> None:
-        """Waits out no more windows, and drops what is in line where the options say so."""
+        """Stops waiting for batches to fill; drops the queue if the options say so."""
         if self._drops_queue:
             self._intake.drop_queue()
         self.stop_waiting()
 
     def stop_waiting(self) -> None:
-        """Waits out no more windows, from now on."""
+        """Stops waiting for batches to fill, from now on."""
         self._intake.former.drain()
         self.slots.draining.set()
         self.slots.ring()
 
     def configure(self, options: BatchOptions) -> None:
-        """Takes in new options, from the next batch on.
+        """Applies new options, from the next batch on.
 
-        A batch that gathers, which is one that has its first request and a slot that waits with it,
-        keeps the options with which it began; those come into force as soon as it has left, or
-        nobody is left in it. What says who is let in, and how many batches there may be, is in
-        force at once.
+        A batch that is filling (it has its first request, and a slot waits with it) keeps its
+        options. The new ones are applied as soon as it is dispatched or empty. Options of admission
+        control and of the number of batches are applied at once.
         """
         self._options = options
         now = options
@@ -265,7 +264,7 @@ class Session:
             raise ending
 
     def statistics(self) -> BatcherStatistics:
-        """Returns the counts together with what is known of the line and the slots now."""
+        """Returns the counts and the current state of the queue and the slots."""
         former = self._intake.former
         limit = None if former.adaptive is None else former.adaptive.limit(former.size)
         return self._counters.statistics(
@@ -288,7 +287,7 @@ class Session:
 
     @property
     def scheduling_capacity(self) -> float:
-        """How much more would start at once."""
+        """How much more work would start at once."""
         return self._intake.former.scheduling_capacity
 
     def _new_slots(self) -> ClosedSlots | OpenSlots:
@@ -314,10 +313,10 @@ class Session:
             raise
 
     def _task_died(self, error: BaseException) -> None:
-        """Fails everybody at once with what killed a task of ours, unless that was cancellation."""
+        """Fails all requests with the error that ended a task, unless that was cancellation."""
         is_cancelled = is_cancellation(error) and (
             self._parking.is_cancelled()
-            or self._task.has_pending_cancellation()  # asyncio ends, and cancels each task apart
+            or self._task.has_pending_cancellation()  # asyncio ends by cancelling each task
         )
         if self.state != "broken" and not is_cancelled:
             self.state = "broken"
@@ -326,19 +325,19 @@ class Session:
         self._end()
 
     def _fail_queue(self) -> None:
-        """Fails what is in line; no call is taken any more."""
+        """Fails the queued requests; no more calls are accepted."""
         self._intake.close()
         self._intake.fail(self._intake.former.clear(), None)
         self.slots.ring()
 
     def _end(self) -> None:
-        """Fails whatever has not come to an end."""
+        """Fails all requests that have not ended."""
         if self.state == "closed":
             return
         self._begin_counting()
         try:
             self._intake.close()
-        finally:  # a user's rule may raise even here
+        finally:  # a user's policy may raise even here
             left = [*self.slots.running(), *self._intake.former.clear()]
             self._intake.fail(left, self.failure)
         assert self._ended_before is not None
@@ -366,8 +365,8 @@ class Session:
 
 
 def _with_what_holds_at_once(in_force: BatchOptions, wanted: BatchOptions) -> BatchOptions:
-    """Returns options with those of others that no batch which gathers depends on."""
+    """Returns `in_force` with those wanted options that do not affect a batch being filled."""
     for names in (_AT_ONCE, _AT_ONCE[:2]):
-        with suppress(ValueError):  # not every mix of two sets of options goes together
+        with suppress(ValueError):  # not every mix of two sets of options is valid
             return in_force.changed({name: getattr(wanted, name) for name in names})
     return in_force

@@ -1,4 +1,4 @@
-"""Where a task is: the stack of a suspended coroutine, as text."""
+"""The stack of a suspended coroutine, as text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def stack_of(coroutine: object) -> str:
     """Formats the frames of a suspended coroutine, outermost first.
 
     Args:
-        coroutine: What a task runs.
+        coroutine: The coroutine of a task.
 
     Returns:
-        The text, in the form of a traceback.
+        The text, formatted like a traceback.
     """
     frames: list[tuple[FrameType, int]] = []
     awaited: Any = coroutine
@@ -29,7 +29,7 @@ def stack_of(coroutine: object) -> str:
 
 
 def _attribute(awaited: Any, name: str) -> Any:
-    """Reads what coroutines, generators and async generators each call by a prefix of their own."""
+    """Reads an attribute whose prefix depends on the kind of coroutine or generator."""
     for prefix in ("cr_", "gi_", "ag_"):
         value = getattr(awaited, prefix + name, None)
         if value is not None:

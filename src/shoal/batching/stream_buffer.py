@@ -1,6 +1,6 @@
-"""The buffer of one stream: what the slot that fills it and the reader that empties it share.
+"""The buffer of one stream, shared by the worker slot that fills it and the reader.
 
-`wait_for_readers` waits for the readers of those that are full, and fails the slow ones.
+`wait_for_readers` waits for the readers of full buffers, and fails the slow ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StreamBuffer:
-    """What the slot and the reader of one stream share; it stands in the request's cell.
+    """The buffer shared by the slot and the reader of one stream; the waiter of its request.
 
     Invariants:
         ``len(items) <= capacity``.
@@ -45,12 +45,12 @@ class StreamBuffer:
         self.capacity = capacity
         self.items: deque[Any] = deque()
         self.reader: Any = None
-        # Whether the reader was given anything.
+        # Whether any item was put in.
         self.has_sent = False
         self.hold: Any = None
-        # What sees to a stream that is dropped; None where leaving it is sure.
+        # Releases the request of a stream that is garbage collected; None once it is left.
         self.watch: object = None
-        # For how long, in seconds, the reader has held its batch back since it last caught up.
+        # For how long, in seconds, the reader has blocked its batch since it last caught up.
         self.held_s = 0.0
         self._held_since = 0.0
 
@@ -62,22 +62,22 @@ class StreamBuffer:
             self.parking.wake(reader)
 
     def departed(self) -> bool:
-        """A reader leaves by closing its stream, never by a cancelled wait alone."""
+        """Returns False: a reader leaves by closing its stream, not by a cancelled wait."""
         return False
 
     def begin_hold(self, hold: Any, now: float) -> None:
-        """Notes that the slot waits for room, and on which cell."""
+        """Records that the slot waits for room, and its waiter."""
         self.hold = hold
         self._held_since = now
 
     def end_hold(self, now: float) -> None:
-        """Notes that the slot does not wait for this reader now, and charges it for its wait."""
+        """Records that the slot's wait has ended, and adds its time to the reader's."""
         if self.hold is not None:
             self.hold = None
             self.held_s += now - self._held_since
 
     def release(self) -> None:
-        """Lets the slot go on that waits for room."""
+        """Wakes the slot that waits for room."""
         hold = self.hold
         if hold is not None:
             self.end_hold(self.parking.now())
@@ -85,7 +85,7 @@ class StreamBuffer:
 
 
 def is_full(request: Request) -> bool:
-    """Says whether a stream's reader has left as many items as may wait for it."""
+    """Returns whether a stream's buffer is full."""
     buffer: StreamBuffer = request.waiter
     return len(buffer.items) >= buffer.capacity
 
@@ -96,12 +96,12 @@ async def wait_for_readers(
     parking: Parking,
     fail: Callable[[Request], None],
 ) -> None:
-    """Waits until no buffer is full, but no longer than its readers may hold the batch back.
+    """Waits until no buffer is full, but no longer than a reader may block the batch.
 
     Args:
         full: The requests whose buffers are full.
-        limit_s: For how long in all one reader may, in seconds; None for no limit.
-        parking: How to wait.
+        limit_s: For how long in total one reader may block it, in seconds; None for no limit.
+        parking: The event loop's way to wait.
         fail: Fails the request of a reader that is too slow.
     """
     while full:
@@ -130,8 +130,8 @@ async def wait_for_readers(
 
 
 def too_slow(name: str, request: Request, limit_s: float | None) -> SlowReader:
-    """Makes the error of a reader that held its batch back for too long."""
+    """Returns the error for a reader that blocked its batch for too long."""
     return SlowReader(
-        f"a stream of {name} held its batch back for {limit_s} s: "
-        f"its reader left {request.waiter.capacity} items waiting"
+        f"a stream of {name} blocked its batch for {limit_s} s: "
+        f"its reader left {request.waiter.capacity} items in the buffer"
     )

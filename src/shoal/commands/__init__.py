@@ -1,5 +1,5 @@
-"""The commands of ``shoal`` that serve, start and drive servers: a file for each, or for a family.
+"""The commands of ``shoal``: one module per command, or per family of commands.
 
-Each has ``add_arguments(parser)``, which describes its command line, and a function that runs it
-and returns the exit code. A user's mistake is raised as a `CommandError`.
+Each module has ``add_arguments(parser)``, which adds the command's arguments to its parser, and a
+function that runs the command and returns the exit code. A user's mistake raises `CommandError`.
 """

@@ -1,4 +1,4 @@
-"""``shoal backends ...`` and ``shoal scale``: the code that a running server has."""
+"""``shoal backends ...`` and ``shoal scale``: manage the backends of a running server."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line of ``shoal backends``."""
-    describe(parser, None, "Backends of a running server: code, and how it runs.", _EXAMPLE)
+    """Adds the arguments of ``shoal backends``."""
+    describe(parser, None, "Manage the backends of a running server.", _EXAMPLE)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_server_arguments(
         add_command(
             commands,
             "list",
             _list,
-            says="show the backends",
-            description="Show the backends, and how they are.",
+            summary="show the backends",
+            description="Show the backends and their state.",
             example="  shoal backends list --json\n",
         )
     )
@@ -44,8 +44,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         commands,
         "update",
         _update,
-        says="change a backend's options",
-        description="Change the options that are named, and no others, while requests flow.",
+        summary="change a backend's options",
+        description="Change only the named options, without interrupting requests.",
         example="  shoal backends update small max_batch_size=64 user_config.threshold=0.5\n",
     )
     _add_tag(update)
@@ -55,18 +55,18 @@ def add_arguments(parser: ArgumentParser) -> None:
         commands,
         "delete",
         _delete,
-        says="delete a backend that no endpoint uses",
-        description="Delete a backend, once what is in its line has been answered.",
+        summary="delete a backend that no endpoint uses",
+        description="Delete a backend once its queued requests have been answered.",
         example="  shoal backends delete old --force\n",
     )
     _add_tag(delete)
-    delete.add_argument("--force", action="store_true", help="fail what is in its line instead")
+    delete.add_argument("--force", action="store_true", help="fail its queued requests instead")
     add_server_arguments(delete)
     scale = add_command(
         commands,
         "scale",
         scale_backend,
-        says="change a backend's number of replicas",
+        summary="change a backend's number of replicas",
         description=_SCALE,
         example="  shoal backends scale small 4\n",
     )
@@ -75,8 +75,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         commands,
         "restart",
         _restart,
-        says="replace a backend's replicas",
-        description="Replace the replicas: the old ones drain when all new ones are ready.",
+        summary="replace a backend's replicas",
+        description="Replace the replicas. The old ones drain when all new ones are ready.",
         example="  shoal backends restart small\n",
     )
     _add_tag(restart)
@@ -85,8 +85,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         commands,
         "config",
         _config,
-        says="show a backend's options",
-        description="Show the options that a backend was given.",
+        summary="show a backend's options",
+        description="Show the options that were set for a backend.",
         example="  shoal backends config small\n",
     )
     _add_tag(config)
@@ -94,12 +94,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_scale_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line of ``shoal scale``."""
+    """Adds the arguments of ``shoal scale``."""
     describe(parser, scale_backend, _SCALE, "  shoal scale small 4\n")
     _add_scale(parser)
 
 
-_SCALE: Final = "Change a backend's number of replicas, and wait until there are so many."
+_SCALE: Final = "Change a backend's number of replicas, and wait until that many are ready."
 
 
 def _add_create(commands: Any) -> None:
@@ -107,20 +107,20 @@ def _add_create(commands: Any) -> None:
         commands,
         "create",
         _create,
-        says="create a backend",
-        description="Create a backend, and wait until a replica of it is ready.",
+        summary="create a backend",
+        description="Create a backend and wait until one of its replicas is ready.",
         example=(
             "  shoal backends create small my_models:Classifier placement=process num_replicas=2\n"
             "  shoal backends create large my_models:Classifier autoscaling.max_replicas=8 \\\n"
             "    --arg large.onnx --kwarg threads=4\n"
-            "\nThe module has to be allowed: shoal start --allow-module my_models\n"
+            "\nThe server must allow the module: shoal start --allow-module my_models\n"
         ),
     )
     _add_tag(create)
     create.add_argument(
         "code",
         metavar="MODULE:NAME",
-        help="a function or a class, in a module that the server allows",
+        help="a function or class in a module that the server allows",
     )
     _add_options(create, "*")
     create.add_argument(
@@ -142,7 +142,7 @@ def _add_create(commands: Any) -> None:
 
 def _add_scale(parser: ArgumentParser) -> None:
     _add_tag(parser)
-    parser.add_argument("num_replicas", type=count, metavar="N", help="how many it should have")
+    parser.add_argument("num_replicas", type=count, metavar="N", help="the number of replicas")
     add_server_arguments(parser)
 
 
@@ -158,7 +158,7 @@ def _add_options(parser: ArgumentParser, number: str) -> None:
         metavar="KEY=VALUE",
         help="an option: placement=process (or task, thread, ray), num_replicas=2, "
         "max_batch_size=64, batch_wait_timeout_s=0.005, user_config.threshold=0.5, "
-        "autoscaling.max_replicas=4, and all others of shoal.BackendConfig; NAME=none unsets one",
+        "autoscaling.max_replicas=4, or any other of shoal.BackendConfig; NAME=none unsets one",
     )
 
 
@@ -191,7 +191,7 @@ def _update(arguments: Namespace) -> int:
     ask(
         arguments,
         lambda client: client.update_backend_config(tag, changes),
-        waits_for=f"the replicas of {tag} to take it in",
+        waits_for=f"the replicas of {tag} to apply the change",
     )
     return confirm(arguments, f"updated the backend {tag}")
 
@@ -201,7 +201,7 @@ def _delete(arguments: Namespace) -> int:
     ask(
         arguments,
         lambda client: client.delete_backend(tag, force=arguments.force),
-        waits_for=f"what is in the line of {tag}",
+        waits_for=f"the queued requests of {tag}",
     )
     return confirm(arguments, f"deleted the backend {tag}")
 

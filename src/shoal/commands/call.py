@@ -1,4 +1,4 @@
-"""``shoal call``: one call of an endpoint, whether or not it has a route."""
+"""``shoal call``: calls an endpoint, with or without a route."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
 from shoal.commands.support.arguments import count, describe, more_than_0_seconds
+from shoal.commands.support.messages import in_one_line
 from shoal.commands.support.pairs import config_of, json_of
 from shoal.commands.support.planning import print_out
 from shoal.commands.support.printing import print_data
-from shoal.commands.support.saying import in_one_line
 from shoal.errors import ShoalError
 from shoal.planning.mistake import CommandError
 
@@ -29,11 +29,11 @@ _OPTIONS: Final = ("method_name", "shard_key", "timeout_s", "priority")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     describe(
         parser,
         _call,
-        "Call an endpoint of a running server, and print its answer as JSON.",
+        "Call an endpoint of a running server and print the result as JSON.",
         _EXAMPLE,
     )
     parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint")
@@ -42,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="*",
         default=[],  # or they would count as required
         metavar="JSON",
-        help="an argument of the call; - for what is on stdin",
+        help="an argument of the call; - reads it from stdin",
     )
     parser.add_argument(
         "--kwarg",
@@ -52,7 +52,9 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="an argument by name; repeatable",
     )
     parser.add_argument(
-        "--stream", action="store_true", help="for a method that streams: print a line for each"
+        "--stream",
+        action="store_true",
+        help="for a method that streams: print one result per line",
     )
     parser.add_argument(
         "--method-name", metavar="NAME", help="which method of the backend's code to call"
@@ -65,7 +67,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         dest="timeout_s",
         type=more_than_0_seconds,
         metavar="SECONDS",
-        help="how long it may take",
+        help="time limit of the call",
     )
     parser.add_argument("--priority", type=count, metavar="LEVEL", help="from 1, the highest")
     add_server_arguments(parser)
@@ -85,7 +87,11 @@ def _call(arguments: Namespace) -> int:
             async for result in stream:
                 print_out(json.dumps(result, ensure_ascii=False))
 
-    ask(arguments, _telling(call, arguments.stream), waits_for=f"{arguments.endpoint} to answer")
+    ask(
+        arguments,
+        _named_errors(call, arguments.stream),
+        waits_for=f"{arguments.endpoint} to answer",
+    )
     return 0
 
 
@@ -96,10 +102,10 @@ def _print(arguments: Namespace, result: Any) -> None:
         print_out(result)
 
 
-def _telling(
+def _named_errors(
     call: Callable[[RemoteClient], Awaitable[None]], streams: bool
 ) -> Callable[[RemoteClient], Awaitable[None]]:
-    """Has what the user's code raises told with its class; it is no mistake in the command."""
+    """Wraps a call: an error from the user's code is reported with its class, and exit code 1."""
 
     async def checked(client: RemoteClient) -> None:
         try:
@@ -107,12 +113,12 @@ def _telling(
         except (ShoalError, ConnectionError, CommandError):
             raise
         except Exception as error:
-            said = in_one_line(error)
-            what, advice, code = said.partition("; write ")
-            if advice and "handle." in code:  # how a program would have to call it
+            message = in_one_line(error)
+            what, advice, code = message.partition("; write ")
+            if advice and "handle." in code:  # advice for a program, not for a command
                 raise CommandError(
                     f"{what}; {'leave out' if streams else 'add'} --stream"
                 ) from error
-            raise CommandError(f"{type(error).__name__}: {said}", 1) from error
+            raise CommandError(f"{type(error).__name__}: {message}", 1) from error
 
     return checked

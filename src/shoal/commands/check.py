@@ -1,4 +1,4 @@
-"""``shoal check``: what an application would run, or all that is wrong with it."""
+"""``shoal check``: shows what an application would run, or reports all its mistakes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shoal.commands.support.applications import (
 )
 from shoal.commands.support.arguments import add_json_argument, describe
 from shoal.commands.support.listing import listed, weights
+from shoal.commands.support.messages import say
 from shoal.commands.support.planning import print_out
 from shoal.commands.support.printing import print_data
-from shoal.commands.support.saying import say
 from shoal.planning.mistake import CommandError
 from shoal.replicas.code.definition import qualified_name
 from shoal.replicas.placements import placement_name
@@ -34,17 +34,17 @@ _EXAMPLE: Final = """\
   shoal check app.toml
   shoal check my_module:app --json
 """
-# These have columns of their own, or are no options of batching.
+# Shown in columns of their own, or not batching options.
 _ELSEWHERE: Final = ("num_replicas", "placement", "autoscaling", "user_config", "env")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     describe(
         parser,
         _run,
-        "Say what an application would run, or what is wrong with it, each with its line in the "
-        "file. Its code is imported, and not run.",
+        "Show what an application would run, or report its mistakes, each with its line in the "
+        "file. The application's code is imported but not run.",
         _EXAMPLE,
     )
     parser.add_argument("application", metavar=APPLICATION, help="where the application is")
@@ -57,7 +57,7 @@ def _run(arguments: Namespace) -> int:
 
     app = shoals_in(application_of(arguments.application))
     if app is None:
-        raise CommandError(f"{arguments.application} is no shoal.App; there is nothing to check")
+        raise CommandError(f"{arguments.application} is not a shoal.App: there is nothing to check")
     plan = plan_of(app)
     if plan.complaints:
         raise _refusal(app, plan)
@@ -72,7 +72,7 @@ def _run(arguments: Namespace) -> int:
 
 
 def _refusal(app: Any, plan: Plan) -> CommandError:
-    """Says all that is wrong but the last, which is returned."""
+    """Prints all complaints except the last, which is returned as an error."""
     if app.file is not None:
         for one in plan.complaints:
             app.file.flaws.add(one.path, str(one))

@@ -1,4 +1,4 @@
-"""``shoal endpoints``, ``traffic`` and ``shadow``: where a running server's requests go."""
+"""``shoal endpoints``, ``traffic`` and ``shadow``: route the requests of a running server."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ _SHADOW_EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line of ``shoal endpoints``."""
-    describe(parser, None, "Endpoints of a running server: names, routes and methods.", _EXAMPLE)
+    """Adds the arguments of ``shoal endpoints``."""
+    describe(parser, None, "Manage the endpoints of a running server.", _EXAMPLE)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_server_arguments(
         add_command(
             commands,
             "list",
             _list,
-            says="show the endpoints",
-            description="Show the endpoints, and where their requests go.",
+            summary="show the endpoints",
+            description="Show the endpoints and their traffic.",
             example="  shoal endpoints list --json\n",
         )
     )
@@ -54,28 +54,28 @@ def add_arguments(parser: ArgumentParser) -> None:
         commands,
         "create",
         _create,
-        says="create an endpoint",
-        description="Create an endpoint. One without --backend holds its requests until its "
+        summary="create an endpoint",
+        description="Create an endpoint. Without --backend, it holds its requests until its "
         "traffic is set.",
         example="  shoal endpoints create classify --route /classify --backend small\n",
     )
     _add_endpoint(create)
-    create.add_argument("--backend", metavar="TAG", help="what gets all of its requests")
-    create.add_argument("--route", metavar="PATH", help="its path; without one it has no HTTP")
+    create.add_argument("--backend", metavar="TAG", help="the backend for all its requests")
+    create.add_argument("--route", metavar="PATH", help="its HTTP path (none: no HTTP route)")
     create.add_argument(
         "--method",
         action="append",
         dest="methods",
         metavar="METHOD",
-        help=f"an HTTP method that it answers; repeatable ({' and '.join(DEFAULT_METHODS)})",
+        help=f"an HTTP method that it accepts; repeatable ({' and '.join(DEFAULT_METHODS)})",
     )
     add_server_arguments(create)
     delete = add_command(
         commands,
         "delete",
         _delete,
-        says="delete an endpoint",
-        description="Delete an endpoint; its backends stay.",
+        summary="delete an endpoint",
+        description="Delete an endpoint. Its backends are kept.",
         example="  shoal endpoints delete classify\n",
     )
     _add_endpoint(delete)
@@ -83,14 +83,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def add_traffic_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line of ``shoal traffic``."""
-    says = "Divide an endpoint's requests among backends."
-    describe(parser, None, says, _TRAFFIC_EXAMPLE)
+    """Adds the arguments of ``shoal traffic``."""
+    summary = "Divide an endpoint's requests among backends."
+    describe(parser, None, summary, _TRAFFIC_EXAMPLE)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_show(
         commands,
         _show_traffic,
-        says="show where requests go",
+        summary="show how requests are divided",
         description="Show the share of each backend, by endpoint.",
         example="  shoal traffic show\n  shoal traffic show classify --json\n",
     )
@@ -98,8 +98,8 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
         commands,
         "set",
         _set_traffic,
-        says="divide an endpoint's requests among backends",
-        description=f"{says} The shares must sum to 1.",
+        summary="divide an endpoint's requests among backends",
+        description=f"{summary} The shares must sum to 1.",
         example=_TRAFFIC_EXAMPLE,
     )
     _add_endpoint(change)
@@ -110,23 +110,23 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
 
 
 def add_shadow_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line of ``shoal shadow``."""
-    says = "Copy a share of an endpoint's requests to a backend, whose answers are dropped."
-    describe(parser, None, says, _SHADOW_EXAMPLE)
+    """Adds the arguments of ``shoal shadow``."""
+    summary = "Copy a share of an endpoint's requests to a backend, and drop its answers."
+    describe(parser, None, summary, _SHADOW_EXAMPLE)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_show(
         commands,
         _show_shadows,
-        says="show what is copied, and how it went",
-        description="Show how many copies were sent, dropped, failed, and compared.",
+        summary="show shadow traffic and its results",
+        description="Show how many copies were sent, dropped, failed and compared.",
         example="  shoal shadow show\n  shoal shadow show classify --json\n",
     )
     change = add_command(
         commands,
         "set",
         _set_shadow,
-        says="copy requests to a backend, or with 0 stop that",
-        description=says,
+        summary="copy requests to a backend; 0 stops it",
+        description=summary,
         example=_SHADOW_EXAMPLE,
     )
     _add_endpoint(change)
@@ -135,7 +135,7 @@ def add_shadow_arguments(parser: ArgumentParser) -> None:
     change.add_argument(
         "--compare",
         metavar="MODULE:FUNCTION",
-        help="says of two answers whether they are alike, which is counted",
+        help="a function that returns whether two answers agree; the results are counted",
     )
     add_server_arguments(change)
 
@@ -144,8 +144,8 @@ def _add_endpoint(parser: ArgumentParser) -> None:
     parser.add_argument("endpoint", metavar="ENDPOINT", help="the endpoint's name")
 
 
-def _add_show(commands: Any, run: Callable[[Namespace], int], **told: str) -> None:
-    show = add_command(commands, "show", run, **told)
+def _add_show(commands: Any, run: Callable[[Namespace], int], **texts: str) -> None:
+    show = add_command(commands, "show", run, **texts)
     show.add_argument(
         "endpoint", metavar="ENDPOINT", nargs="?", help="the endpoint's name (all endpoints)"
     )
@@ -182,7 +182,7 @@ def _delete(arguments: Namespace) -> int:
 
 
 def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
-    """Returns the endpoints that are to be shown."""
+    """Returns the endpoints to show: the named one, or all."""
     name: str | None = arguments.endpoint
     endpoints = ask(arguments, lambda client: client.status()).endpoints
     if name is None:

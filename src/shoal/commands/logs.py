@@ -1,7 +1,7 @@
-"""``shoal logs``: what a detached server, and the processes of its replicas, have written.
+"""``shoal logs``: shows the log of a detached server and of its replicas' processes.
 
-A server that was started with ``--detach`` writes its log into a file, and what its replicas'
-processes print is in there too, each line with the tag of its replica.
+A server that was started with ``--detach`` writes its log to a file. The output of its replicas'
+processes is in that file too, each line with the tag of its replica.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, Final
 
 from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import add_name_argument, count, describe
+from shoal.commands.support.messages import say
 from shoal.commands.support.planning import print_out
-from shoal.commands.support.saying import say
 from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
@@ -28,24 +28,24 @@ _EXAMPLE: Final = """\
   shoal logs small --follow
   shoal logs small#0
 """
-_LOOK_S: Final = 0.2
-"""How often it is looked whether there is more."""
+_POLL_S: Final = 0.2
+"""Interval between checks of the log for new lines."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     describe(
         parser,
         _run,
-        "Show the log of a server that was started with --detach. What processes of its replicas\n"
-        "print is in it as well. A server in the foreground writes its log to its own stderr.",
+        "Show the log of a server that was started with --detach, with the output of its\n"
+        "replicas' processes. A server in the foreground writes its log to its own stderr.",
         _EXAMPLE,
     )
     parser.add_argument(
         "tag",
         metavar="TAG",
         nargs="?",
-        help="only what is about this backend (small), or this replica (small#0)",
+        help="show only the lines about this backend (small) or this replica (small#0)",
     )
     add_name_argument(parser)
     parser.add_argument(
@@ -54,20 +54,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=count,
         default=100,
         metavar="N",
-        help="how many lines to show, the last ones (%(default)s)",
+        help="how many of the last lines to show (%(default)s)",
     )
     parser.add_argument(
-        "-f", "--follow", action="store_true", help="show what comes, until the server ends or ^C"
+        "-f", "--follow", action="store_true", help="show new lines until the server ends or ^C"
     )
 
 
 def _run(arguments: Namespace) -> int:
-    place = ServerLocation.of(arguments.name)
+    location = ServerLocation.of(arguments.name)
     is_wanted = _about(arguments.tag)
     try:
-        log = place.log.open("rb")
+        log = location.log.open("rb")
     except FileNotFoundError:
-        raise CommandError(_no_log(place), 1) from None
+        raise CommandError(_no_log(location), 1) from None
     with log:
         last: deque[str] = deque(maxlen=arguments.lines)
         rest = _read(log, b"", is_wanted, last.append)
@@ -76,11 +76,12 @@ def _run(arguments: Namespace) -> int:
         if not last and arguments.tag is not None:
             say(f"no line of the log is about {arguments.tag!r} so far")
         while arguments.follow:
-            is_running = place.holder() is not None  # before the reading, or its end could be lost
+            # Checked before reading, so that the last lines are not missed.
+            is_running = location.holder() is not None
             rest = _read(log, rest, is_wanted, print_out)
             if not is_running:
                 break
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         if rest and is_wanted(text := rest.decode(errors="replace")):
             print_out(text)
     return 0
@@ -89,8 +90,8 @@ def _run(arguments: Namespace) -> int:
 def _read(
     log: IO[bytes], rest: bytes, is_wanted: Callable[[str], bool], take: Callable[[str], object]
 ) -> bytes:
-    """Reads what there is, and passes on the lines that are wanted; returns what has no end yet."""
-    if log.tell() > os.fstat(log.fileno()).st_size:  # somebody has emptied it
+    """Reads all available lines and passes on the wanted ones; returns the unfinished last line."""
+    if log.tell() > os.fstat(log.fileno()).st_size:  # it was truncated
         log.seek(0)
         rest = b""
     for piece in log:
@@ -103,7 +104,7 @@ def _read(
 
 
 def _about(tag: str | None) -> Callable[[str], bool]:
-    """Returns what says whether a line is about a backend, or one of its replicas."""
+    """Returns a function that tells whether a log line is about a backend or a replica."""
     if tag is None:
         return lambda _: True
     of_backend = "" if "#" in tag else r"(#\d+|/\w+)?"
@@ -111,11 +112,11 @@ def _about(tag: str | None) -> Callable[[str], bool]:
     return lambda line: form.search(line) is not None
 
 
-def _no_log(place: ServerLocation) -> str:
-    named = "" if place.name == "default" else f" --name {place.name}"
-    if place.holder() is not None:
+def _no_log(location: ServerLocation) -> str:
+    named = "" if location.name == "default" else f" --name {location.name}"
+    if location.holder() is not None:
         return (
-            f"the server {place.name!r} was started without --detach: it writes its log to the "
+            f"the server {location.name!r} was started without --detach: it writes its log to the "
             "stderr of the terminal that it was started in"
         )
-    return f"there is no log at {place.log}; start a server with `shoal start --detach{named}`"
+    return f"there is no log at {location.log}; start a server with `shoal start --detach{named}`"

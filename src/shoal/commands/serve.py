@@ -1,4 +1,4 @@
-"""``shoal serve``: imports an application, serves it, and ends it well."""
+"""``shoal serve``: imports an application and serves it until it is shut down."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 _EXAMPLE: Final = """\
-  my_module.py holds   app = shoal.App()   and endpoints; then
+  my_module.py contains   app = shoal.App()   and endpoints; then
 
   shoal serve my_module:app --port 8000
 
-  app.toml holds   [backends.small]   and   [endpoints.classify]; then
+  app.toml contains   [backends.small]   and   [endpoints.classify]; then
 
   shoal serve app.toml
 
-  The first SIGTERM or Ctrl-C lets what is under way finish, the second ends at once.
+  The first SIGTERM or Ctrl-C drains: running requests may finish. The second ends at once.
 """
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     describe(
         parser,
         _run,
-        "Serve a shoal.App, what a TOML file declares, or any other ASGI application, over HTTP.",
+        "Serve a shoal.App, an application declared in a TOML file, or any other ASGI application.",
         _EXAMPLE,
     )
     parser.add_argument(
@@ -45,7 +45,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--admin-socket",
         type=Path,
         metavar="PATH",
-        help="a UNIX socket with the admin API, which only this user can open",
+        help="serve the admin API at this UNIX socket, which only this user can open",
     )
 
 

@@ -1,4 +1,4 @@
-"""``shoal simulate``: what these options would do at this traffic."""
+"""``shoal simulate``: simulates batching options under given traffic."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from shoal.core.simulation.results import Linear
 
 _DESCRIPTION: Final = """\
-Say what options would do at some traffic, by running the rules that form batches over it in virtual
-time: latencies, batch sizes, why batches were cut, and for how long the handler was busy.
+Simulate batching options under given traffic: run the rules that form batches in virtual time, and
+print latencies, batch sizes, dispatch reasons, and how busy the handler was.
 """
 
 _EXAMPLE: Final = """\
@@ -46,7 +46,7 @@ examples:
 
     shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64
 
-  The same with a wait of 5 ms, a bounded line and two levels of priority, over a recorded trace
+  The same with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
   (CSV or NDJSON; columns: at, priority, deadline_s, queue_timeout_s, cost, bucket):
 
     shoal simulate --trace monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
@@ -62,7 +62,7 @@ _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLE
     parser.formatter_class = RawDescriptionHelpFormatter
@@ -74,18 +74,17 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=more_than_0,
         default=30.0,
         metavar="SECONDS",
-        help="for how long they come (%(default)s)",
+        help="for how long requests arrive (%(default)s)",
     )
     traffic.add_argument(
         "--traffic",
         choices=_TRAFFIC,
         default="poisson",
-        help="how they come: poisson (callers who know nothing of each other), constant (at equal "
-        "distances), bursty (1 s of bursts, 4 s of nothing), diurnal (one day in --duration) "
-        "(%(default)s)",
+        help="how they arrive: poisson (independent callers), constant (at equal intervals), "
+        "bursty (bursts of 1 s, pauses of 4 s), diurnal (one day in --duration) (%(default)s)",
     )
     traffic.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="what chance is drawn from (%(default)s)"
+        "--seed", type=int, default=0, metavar="N", help="seed of the random numbers (%(default)s)"
     )
     traffic.add_argument(
         "--trace", type=Path, metavar="FILE", help="recorded traffic, instead of --rate"
@@ -95,31 +94,31 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--run-time",
         required=True,
         metavar="SECONDS",
-        help="how long it takes for a batch of n items, like 0.002+0.00005n",
+        help="run time of a batch of n items, like 0.002+0.00005n",
     )
     handler.add_argument(
         "--jitter",
         type=at_least_0,
         default=0.0,
         metavar="J",
-        help="how much that varies: 0.1 for about a tenth (%(default)s)",
+        help="variation of the run time: 0.1 for about a tenth (%(default)s)",
     )
     options = parser.add_argument_group("options of the batcher")
-    options.add_argument("--max-batch-size", metavar="N", help="the most requests in a batch (10)")
+    options.add_argument("--max-batch-size", metavar="N", help="the largest size of a batch (10)")
     options.add_argument(
         "--batch-wait-timeout-s",
         metavar="SECONDS",
-        help="how long the oldest may wait for company, or none for until full (0)",
+        help="how long the oldest request may wait for the batch to fill; none: until full (0)",
     )
     add_option_argument(options)
-    add_output_arguments(parser, "latencies, batch sizes and cut reasons")
+    add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
 
 
 def run(arguments: Namespace) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
-        Mistake: The user's; the message tells it.
+        CommandError: The arguments, or the trace, are invalid.
     """
     handler = run_time(arguments.run_time, jitter=arguments.jitter, seed=arguments.seed)
     texts = [
@@ -150,20 +149,20 @@ def run(arguments: Namespace) -> int:
 
 
 def _traffic(arguments: Namespace, pairs: dict[str, Any]) -> tuple[list[Any], str]:
-    """Makes or reads the traffic; what it says of costs and buckets becomes options."""
+    """Makes or reads the traffic, with its description; sets options for its costs and buckets."""
     if (arguments.rate is None) == (arguments.trace is None):
-        raise CommandError("say which traffic: --rate REQUESTS-A-SECOND, or --trace FILE")
+        raise CommandError("give the traffic: either --rate REQUESTS-A-SECOND or --trace FILE")
     if arguments.trace is None:
         times = _made(arguments)
         if not times:
-            raise CommandError(f"no request comes in {arguments.duration:g} s; raise --duration")
+            raise CommandError(f"no request arrives in {arguments.duration:g} s; raise --duration")
         return times, (
             f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
             f"({arguments.traffic}, seed {arguments.seed})"
         )
     recording = read_trace(arguments.trace)
     if recording.unknown:
-        sys.stderr.write(f"columns that mean nothing here: {', '.join(recording.unknown)}\n")
+        sys.stderr.write(f"unknown columns, ignored: {', '.join(recording.unknown)}\n")
     _use_items(recording, pairs)
     arrivals = recording.arrivals
     return arrivals, (
@@ -187,7 +186,7 @@ def _use_items(recording: Recording, pairs: dict[str, Any]) -> None:
     highest = max((one.priority or 1 for one in recording.arrivals), default=1)
     if highest > pairs.get("priority_levels", 1):
         raise CommandError(
-            f"the trace has priorities up to {highest}; say --option priority_levels={highest}"
+            f"the trace has priorities up to {highest}; add --option priority_levels={highest}"
         )
 
 
@@ -200,7 +199,7 @@ def _bucket(item: Item | None) -> str | None:
 
 
 def _levels(trace: Iterable[Any], simulation: Simulation) -> dict[int, list[float]]:
-    """Returns the latencies by level, where the options know more than one."""
+    """Returns the latencies by priority level; empty if the options have only one level."""
     options = simulation.options
     if options.priority_levels == 1:
         return {}
@@ -224,9 +223,9 @@ def _print(
     if levels:
         rows: list[list[str]] = []
         for level, latencies in levels.items():
-            told = percentiles(latencies)
+            found = percentiles(latencies)
             answered = sum(latency == latency for latency in latencies) / len(latencies)
-            shown = [duration(told.get(name, math.nan)) for name in ("p50", "p99", "max")]
+            shown = [duration(found.get(name, math.nan)) for name in ("p50", "p99", "max")]
             rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
         heads = ("priority", "requests", "answered", "p50", "p99", "max")
         print_out(f"\n{table(heads, rows)}")
@@ -235,12 +234,12 @@ def _print(
     if lasted_s and most * lasted_s < len(simulation.outcomes):
         print_out(
             f"\nThis is more than these options can do, {three_digits(most)} requests a second in "
-            "full batches: the longer it lasts, the longer the line."
+            "full batches: the queue grows as long as it lasts."
         )
 
 
 def _most_a_second(simulation: Simulation, handler: Linear) -> float:
-    """Returns how many requests a second full batches make; infinity where sizes are costs."""
+    """Returns the requests a second of full batches; infinity if sizes are sums of costs."""
     options = simulation.options
     if options.batch_size_fn is not None:
         return math.inf

@@ -1,4 +1,4 @@
-"""``shoal start``: a server with a name, and a door by which commands find it."""
+"""``shoal start``: starts a named server, with an admin socket by which commands reach it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from argparse import SUPPRESS
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.detach import start_detached, tell_ready
-from shoal.commands.server.locations import Held, ServerLocation
+from shoal.commands.server.locations import ServerLocation, ServerLock
 from shoal.commands.server.options import add_server_options, event_loop, server_config
 from shoal.commands.server.process import ServerProcess
 from shoal.commands.support.applications import (
@@ -18,9 +18,9 @@ from shoal.commands.support.applications import (
     server_settings,
 )
 from shoal.commands.support.arguments import add_json_argument, add_name_argument, describe
+from shoal.commands.support.messages import say
 from shoal.commands.support.planning import print_out
 from shoal.commands.support.printing import print_data
-from shoal.commands.support.saying import say
 from shoal.commands.support.tokens import token_of
 from shoal.planning.tables import facts
 
@@ -38,24 +38,24 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     describe(
         parser,
         _run,
-        "Start a server that the other commands find by its name: with an application, or empty.",
+        "Start a server that the other commands find by its name, with an application or empty.",
         _EXAMPLE,
     )
     parser.add_argument(
         "application",
         metavar=APPLICATION,
         nargs="?",
-        help="an application to serve (none: backends and endpoints are then created by commands)",
+        help="an application to serve (none: create backends and endpoints by commands)",
     )
     add_name_argument(parser)
     parser.add_argument(
         "--detach",
         action="store_true",
-        help="return when it is ready, and leave it running; `shoal logs` shows its log",
+        help="return when the server is ready and leave it running; `shoal logs` shows its log",
     )
     parser.add_argument("--ready-fd", type=int, help=SUPPRESS)
     add_json_argument(parser)
@@ -63,38 +63,38 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    place = ServerLocation.of(arguments.name)
+    location = ServerLocation.of(arguments.name)
     if arguments.detach:
-        ready = start_detached(place, [one for one in arguments.argv if one != "--detach"])
+        ready = start_detached(location, [one for one in arguments.argv if one != "--detach"])
         if arguments.json:
             print_data(ready)
         else:
             print_out(facts([(name, str(value)) for name, value in ready.items()]))
         return 0
     need("shoal.http.server.server")
-    with Held(place):
-        return _serve(arguments, place)
+    with ServerLock(location):
+        return _serve(arguments, location)
 
 
-def _serve(arguments: Namespace, place: ServerLocation) -> int:
+def _serve(arguments: Namespace, location: ServerLocation) -> int:
     spec: str | None = arguments.application
     if arguments.ready_fd is not None:
-        os.set_inheritable(arguments.ready_fd, False)  # or a child of ours would hold it open
+        os.set_inheritable(arguments.ready_fd, False)  # so that no child process keeps it open
     app = empty_application() if spec is None else application_of(spec)
 
     def started(url: str) -> None:
-        say(f"Commands reach it at {place.url()}")
+        say(f"Commands reach it at {location.url()}")
         if arguments.ready_fd is not None:
-            tell_ready(arguments.ready_fd, place, url)
+            tell_ready(arguments.ready_fd, location, url)
 
     return ServerProcess(
         app=app,
-        spec=spec or place.name,
+        spec=spec or location.name,
         config=server_config(arguments, server_settings(app)),
         event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
         state=arguments.state,
-        admin_socket=place.socket,
+        admin_socket=location.socket,
         token=token_of(arguments),
         allowed_modules=arguments.allowed_modules,
         started=started,

@@ -1,4 +1,4 @@
-"""``shoal status``: what a running server has, and how it is."""
+"""``shoal status``: shows the backends, replicas and endpoints of a running server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _EXAMPLE: Final = """\
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     describe(
         parser,
         _run,

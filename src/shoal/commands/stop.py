@@ -1,4 +1,4 @@
-"""``shoal stop``: ends a server that was started by `shoal start`."""
+"""``shoal stop``: stops a server that ``shoal start`` started."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shoal.commands.support.arguments import (
     describe,
     more_than_0_seconds,
 )
+from shoal.commands.support.messages import in_one_line
 from shoal.commands.support.printing import confirm
-from shoal.commands.support.saying import in_one_line
 from shoal.planning.mistake import CommandError
 from shoal.serving.clients.remote_client import connect
 
@@ -31,16 +31,16 @@ _EXAMPLE: Final = """\
   shoal stop
   shoal stop --name canary --timeout 5 --force
 """
-# How long a process may take to go that was killed.
+# How long a killed process may take to end.
 _KILL_S: Final = 10.0
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     describe(
         parser,
         _run,
-        "End a server that `shoal start` started, once what is under way has been answered.",
+        "Stop a server that `shoal start` started, once its running requests have been answered.",
         _EXAMPLE,
     )
     add_name_argument(parser)
@@ -50,41 +50,41 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="SECONDS",
         type=more_than_0_seconds,
         default=60.0,
-        help="how long it may take (%(default)s)",
+        help="how long to wait for it to end (%(default)s)",
     )
     parser.add_argument("--force", action="store_true", help="kill it if it takes longer")
     add_json_argument(parser)
 
 
 def _run(arguments: Namespace) -> int:
-    place = ServerLocation.of(arguments.name)
-    process = place.holder()
+    location = ServerLocation.of(arguments.name)
+    process = location.holder()
     if process is None:
-        raise CommandError(f"no server named {place.name!r} runs here", 1)
-    end = _End(place)
+        raise CommandError(f"no server named {location.name!r} runs here", 1)
+    end = _End(location)
     until = time.monotonic() + arguments.timeout_s
     try:
-        anyio.run(_ask_to_end, place, arguments.timeout_s, backend="trio")
+        anyio.run(_ask_to_end, location, arguments.timeout_s, backend="trio")
         why = f"it did not end within {arguments.timeout_s:g} s"
     except (ConnectionError, TimeoutError) as error:
         why = in_one_line(error)
     except ModuleNotFoundError as error:
         raise CommandError(in_one_line(error), 1) from None
     if end.wait(max(0.0, until - time.monotonic())):
-        return confirm(arguments, f"stopped {place.name}")
+        return confirm(arguments, f"stopped {location.name}")
     if not arguments.force:
-        raise CommandError(f"{place.name} is still there: {why}; --force kills it", 1)
+        raise CommandError(f"{location.name} is still running: {why}; --force kills it", 1)
     if process < 1:
-        raise CommandError(f"{place.name} has not said yet which process it is; try again", 1)
+        raise CommandError(f"{location.name} has not written its process id yet; try again", 1)
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
     if not end.wait(_KILL_S):
-        raise CommandError(f"process {process} was killed, and is still there", 1)
-    return confirm(arguments, f"killed {place.name}")
+        raise CommandError(f"process {process} was killed but is still running", 1)
+    return confirm(arguments, f"killed {location.name}")
 
 
-async def _ask_to_end(place: ServerLocation, timeout_s: float) -> None:
-    client = connect(place.url(), timeout_s=timeout_s)
+async def _ask_to_end(location: ServerLocation, timeout_s: float) -> None:
+    client = connect(location.url(), timeout_s=timeout_s)
     try:
         await client.shutdown()
     finally:
@@ -92,18 +92,18 @@ async def _ask_to_end(place: ServerLocation, timeout_s: float) -> None:
 
 
 class _End:
-    """The end of a server: when its process lets go of its lock."""
+    """Waits for the end of a server: the moment when its process releases its lock."""
 
-    def __init__(self, place: ServerLocation) -> None:
+    def __init__(self, location: ServerLocation) -> None:
         self._ended = threading.Event()
-        threading.Thread(target=self._watch, args=(place,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(location,), daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for it; says whether it came."""
+        """Waits for the end; returns whether the server ended in time."""
         return self._ended.wait(timeout_s)
 
-    def _watch(self, place: ServerLocation) -> None:
-        file = os.open(place.process, os.O_RDWR)
+    def _watch(self, location: ServerLocation) -> None:
+        file = os.open(location.process, os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_SH)
         finally:

@@ -1,6 +1,6 @@
-"""``shoal tune``: measure a handler, and name the options that meet a target.
+"""``shoal tune``: measures a handler and finds options that meet a target.
 
-The result is text for people, and data for programs.
+The result is text for people or JSON for programs.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ _SHOWN: Final = 10
 
 
 def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candidate]) -> str:
-    """Returns what was found, as tables and sentences.
+    """Returns the result of a search as text.
 
     Args:
         measured: The run times.
-        search: What was looked for.
-        candidates: What was found, the best first.
+        search: The search, with its target.
+        candidates: The simulated pairs of options, the best first.
     """
     parts = [_run_times(measured)]
     fitting = [candidate for candidate in candidates if candidate.meets_target]
     asked = f"{search.rate:,g} requests a second, 99% of them within {duration(search.p99_s)}"
     if not fitting:
-        parts.append(f"{asked}: none of {len(candidates)} pairs of options does it.")
+        parts.append(f"{asked}: none of {len(candidates)} pairs of options meets this target.")
         parts.append(_why_not(measured, search, candidates[0]))
         return "\n\n".join(parts)
     parts.append(
-        f"{asked}: {len(fitting)} of {len(candidates)} pairs of options do it. Those first that do "
-        "it up to the highest rate:"
+        f"{asked}: {len(fitting)} of {len(candidates)} pairs of options meet this target. Those "
+        "that meet it up to the highest rate come first:"
     )
     parts.append(_found(fitting[:_SHOWN]))
     idle = min(fitting, key=lambda one: one.busy_share)
     parts.append(
         f"Best: {_as_options(fitting[0])}\n"
-        f"If others want the device, too: {_as_options(idle)}, which keeps it "
+        f"If others share the device: {_as_options(idle)}, which keeps it "
         f"{percent(idle.busy_share)} busy."
     )
     return "\n\n".join(parts)
@@ -80,7 +80,7 @@ def tuned_as_text(measured: Measured, search: Search, candidates: Sequence[Candi
 def tuned_as_data(
     measured: Measured, search: Search, candidates: Sequence[Candidate]
 ) -> dict[str, Any]:
-    """Returns the same for JSON; times in seconds."""
+    """Returns the result of a search for JSON; times in seconds."""
     return {
         "rate": search.rate,
         "p99_target_s": search.p99_s,
@@ -159,18 +159,17 @@ def _as_options(candidate: Candidate) -> str:
 
 
 def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
-    """Says what stands in the way: the handler's own time, its pace, or what the line adds."""
+    """Explains what limits: the handler's run time, its throughput, or the time in the queue."""
     alone_s = median(measured.runs_s[1])
     if alone_s > search.p99_s:
         return (
-            f"The handler takes {duration(alone_s)} for one item alone, which no option makes "
-            "shorter."
+            f"The handler takes {duration(alone_s)} for a single item, which no option can shorten."
         )
     most = search.most(max(measured.runs_s))
     if most < search.rate:
         return (
-            f"The handler can do {three_digits(most)} items a second at most, so it takes "
-            f"{math.ceil(search.rate / most)} of it at least."
+            f"The handler can process at most {three_digits(most)} items a second, so at least "
+            f"{math.ceil(search.rate / most)} of it are needed."
         )
     return (
         f"Nearest: {_as_options(nearest)}, with a p99 of {duration(nearest.p99_s)} and the handler "
@@ -179,8 +178,8 @@ def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
 
 
 _DESCRIPTION: Final = """\
-Measure how long a handler takes for batches of 1, 2, 4, ... items, simulate what options would do
-with such run times, and print those that meet a target.
+Measure how long a handler takes for batches of 1, 2, 4, ... items, simulate batching options with
+these run times, and print the options that meet a target.
 """
 
 _EXAMPLE: Final = """\
@@ -194,20 +193,20 @@ examples:
     shoal tune my_module:embed --item-from my_module:random_text --rate 1000 --p99 0.05 \\
       --plot why.png
 
-  A class, as a backend has it:
+  A class, as for a backend:
 
     shoal tune my_module:Classifier --arg large.onnx --item '"a text"' --rate 1000 --p99 0.05
 
   The handler takes a list: a function, decorated with @shoal.batch or not, or a class with
-  __call__. Measure where it will run, with nothing beside it. The exit code is 0 if some options
-  meet the target, 1 if none do.
+  __call__. Measure on the machine where it will run, with nothing else running. The exit code is 0
+  if some options meet the target, 1 if none do.
 """
 
 _DEFAULT_SIZE: Final = 64
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Describes the command line."""
+    """Adds the command's arguments."""
     parser.description = _DESCRIPTION
     parser.epilog = _EXAMPLE
     parser.formatter_class = RawDescriptionHelpFormatter
@@ -215,7 +214,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "handler",
         metavar="MODULE:HANDLER",
-        help="where the handler is: a function, e.g. my_module:embed, or a class whose instance is "
+        help="the handler: a function, e.g. my_module:embed, or a class whose instance is "
         "called, e.g. my_module:Classifier",
     )
     parser.add_argument(
@@ -241,7 +240,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=more_than_0,
         required=True,
         metavar="SECONDS",
-        help="what 99%% of them must be answered within",
+        help="the time that 99%% of them must be answered within",
     )
     items = parser.add_argument_group(
         "items (one of these; for a handler of several parameters an item is a JSON array of "
@@ -258,7 +257,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--max-batch-size",
         type=whole,
         metavar="N",
-        help=f"the largest size to try (what the handler is decorated with, or {_DEFAULT_SIZE})",
+        help=f"the largest size to try (that of the decorated handler, or {_DEFAULT_SIZE})",
     )
     measuring.add_argument(
         "--runs",
@@ -272,13 +271,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=more_than_0,
         default=60.0,
         metavar="SECONDS",
-        help="stop measuring after so long, with 5 runs of each size at least (%(default)s)",
+        help="stop measuring after this time, but not before 5 runs of each size (%(default)s)",
     )
     measuring.add_argument(
         "--event-loop",
         choices=["trio", "asyncio"],
         default="trio",
-        help="what runs an async handler (%(default)s)",
+        help="the event loop for an async handler (%(default)s)",
     )
     simulation = parser.add_argument_group("simulation")
     simulation.add_argument(
@@ -296,10 +295,10 @@ def run(arguments: Namespace) -> int:
     """Runs the command; returns the exit code.
 
     Raises:
-        Mistake: The user's, or the handler failed; the message tells it.
+        CommandError: The arguments are invalid, or the handler failed.
     """
     pairs = option_pairs(arguments.option)
-    with redirect_stdout(sys.stderr):  # what the handler prints is no result of ours
+    with redirect_stdout(sys.stderr):  # what the handler prints is not a result of the command
         args, kwargs = _arguments_of_class(arguments)
         handler = instance_of(named(arguments.handler), args, kwargs)
         make_item = _items(arguments)
@@ -352,11 +351,11 @@ async def _measured(
 
 
 def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int]:
-    """Returns the powers of two up to the largest size, and that."""
+    """Returns the powers of two below the largest size, and the largest size."""
     if batcher.options.batch_size_fn is not None:
         raise CommandError(
             "tune measures batches by their number of requests, but this handler is decorated with "
-            "a batch_size_fn; measure the function under it"
+            "a batch_size_fn; measure the undecorated function"
         )
     if largest is None:
         largest = (
@@ -367,11 +366,11 @@ def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int
 
 
 def _items(arguments: Namespace) -> Callable[[], Any]:
-    """Returns what makes an item."""
+    """Returns a function that makes an item."""
     if arguments.item_from is not None:
         function = named(arguments.item_from)
         if not callable(function):
-            raise CommandError(f"{arguments.item_from} is no function, but {function!r:.60}")
+            raise CommandError(f"{arguments.item_from} is not a function, but {function!r:.60}")
 
         def make() -> Any:
             try:
@@ -390,7 +389,7 @@ def _items(arguments: Namespace) -> Callable[[], Any]:
         raise CommandError(f"can't read {arguments.items}: {error.strerror}") from None
     items: Any = _json(str(arguments.items), text)
     if not isinstance(items, list) or not items:
-        raise CommandError(f"{arguments.items} must hold a JSON array of items, with one at least")
+        raise CommandError(f"{arguments.items} must contain a JSON array of at least one item")
     return cycle(cast("Iterable[Any]", items)).__next__
 
 
@@ -398,7 +397,7 @@ def _json(where: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        hint = " (text needs quotes of its own: --item '\"text\"')" if where == "--item" else ""
+        hint = " (text needs its own quotes: --item '\"text\"')" if where == "--item" else ""
         raise CommandError(f"{where} is not JSON: {error}{hint}") from None
 
 

@@ -1,1 +1,1 @@
-"""What is decided, with no event loop in sight: pure state, with `now` as an argument."""
+"""The decisions of a batcher, without an event loop: pure state, with `now` as an argument."""

@@ -1,4 +1,4 @@
-"""One batch: the requests that travel together, and why they left when they did."""
+"""A batch: the requests that run together, and why it was dispatched."""
 
 from __future__ import annotations
 
@@ -14,60 +14,60 @@ if TYPE_CHECKING:
 
 
 class DispatchReason(StrEnum):
-    """Why a batch was cut."""
+    """Why a batch was dispatched."""
 
     FULL = "full"
-    """It had reached ``max_batch_size``, or another size that is worth a batch."""
+    """It had reached ``max_batch_size``, or another size at which a batch is dispatched."""
     TIMER = "timer"
     """Its oldest request had waited for ``batch_wait_timeout_s``."""
     IDLE = "idle"
-    """No request had come for ``idle_timeout_s``."""
+    """No request had arrived for ``idle_timeout_s``."""
     DEADLINE = "deadline"
-    """A request of it would have missed its deadline had it waited any longer."""
+    """One of its requests would have missed its deadline by waiting longer."""
     FLUSH = "flush"
     """`Batcher.flush` was called."""
     DRAIN = "drain"
-    """The batcher is closing, and no longer waits for company."""
+    """The batcher is closing, and no longer waits for batches to fill."""
     OPEN = "open"
-    """It was not cut: it takes requests while the handler runs."""
+    """It is an open batch: requests join it while the handler runs."""
 
 
 class Draining(Protocol):
-    """Tells a handler that it is to come to its end: an `anyio.Event` that others set."""
+    """An event that tells a handler that its batcher is draining and it must end soon."""
 
     def is_set(self) -> bool:
-        """Says whether the batcher drains; from any thread."""
+        """Returns whether the batcher is draining; may be called from any thread."""
         ...
 
     def wait(self) -> Awaitable[None]:
-        """Waits until it does."""
+        """Waits until the batcher is draining."""
         ...
 
 
 class _Never:
-    """Stands in where nobody says it."""
+    """The event of a batch that no batcher drains; it is never set."""
 
     def is_set(self) -> bool:
         return False
 
     def wait(self) -> Awaitable[None]:
-        raise RuntimeError("nobody tells this batch when its batcher drains")
+        raise RuntimeError("this batch has no batcher, so its draining event is never set")
 
 
 NEVER: Final[Draining] = _Never()
 
 
 class Batch(RequestBatch):
-    """What a handler knows about the batch that it was called for.
+    """The batch that a handler was called with.
 
     Attributes:
-        id: A number that no other batch of this batcher has.
-        reason: Why the batch was cut.
-        members: Its requests, for the engine alone, which reads them again after the handler ran.
-        size: How many requests it has.
-        load: What their costs sum up to, and padding with them.
-        draining: Set when the batcher begins to end. A handler of streams without an end ends them
-            then; what goes on for longer than ``graceful_shutdown_timeout_s`` is cancelled.
+        id: A number that is unique within the batcher.
+        reason: Why the batch was dispatched.
+        members: Its requests; internal to the engine, which reads them after the handler has run.
+        size: The number of its requests.
+        load: The sum of their costs, including padding.
+        draining: Set when the batcher starts to close. A handler of endless streams should end them
+            then; what still runs after ``graceful_shutdown_timeout_s`` is cancelled.
     """
 
     __slots__ = ("draining", "id", "load", "members", "reason", "size")
@@ -93,14 +93,14 @@ class Batch(RequestBatch):
     def requests(self) -> tuple[Request, ...]:
         """Its requests, in the order of the items that the handler was given.
 
-        Of a batch that takes requests while its handler runs, those that have ended are left out.
-        There are none once the handler has ended: whatever keeps its context keeps the batch, such
-        as a timer of asyncio's that was cancelled, and that must not keep items and results.
+        Those of an open batch that have ended are left out. The tuple is empty once the handler has
+        ended: an object that keeps the handler's context alive, such as a cancelled asyncio timer,
+        also keeps the batch alive, and must not keep items and results.
         """
         return tuple(self.members)
 
     def admit(self, requests: list[Request]) -> None:
-        """Takes in requests that join while the handler runs."""
+        """Adds requests that join while the handler runs."""
         for request in requests:
             request.state = State.RUNNING
             request.batch = self
@@ -109,4 +109,4 @@ class Batch(RequestBatch):
         self.active += len(requests)
 
     def __repr__(self) -> str:
-        return f"<Batch {self.id} size={self.size} cut={self.reason}>"
+        return f"<Batch {self.id} size={self.size} reason={self.reason}>"

@@ -1,7 +1,7 @@
-"""What a batcher counts: requests by how they ended, batches by why they were cut, and times.
+"""The statistics of a batcher: requests by outcome, batches by dispatch reason, and times.
 
-Everything here is written once a batch, never once a request, and is read when somebody asks. So a
-call costs the same whether its figures are scraped or not.
+Counters are updated once per batch, not once per request, and are read only on demand. So a call
+costs the same whether its metrics are scraped or not.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class HistogramSnapshot:
 
     Attributes:
         bounds: The inclusive upper bound of each bucket but the last, which has none.
-        counts: How many observations fell into each bucket; one more than there are bounds.
-        total: How many observations there were.
+        counts: The number of observations in each bucket; there is one bucket more than bounds.
+        total: The number of observations.
         sum: Their sum.
     """
 
@@ -50,7 +50,7 @@ class HistogramSnapshot:
 
 
 class Histogram:
-    """Counts observations by fixed bounds."""
+    """A histogram with fixed bounds."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -60,23 +60,23 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Counts one observation."""
+        """Adds one observation."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
 
     def snapshot(self) -> HistogramSnapshot:
-        """Returns what was counted until now."""
+        """Returns a copy of the current counts."""
         return HistogramSnapshot(self._bounds, tuple(self._counts), sum(self._counts), self._sum)
 
 
 @dataclass(frozen=True, slots=True)
 class ClosingCounts:
-    """What became of the requests that were in a batcher when it began to close.
+    """The outcomes of the requests that were in a batcher when it began to close.
 
     Attributes:
         finished: How many got their result.
         failed: How many got an error.
-        cancelled: How many callers left, or ran out of time, meanwhile.
+        cancelled: How many were cancelled by their callers, or ran out of time.
     """
 
     finished: int
@@ -86,33 +86,33 @@ class ClosingCounts:
 
 @dataclass(frozen=True, slots=True)
 class BatcherStatistics:
-    """A batcher at one moment.
+    """The statistics of a batcher at one moment.
 
     Attributes:
         name: The batcher's name.
         state: ``"new"``, ``"open"``, ``"draining"``, ``"closed"`` or ``"broken"``.
-        queued: Requests in line.
-        parked: Requests that wait to be admitted to the line.
+        queued: Requests in the queue.
+        parked: Requests that wait to be admitted to the queue.
         running: Requests in the handler.
         batches_running: Batches in the handler.
         finished: Requests that ended with a result.
         failed: Requests that ended with an error of the handler or of the batcher.
         cancelled: Requests whose callers left.
         expired: Requests that ran out of time.
-        rejected: Calls that were refused because the line was full.
+        rejected: Calls that were refused because the queue was full.
         shed: Requests that were failed to make room for others.
-        batches: Batches by why they were cut.
-        batch_size: Requests a batch; of one that was open, all that it took.
-        wait_s: How long the oldest request of each batch waited in line, in seconds.
-        run_s: How long the handler had each batch, in seconds.
+        batches: Batches by dispatch reason.
+        batch_size: Requests per batch; for an open batch, all that joined it.
+        wait_s: How long the oldest request of each batch waited in the queue, in seconds.
+        run_s: How long the handler took for each batch, in seconds.
         max_batch_size: The option in force.
         batch_wait_timeout_s: The option in force, in seconds.
-        latency_model: What is known of the handler's run times.
-        batch_size_limit: The most that a batch may hold now; below `max_batch_size` where it is
-            chosen against a latency target.
-        scheduling_capacity: How much more would start at once, in requests, or in cost where there
-            is a `batch_size_fn`: the room of idle slots and open batches, less what is in line. 0
-            while it is closing or not open, infinity where the number of batches has no bound.
+        latency_model: The measured run times of the handler.
+        batch_size_limit: The current limit on the size of a batch; below `max_batch_size` where the
+            size is chosen against a latency target.
+        scheduling_capacity: How much more could start at once: the capacity of idle worker slots
+            and open batches, less what is queued. In requests, or in cost with a `batch_size_fn`. 0
+            while the batcher is closing or not open; infinity if batches are not limited in number.
     """
 
     name: str
@@ -178,18 +178,18 @@ class Counters:
         batch_size_limit: float | None = None,
         scheduling_capacity: float = 0,
     ) -> BatcherStatistics:
-        """Returns the totals together with what the batcher is doing now.
+        """Returns the totals together with the current state of the batcher.
 
         Args:
             name: The batcher's name.
-            state: How far its life has come.
+            state: The batcher's state.
             options: The options in force.
-            queued: How many requests are in line.
-            parked: How many requests wait to be admitted.
+            queued: The number of requests in the queue.
+            parked: The number of requests that wait to be admitted.
             batches: The batches in the handler.
-            latency_model: What is known of the run times; None before the first opening.
-            batch_size_limit: The most that a batch may hold; None for `max_batch_size`.
-            scheduling_capacity: How much more would start at once.
+            latency_model: The measured run times; None before the batcher was first opened.
+            batch_size_limit: The current limit on a batch's size; None for `max_batch_size`.
+            scheduling_capacity: How much more could start at once.
         """
         return BatcherStatistics(
             name=name,

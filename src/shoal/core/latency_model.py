@@ -1,31 +1,33 @@
-"""How long the handler takes for a batch of some size: ``seconds = a * size + b``, kept up to date.
+"""An online model of the handler's run time by batch size: ``seconds = a * size + b``.
 
-The times are noisy (a collector's pause, a cold first batch), they drift (a neighbour takes the
+The times are noisy (garbage collection, a cold first batch), they drift (other processes use the
 processor), and a batcher under steady load runs batches of one size only. So:
 
-- Samples are kept by *size class*, each a step of the square root of 2, the last few in each. So
-  however steady the load, other sizes are not forgotten, and the line keeps its slope.
-- The line is Theil and Sen's, weighted: the median of the slopes between the medians of any two
-  classes, by how far they are apart (Theil 1950, Sen 1968; the weights are Jaeckel's, 1972). More
-  than a quarter of the points may be wild. `a` and `b` are never negative.
-- The *level* is the median of the last 11 batches' times against the line, and a factor on all of
-  it. It follows the handler within 6 batches, up and down. When batches of classes that are known
-  run at another pace, what is remembered of all classes is brought to that pace, so that no line is
-  drawn through times of before and times of after.
-- What 99% stay within is the line times the upper tail of the last 128 ratios of a batch's time to
-  the level around it. One pause in fifty batches counts for nothing; more of them do.
+- Samples are kept by *size class*, the last few in each; classes are a factor of the square root of
+  2 apart. So under a steady load other sizes are not forgotten, and the fitted line keeps its
+  slope.
+- The line is a weighted Theil-Sen fit: the median of the slopes between the medians of any two
+  classes, weighted by their distance (Theil 1950, Sen 1968; the weights are Jaeckel's, 1972). It
+  tolerates outliers in more than a quarter of the points. `a` and `b` are never negative.
+- The *level* is the median ratio of the last 11 batches' times to the line; it scales the whole
+  line. It follows the handler within 6 batches, up and down. When batches of known classes run at a
+  different pace, the samples of all classes are scaled to that pace, so that the line is not fitted
+  to a mixture of times from before and after the change.
+- The 99% bound is the line times the upper tail of the last 128 ratios of a batch's time to the
+  level around it. One pause in fifty batches does not affect it; more do.
 
-Rivals that were turned down: least squares over the last 50 batches, BentoML's, because one pause
-tilts its line and a steady load makes its slope a guess; quantile regression, which Clipper tried
+Rejected alternatives: least squares over the last 50 batches (BentoML), because one pause tilts the
+line and a steady load leaves the slope undetermined; quantile regression, which Clipper tried
 (arXiv 1612.03079, section 4.3), because it needs a solver and many samples in the tail; an average
-for each size (TensorFlow's, for padding), because it says nothing of sizes that were not tried.
+for each size (TensorFlow, for padding), because it predicts nothing for sizes that never ran.
 
-While all batches were of about one size nothing says how much of their time is `a`. Then the line
-is flat, the least that it can mean, and the bound rises in proportion, the most.
+While all batches had about the same size, `a` and `b` can't be told apart. Then the expected time
+is taken as constant, which is the lowest estimate for larger sizes, and the 99% bound as
+proportional to the size, which is the highest.
 
-What it costs: `observe` is one append. The rest is done when somebody asks, at most once for a
-batch: some 5 microseconds to follow the level, and after every 8th batch some 50 to draw the line
-anew, 120 at most (24 classes). If nobody asks, the last 64 batches are kept, and nothing is done.
+Cost: `observe` is one append. The rest is done on demand, at most once per batch: about 5
+microseconds to update the level, and after every 8th batch about 50 to fit the line again, 120 at
+most (24 classes). If the model is never queried, only the last 64 batches are kept.
 """
 
 from __future__ import annotations
@@ -53,27 +55,28 @@ _IN_CLASS: Final = 9
 _SIZES: Final = 64
 _OF_SIZE: Final = 15
 _RATIOS: Final = 128
-# Of fewer batches than this each is learned from at once, and the spread is not measured yet.
+# With fewer batches than this, the line is fitted after each, and the spread is not measured yet.
 _FEW: Final = 16
 _SPREAD_OF_FEW: Final = 1.25
-# How much farther out 99% of what is spread normally is than 90%; the level is a guess as well.
+# How much farther from the mean the 99% point of a normal distribution is than the 90% point,
+# rounded up because the level is an estimate, too.
 _NORMAL_TAIL: Final = 2.2
 _OTHER_PACE: Final = 1.2
-# The least that a batch is taken to last, so that there are ratios.
+# The shortest run time that is assumed, so that ratios are defined.
 _GRAIN_S: Final = 1e-9
-# By how much a run that was interrupted is taken to have been too short.
+# The factor by which the time of an interrupted run is multiplied.
 _AT_LEAST: Final = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyModelSnapshot:
-    """What is known of the handler's run time at one moment.
+    """A snapshot of the model of the handler's run time.
 
     Attributes:
-        a_s: The part of a run for each unit of size, in seconds.
-        b_s: The part of a run that does not depend on the size, in seconds.
-        spread: How many times the usual run time 99% of the batches stay within, at least 1.
-        samples: How many batches were measured.
+        a_s: The run time per unit of size, in seconds.
+        b_s: The part of the run time that does not depend on the size, in seconds.
+        spread: The factor on the usual run time that bounds 99% of the batches, at least 1.
+        samples: The number of batches measured.
     """
 
     a_s: float
@@ -83,22 +86,22 @@ class LatencyModelSnapshot:
 
 
 class LatencyModel:
-    """The run time of batches by their size, learned from those that ran.
+    """The run time of batches by size, learned from the batches that have run.
 
     A size is the number of a batch's items, or the sum of their costs.
     """
 
     def __init__(self) -> None:
-        # What was observed since somebody asked.
+        # Observations since the last query.
         self._unread: deque[_Sample] = deque(maxlen=_UNREAD)
         self._samples = 0
-        # The last batches, the ratios of their times to the line, and of those to the level.
+        # The last batches, the ratios of their times to the line, and of these ratios to the level.
         self._recent: deque[_Sample] = deque(maxlen=_RECENT)
         self._paces: deque[float] = deque(maxlen=_RECENT)
         self._ratios: deque[float] = deque(maxlen=_RATIOS)
-        # Batches of known classes that the line was not drawn through yet.
+        # Batches of known classes that are not part of the fit yet.
         self._block: list[_Sample] = []
-        # The last of each class, and of each exact size; what ran least recently is first.
+        # The last samples of each class, and of each exact size; the least recently used is first.
         self._classes: dict[int, deque[_Sample]] = {}
         self._sizes: dict[float, deque[float]] = {}
         self._a = self._b = 0.0
@@ -109,30 +112,29 @@ class LatencyModel:
         self._one_size: float = 0
 
     def observe(self, size: float, seconds: float) -> None:
-        """Takes note of a batch that has run.
+        """Records a batch that has run.
 
         Args:
-            size: How many items it had, or what their costs summed up to.
-            seconds: How long the handler had it.
+            size: The number of its items, or the sum of their costs.
+            seconds: How long the handler took.
         """
         self._unread.append((size, seconds))
 
     def interrupted(self, size: float, seconds: float) -> None:
-        """Takes note of a run that would have taken longer, had it not been cancelled.
+        """Records a run that was cancelled, and would have taken longer.
 
-        That it takes at least so long is news only where less was expected. The arguments are those
-        of `observe`.
+        It is ignored if a longer time was expected anyway. The arguments are those of `observe`.
         """
         expected_s = self.run_s(size)
         if expected_s is None or expected_s <= seconds:
             self.observe(size, seconds * _AT_LEAST)
 
     def run_s(self, size: float) -> float | None:
-        """Returns how long a batch of a size usually runs, in seconds; None before the first."""
+        """Returns the usual run time of a batch of a size, in seconds; None before the first."""
         return self._level * self._on_line(size) if self._is_known() else None
 
     def bound_s(self, size: float) -> float | None:
-        """Returns the seconds that about 99% of the batches of a size run within, or None."""
+        """Returns a bound in seconds on about 99% of the runs of a size; None before the first."""
         usual_s = self.run_s(size)
         if usual_s is None:
             return None
@@ -142,8 +144,8 @@ class LatencyModel:
     def size_within(self, seconds: float) -> float | None:
         """Returns the largest size of which about 99% of the batches run within some seconds.
 
-        Infinity where size does not matter; 0 if not even the smallest batch would do; None before
-        the first batch.
+        Infinity if the run time does not depend on the size; 0 if even the smallest batch takes
+        longer; None before the first batch.
         """
         if not self._is_known():
             return None
@@ -161,26 +163,26 @@ class LatencyModel:
         return None if measured is None else _median(measured)
 
     def per_size_s(self) -> tuple[float, float]:
-        """Returns `a` and `b` as they are now, in seconds; zeros before the first batch."""
+        """Returns the current `a` and `b`, in seconds; zeros before the first batch."""
         self._is_known()
         return self._level * self._a, self._level * self._b
 
     def samples(self) -> int:
-        """Returns how many batches were measured."""
+        """Returns the number of batches measured."""
         self._is_known()
         return self._samples
 
     def largest(self) -> float:
-        """Returns the largest size that was measured, about; 0 before the first batch."""
+        """Returns approximately the largest size measured; 0 before the first batch."""
         self._is_known()
         return self._largest
 
     def snapshot(self) -> LatencyModelSnapshot:
-        """Returns what is known now."""
+        """Returns a snapshot of the model."""
         return LatencyModelSnapshot(*self.per_size_s(), self._spread, self._samples)
 
     def _is_known(self) -> bool:
-        """Reads what was observed; returns whether there ever was anything."""
+        """Processes new observations; returns whether there has ever been one."""
         while self._unread:
             size, seconds = self._unread.popleft()
             self._read(size, max(seconds, _GRAIN_S))
@@ -196,7 +198,7 @@ class LatencyModel:
         self._recent.append(sample)
         class_ = _class_of(size)
         if class_ not in self._classes:
-            # What was never seen says most about the line, and there is nothing to hold it against.
+            # A new class tells most about the line, and there is nothing to compare it with.
             _keep(sample, self._classes, class_, keys=_CLASSES, each=_IN_CLASS)
             self._draw()
         else:
@@ -208,12 +210,12 @@ class LatencyModel:
                 self._paces.append(seconds / self._on_line(size))
         self._level = _median(self._paces)
         if len(self._paces) == _RECENT:
-            # The one in the middle of those that the level is the median of, so that a step up or
-            # down, which the level follows, is no spread.
+            # The middle one of the ratios that the level is the median of, so that a step up or
+            # down, which the level follows, does not count as spread.
             self._ratios.append(self._paces[_RECENT // 2] / self._level)
 
     def _learn(self) -> None:
-        """Takes the samples of the block into their classes."""
+        """Adds the samples of the block to their classes."""
         block, self._block = self._block, []
         pace = self._new_pace(block)
         if pace is not None:
@@ -224,10 +226,10 @@ class LatencyModel:
             _keep(sample, self._classes, _class_of(sample[0]), keys=_CLASSES, each=_IN_CLASS)
 
     def _new_pace(self, block: list[_Sample]) -> float | None:
-        """Says how many times as long as before batches run; None for no clear change.
+        """Returns how many times as long as before batches run; None for no clear change.
 
-        Only those of classes that were measured before can tell: others may take their time because
-        of their size. And times that vary much by themselves must differ by more.
+        Only classes that were measured before are compared: others may take longer because of their
+        size. The more the times vary anyway, the larger the change must be.
         """
         paces: list[float] = []
         for size, seconds in block:
@@ -240,13 +242,13 @@ class LatencyModel:
         return pace if pace > clear or pace * clear < 1 else None
 
     def _draw(self) -> None:
-        """Draws the line through the classes, and holds the last batches against it."""
+        """Fits the line to the classes, and computes the ratios of the last batches to it."""
         points = sorted((*_middle(kept), float(len(kept))) for kept in self._classes.values())
         self._largest = points[-1][0]
         self._one_size = points[0][0] if len(points) == 1 else 0
         self._a = a = _slope(points)
         b = _weighted_median([(seconds - a * size, weight) for size, seconds, weight in points])
-        self._b = max(b, _GRAIN_S)  # where the line is too steep by this, the level is below 1
+        self._b = max(b, _GRAIN_S)  # if this makes the line too high, the level is below 1
         self._paces.clear()
         self._paces.extend(seconds / self._on_line(size) for size, seconds in self._recent)
         if len(self._ratios) >= _FEW:
@@ -262,7 +264,15 @@ def _class_of(size: float) -> int:
 def _keep(
     value: _Kept, by_key: dict[_Key, deque[_Kept]], key: _Key, *, keys: int, each: int
 ) -> None:
-    """Keeps the last few values of a key, which becomes the freshest of so many keys at most."""
+    """Adds a value to the last few of a key; drops the least recently used key if there are many.
+
+    Args:
+        value: The value.
+        by_key: The last values by key, the least recently used key first.
+        key: The key.
+        keys: The most keys to keep.
+        each: The most values to keep for a key.
+    """
     kept = by_key.pop(key) if key in by_key else deque[_Kept](maxlen=each)
     kept.append(value)
     if len(by_key) >= keys:
@@ -271,7 +281,7 @@ def _keep(
 
 
 def _median(values: Iterable[float]) -> float:
-    """Returns the median, the lower one of two: what disturbs a handler only makes it slower."""
+    """Returns the median, the lower one of two, since disturbances only make a handler slower."""
     rising = sorted(values)
     return rising[(len(rising) - 1) // 2]
 
@@ -283,14 +293,14 @@ def _middle(samples: Iterable[_Sample]) -> tuple[float, float]:
 
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:
-    """Returns the least of the values, each with its weight, up to which half of the weight is."""
+    """Returns the weighted median of pairs of value and weight, the lower one of two."""
     rising = sorted(values)
     weights = list(accumulate(weight for _, weight in rising))
     return rising[bisect_left(weights, weights[-1] / 2)][0]
 
 
 def _slope(points: list[tuple[float, float, float]]) -> float:
-    """Returns how much longer batches run for each unit of size, by points in order of size."""
+    """Returns the run time per unit of size, fitted to points in ascending order of size."""
     slopes: list[tuple[float, float]] = []
     for (size, seconds, weight), (larger, more, other) in combinations(points, 2):
         if wider := larger - size:

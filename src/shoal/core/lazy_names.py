@@ -1,4 +1,4 @@
-"""The names of a package whose modules are loaded when a name is first asked for."""
+"""Lazy imports: a package's modules are loaded when one of their names is first used."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 def lazy_names(
     package: str, where: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Makes the ``__getattr__`` and the ``__dir__`` of a package.
+    """Returns the ``__getattr__`` and the ``__dir__`` of a package with lazy names.
 
     Args:
-        package: Its name.
-        where: The module of each name.
+        package: The package's name.
+        where: The module that defines each name.
     """
     namespace = vars(sys.modules[package])
 
     def load(name: str) -> Any:
-        """Loads a public name when it is first asked for."""
+        """Loads a public name when it is first used."""
         module = where.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -1,18 +1,19 @@
-"""The contract of a rule that forms batches, and the short way to write one.
+"""The interface of a batch policy, and a base class for simple ones.
 
-A policy holds the requests that wait, and decides. It is asked by a slot that is free, and only
-then: it says either `Dispatch` (I have a batch, for this reason) or `Wait` (ask me again at that
-time, or when so many requests are in line). When it has said `Dispatch`, `take` hands the batch
-out. The batcher does all the rest: it lets requests in and refuses them, ends those whose time is
-up, wakes the slot, runs the handler.
+A policy holds the queued requests and decides when a batch is dispatched. Only a free worker slot
+(a task that runs batches) asks it. It returns either `Dispatch` (a batch is ready, for this reason)
+or `Wait` (ask again at that time, or when that many requests are queued). After `Dispatch`, `take`
+returns the batch. The batcher does the rest: it admits and refuses requests, ends those that have
+timed out, wakes the slot and runs the handler.
 
-A policy is called from one task, never waits, and knows no clock but the `now` that it is given.
-What `add` raises fails the call that was made; what the others raise breaks the batcher, and every
-waiting caller fails with it as the cause. Ours pass `shoal.testing.check_policy`, and so should
-yours.
+A policy is called from one task, never blocks, and reads no clock but the `now` that it is given.
+An error raised by `add` fails that call; an error raised by another method breaks the batcher, and
+every waiting caller fails with it as the cause. Shoal's own policies pass
+`shoal.testing.check_policy`; check your own with it, too.
 
-The rival, one function from the whole line to a batch, is the short way (`WholeQueuePolicy`); as
-the only way it would make every rule look at every request for every batch.
+The alternative, one function from the whole queue to a batch, is simpler to write, and available as
+`WholeQueuePolicy`. As the only interface it would make every policy look at every request for every
+batch.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ if TYPE_CHECKING:
 
 
 class Dispatch(NamedTuple):
-    """Take up to `size` requests now."""
+    """The decision to dispatch a batch of up to `size` requests now."""
 
     size: int
     reason: DispatchReason
 
 
 class Wait(NamedTuple):
-    """Decide again at the time `until` (None for never), or when `wake_at` requests are in line.
+    """The decision to wait until the time `until` (None for no limit) or for `wake_at` requests.
 
-    A `wake_at` of 0 leaves it to `BatchPolicy.add` to say that the slot must decide again.
+    The slot asks again at that time, or as soon as `wake_at` requests are queued. With a `wake_at`
+    of 0 it is `BatchPolicy.add` that tells when the slot must ask again.
     """
 
     until: float | None
@@ -45,92 +47,92 @@ class Wait(NamedTuple):
 
 
 class Pressure(NamedTuple):
-    """Why a batch is wanted now: a flush, a drain, or a request whose deadline comes near."""
+    """Why a batch must be dispatched now: a flush, a drain, or a request close to its deadline."""
 
     reason: DispatchReason
     request: Request | None = None
-    """The request that can't wait; None where none can."""
+    """The request that can't wait any longer; None if it applies to all."""
 
 
 class BatchPolicy(ABC):
     """A rule that forms batches.
 
-    Whatever it decides by, it keeps these promises, which `shoal.testing.check_policy` checks:
+    Every policy must keep these promises, which `shoal.testing.check_policy` checks:
 
-    - Every request that is added is handed out by one `take`, or removed, exactly once.
-    - With a `Pressure` and a request in line `decide` says `Dispatch`, never `Wait`; if the hurry
-      names a request, as often as it is asked until that request has been taken.
-    - After `Dispatch`, `take` hands out at least one request and at most ``size``.
-    - `Wait` names a time or a number of requests, or `add` says when to decide again, so that no
-      request is forgotten; and as long as nothing happens, it is `Dispatch` at the time that it
-      named.
-    - An empty line makes it `Wait`.
+    - Every request that is added is returned by one `take`, or removed, exactly once.
+    - With a `Pressure` and at least one queued request, `decide` returns `Dispatch`, never `Wait`.
+      If the pressure names a request, it does so on every call until that request has been taken.
+    - After `Dispatch`, `take` returns at least one request and at most ``size``.
+    - `Wait` names a time or a number of requests, or `add` tells when to decide again, so that no
+      request is forgotten. If nothing else happens, `decide` returns `Dispatch` at the time that
+      `Wait` named.
+    - With an empty queue, `decide` returns `Wait`.
     """
 
     @abstractmethod
     def add(self, request: Request) -> bool:
-        """Takes in a request that waits from now on.
+        """Adds a request to the queue.
 
         Returns:
-            Whether a slot that waits must decide again now.
+            Whether a waiting slot must decide again now.
         """
 
     @abstractmethod
     def remove(self, request: Request) -> None:
-        """Lets a request go that was added and has not been taken: it has ended where it was."""
+        """Removes a queued request that has ended before it was taken."""
 
     @abstractmethod
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        """Says what a free slot should do.
+        """Decides whether a free slot dispatches a batch or waits.
 
         Args:
             now: The time on the event loop's clock, in seconds.
-            pressure: Why not to wait any more; None for no reason.
+            pressure: Why a batch must be dispatched now; None if it may wait.
         """
 
     @abstractmethod
     def take(self, dispatch: Dispatch) -> list[Request]:
-        """Hands out the batch that the last `decide` was about, in the order of its items."""
+        """Removes the batch of the last `decide` from the queue; returns it in item order."""
 
     @abstractmethod
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Takes requests of the last `take` back, to their old places.
+        """Puts requests of the last `take` back to their old positions.
 
-        Some callers turned out to have left, and the batch is decided again without them; these
-        are the others, in their order.
+        It is called when some callers of the batch have left meanwhile. The others are put back, in
+        order, and the slot decides again.
         """
 
     @abstractmethod
     def waiting(self) -> Iterable[Request]:
-        """Returns the requests that wait, in the order in which they would be taken."""
+        """Returns the queued requests, in the order in which they would be taken."""
 
     def take_within(self, room: float) -> list[Request]:
-        """Hands out those that may join a batch which is open, in order, up to some room in it.
+        """Removes and returns requests that may join an open batch, in order, up to its free room.
 
-        Only rules that serve open batches have to; the others hand out nobody.
+        Only policies for open batches need it; by default it returns none.
         """
         return []
 
     def demote(self, request: Request) -> bool:
-        """Lets a request that waits go behind the others of its level.
+        """Moves a queued request behind the others of its priority level.
 
-        Only rules that know levels have to; the others leave it where it is.
+        Only policies with priority levels need it; by default the request keeps its position.
 
         Returns:
-            Whether it was done.
+            Whether it was moved.
         """
         return False
 
 
 class WholeQueuePolicy(BatchPolicy):
-    """A rule written as one function of the line: the short way, for rules that look at all of it.
+    """A policy that is written as one function of the whole queue.
 
-    Subclass it and write `choose`. Each decision costs what `choose` costs.
+    Subclass it and implement `choose`, which is called for each decision.
     """
 
     def __init__(self) -> None:
         self._queue: dict[Request, None] = {}
-        self._before: list[Request] = []  # the line before the last `take`
+        self._before: list[Request] = []  # the queue before the last `take`
         self._chosen: list[Request] = []
 
     @abstractmethod
@@ -140,26 +142,26 @@ class WholeQueuePolicy(BatchPolicy):
         """Chooses the next batch.
 
         Args:
-            queue: The requests that wait, in order of arrival; at least one.
+            queue: The queued requests, in order of arrival; at least one.
             now: The time on the event loop's clock, in seconds.
-            pressure: Why not to wait any more; None for no reason.
+            pressure: Why a batch must be dispatched now; None if it may wait.
 
         Returns:
-            The requests to run together, in the order of the handler's items, and why they leave
-            now; or until when to wait. Every arrival makes it choose again.
+            The requests to run together, in the order of the handler's items, and the dispatch
+            reason; or `Wait`. It is called again on every arrival.
         """
 
     def add(self, request: Request) -> bool:
-        """Puts the request at the end of the line; a waiting slot always decides again."""
+        """Appends the request to the queue; a waiting slot always decides again."""
         self._queue[request] = None
         return True
 
     def remove(self, request: Request) -> None:
-        """Takes the request out of the line."""
+        """Removes the request from the queue."""
         del self._queue[request]
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        """Asks `choose`."""
+        """Calls `choose`."""
         if not self._queue:
             self._before.clear()
             return Wait(None)
@@ -171,7 +173,7 @@ class WholeQueuePolicy(BatchPolicy):
         return Dispatch(len(self._chosen), reason)
 
     def take(self, dispatch: Dispatch) -> list[Request]:
-        """Hands out what was chosen."""
+        """Removes and returns the chosen requests."""
         chosen, self._chosen = self._chosen, []
         self._before = list(self._queue)
         for request in chosen:
@@ -179,10 +181,10 @@ class WholeQueuePolicy(BatchPolicy):
         return chosen
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Puts the requests back to their places in the line."""
+        """Puts the requests back to their positions in the queue."""
         stay = self._queue.keys() | set(requests)
         self._queue = dict.fromkeys(request for request in self._before if request in stay)
 
     def waiting(self) -> Iterator[Request]:
-        """Yields the line, in order of arrival."""
+        """Yields the queued requests, in order of arrival."""
         return iter(list(self._queue))

@@ -1,21 +1,21 @@
-"""One call's request, and every state that it can be in.
+"""The request of one call, and its states.
 
-The table is the whole life of a request. The engine writes states without asking it, because these
-writes are on the hot path; the tests watch every write and hold it against the table::
+`TRANSITIONS` has all allowed transitions. The engine sets states without checking them, because
+this is on the hot path; the tests check every change against the table::
 
     parked ──> queued ──> running ──> finished
       │          │           ├──────> failed
       │          │           └──────> cancelled
       └──────────┴──────────────────> failed, cancelled
 
-A request that has come to an end stays there, so whoever comes second (a result for a caller that
-has left, a caller that leaves after its result) finds nothing to do. That is what makes every
-accepted call end exactly once.
+A request that has ended stays in its final state. A later event (a result for a caller that has
+left, a caller that leaves after its result) then has no effect, so every accepted call ends exactly
+once.
 
 Invariants:
-    ``batch`` is set while the request is running and at no other time: a batch refers to its
-    requests, so keeping it for longer would make a reference cycle of every batch, and the garbage
-    collector's work on those costs more than all the rest of a call.
+    ``batch`` is set only while the request is running. A batch refers to its requests, so keeping
+    it for longer would create a reference cycle for every batch, and collecting those costs more
+    than all the rest of a call.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 class State(Enum):
-    """Where a request is in its life."""
+    """The state of a request."""
 
     PARKED = "parked"
-    """Waits to be admitted to the line."""
+    """Waits to be admitted to the queue."""
     QUEUED = "queued"
-    """Waits in line for a slot."""
+    """Waits in the queue for a worker slot."""
     RUNNING = "running"
-    """Is in a batch that the handler has."""
+    """Is in a batch that the handler processes."""
     FINISHED = "finished"
     """Ended with a result, or with the end of its stream."""
     FAILED = "failed"
@@ -66,12 +66,12 @@ TRANSITIONS: Final[Mapping[State | None, frozenset[State]]] = {
 
 
 class RequestBatch:
-    """The requests that run together, as far as one of them has to know.
+    """The part of a batch that its requests refer to.
 
     Attributes:
-        active: How many of them are in the state RUNNING.
-        on_left: Called with one that its caller has left, or with None if one was left before; None
-            for nothing.
+        active: How many of its requests are in the state RUNNING.
+        on_left: Called with a request whose caller has left, or with None if a caller left before
+            this was set. None for no callback.
     """
 
     __slots__ = ("active", "on_left")
@@ -81,26 +81,27 @@ class RequestBatch:
 
 
 class RequestOptions:
-    """What one call asks for beside its item, and what its item counts for in line.
+    """The options of one request: what its call asked for, and its priority, cost and bucket key.
 
-    A line in which requests are not all alike has one for each request; else it is shared, or None.
+    In a queue whose requests are not all alike, each request has its own record. Otherwise requests
+    share one, or have None.
 
     Attributes:
-        deadline: When the request must have ended, on the event loop's clock; None for never.
+        deadline: When the request must have ended, on the event loop's clock; None for no limit.
         metadata: Whatever the caller wants the handler to know about this request.
-        priority: Its level; 1 is the highest.
+        priority: Its priority level; 1 is the highest.
         cost: How much of ``max_batch_size`` it takes up.
-        key: What requests of one batch must have in common.
-        queue_timeout_s: How long it may wait in line, in seconds; None for no limit.
-        due: When its order in line says that it is due; the deadline, or that of the caller's
-            cancel scope.
-        number: Its place in the order of arrival; the line sets it.
-        delayed_at: Since when it must let others go first, for it waited too long; None if not.
+        key: The bucket key; all requests of one batch have equal keys.
+        queue_timeout_s: How long it may wait in the queue, in seconds; None for no limit.
+        due: The time by which it is ordered and dispatched: the deadline, or that of the caller's
+            cancel scope if that is earlier and counts. None for no limit.
+        number: Its position in the order of arrival; set by the queue.
+        delayed_at: When it was moved behind others because it had waited too long; None if not.
         asked_priority: The level that its caller asked for; None if the caller named none.
-        options_factory: What made the record; whoever lets the request in looks whether that holds
-            still.
-        timer: What ends it at its deadline; whoever watches it sets it.
-        queue_timer: What ends its wait in line, likewise.
+        options_factory: The factory that made the record. On admission it is checked whether this
+            is still the current one.
+        timer: The timer of its deadline, while it is watched.
+        queue_timer: The timer of its time limit in the queue, while it is watched.
     """
 
     __slots__ = (
@@ -142,15 +143,15 @@ class RequestOptions:
 
 
 SHARED: Final = object()
-"""In place of `RequestOptions.options_factory`: many requests share the record, so nothing of it
-but the metadata may differ from the usual."""
+"""Stands in for `RequestOptions.options_factory` in a record that many requests share; all fields
+but the metadata then have their defaults."""
 
 
 def shared_options(metadata: Mapping[str, Any]) -> RequestOptions:
-    """Makes the record of all calls that have this metadata and ask for nothing else.
+    """Makes one record for all calls that have this metadata and no other options.
 
-    A call with it is as cheap as one without a record. Where a line has to tell its requests apart,
-    whoever lets them in makes a record of its own for each.
+    A call with it is as cheap as one without a record. If the queue has to tell its requests apart,
+    each request gets its own record on admission.
     """
     options = RequestOptions(metadata=metadata)
     options.options_factory = SHARED
@@ -158,20 +159,20 @@ def shared_options(metadata: Mapping[str, Any]) -> RequestOptions:
 
 
 class Request:
-    """One call: what the caller passed, and where its result goes.
+    """The request of one call: what the caller passed, and where its result goes.
 
-    A handler meets the requests of its batch in ``current_batch().requests`` and may read the
-    attributes below; the rest belongs to the engine.
+    A handler finds the requests of its batch in ``current_batch().requests`` and may read the
+    attributes below; the rest is internal to the engine.
 
     Attributes:
-        item: What the caller passed; a tuple in the order of the handler's parameters where it has
+        item: What the caller passed; a tuple in the order of the handler's parameters if it has
             several.
         arrived_at: When the call was made, in seconds on the event loop's clock.
         context: The caller's `contextvars.Context`, as it was when the call was made.
     """
 
-    # No constructor: one is made for each call, and a Python-level __init__ would be the dearest
-    # line of it. `error` and `batch` are None and `options` is None until something sets them.
+    # No constructor: a request is created for each call, and a Python-level __init__ would be the
+    # most expensive part of it. `error`, `batch` and `options` are None until they are set.
     __slots__ = (
         "arrived_at",
         "batch",
@@ -196,16 +197,15 @@ class Request:
 
     @property
     def deadline(self) -> float | None:
-        """When the request must have ended, on the event loop's clock; None for never."""
+        """When the request must have ended, on the event loop's clock; None for no limit."""
         return None if self.options is None else self.options.deadline
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the caller passed as ``options(metadata=...)``; empty if nothing.
+        """What the caller passed as ``options(metadata=...)``; empty by default.
 
-        In a backend it is what is known of the request: ``"endpoint"``, the endpoint's name;
-        ``"context"``, which is ``"http"`` or ``"python"``; and ``"method"`` and ``"headers"``
-        where it has them.
+        In a backend it describes the request: ``"endpoint"``, the endpoint's name; ``"context"``,
+        which is ``"http"`` or ``"python"``; and ``"method"`` and ``"headers"`` if it has them.
         """
         return NOTHING if self.options is None else self.options.metadata
 
@@ -216,17 +216,17 @@ class Request:
 
     @property
     def cost(self) -> float:
-        """How much of ``max_batch_size`` it takes up: 1, or what ``batch_size_fn`` says."""
+        """How much of ``max_batch_size`` it takes up: 1, or the result of ``batch_size_fn``."""
         return 1 if self.options is None else self.options.cost
 
     @property
     def key(self) -> Hashable:
-        """What ``bucket_by`` says about its item; None without one."""
+        """The result of ``bucket_by`` for its item; None without that option."""
         return None if self.options is None else self.options.key
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for this request's results any more."""
+        """Whether the request was cancelled or failed, so that its results are not needed."""
         return self.state is State.CANCELLED or self.state is State.FAILED
 
     def __repr__(self) -> str:

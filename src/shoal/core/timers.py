@@ -1,8 +1,8 @@
-"""Times at which something is to happen, of which most are forgotten before.
+"""A set of timers, most of which are cancelled before they expire.
 
-Most timers here are of equal length, so most are added in the order in which they go off: those go
-into a queue, which costs less than a heap; only the others go into a heap. A forgotten entry stays
-where it is, empty, until its turn comes or until such leftovers are many.
+Most timers have the same duration, so most are added in the order in which they expire. Those go
+into a queue, which is cheaper than a heap; only the others go into a heap. A cancelled entry is
+emptied and stays where it is until its turn comes, or until there are many such entries.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Timer: TypeAlias = "list[Any]"
-"""One entry: its time, its number, and what it is about; None once it is forgotten."""
+"""One entry: its time, its number, and its subject, which is None once it is cancelled."""
 
 _FORGOTTEN_WORTH_A_SWEEP: Final = 64
 
 
 class Timers:
-    """What is to happen, and when.
+    """A set of timers, in order of time.
 
     Attributes:
-        forgotten: How many entries are about nothing. Who empties an entry counts it here.
+        forgotten: The number of cancelled entries. Code that empties an entry itself must count it
+            here.
 
     Invariants:
-        The entries of ``_queue`` are in the order of their times; ``_latest`` is that of the last.
+        The entries of ``_queue`` are in order of time; ``_latest`` is the time of the last one.
     """
 
     __slots__ = ("_count", "_heap", "_latest", "_queue", "_sweep_at", "forgotten")
@@ -39,15 +40,15 @@ class Timers:
         self._latest = -math.inf
         self._count = 0
         self.forgotten = 0
-        # At how many forgotten entries they are dropped: as many as were left the last time.
+        # How many cancelled entries trigger a sweep: the number of entries left by the last one.
         self._sweep_at = _FORGOTTEN_WORTH_A_SWEEP
 
     def add(self, at: float, what: object) -> Timer:
-        """Notes that something is to happen at a time.
+        """Adds a timer.
 
         Args:
-            at: The time, in seconds on the clock that the caller goes by.
-            what: What it is about; not None.
+            at: When it expires, in seconds on the caller's clock.
+            what: Its subject; not None.
         """
         if self.forgotten > self._sweep_at:
             self.keep(lambda _: True)
@@ -61,13 +62,13 @@ class Timers:
         return timer
 
     def forget(self, timer: Timer) -> None:
-        """Drops a timer; does nothing if it has gone off or was dropped."""
+        """Cancels a timer; does nothing if it has expired or was cancelled."""
         if timer[2] is not None:
             timer[2] = None
             self.forgotten += 1
 
     def keep(self, is_wanted: Callable[[Any], bool]) -> None:
-        """Drops every timer but those about something that is wanted."""
+        """Drops every timer whose subject `is_wanted` rejects."""
 
         def kept(timers: list[Timer] | deque[Timer]) -> list[Timer]:
             return [timer for timer in timers if timer[2] is not None and is_wanted(timer[2])]
@@ -85,12 +86,12 @@ class Timers:
         return at
 
     def first(self) -> Any:
-        """Returns what is to happen next; None for nothing."""
+        """Returns the subject of the next timer; None if there is none."""
         timer = self._next()
         return None if timer is None else timer[2]
 
     def due(self, now: float) -> Iterator[Any]:
-        """Takes out, one by one, what is to happen by `now`, in order of time."""
+        """Removes the timers that expire by `now`, and yields their subjects in order of time."""
         while (timer := self._next()) is not None and timer[0] <= now:
             if self._queue and self._queue[0] is timer:
                 self._queue.popleft()
@@ -114,7 +115,7 @@ class Timers:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no entry at all."""
+        """Whether there is no entry at all, not even a cancelled one."""
         return not (self._queue or self._heap)
 
     def __len__(self) -> int:

@@ -1,19 +1,19 @@
 """How the requests of an endpoint are divided among backends.
 
-A request without a shard key goes wherever a random number points. One with a key goes where all
-with that key go, in each process and on each run, as long as the weights stay: by weighted
-rendezvous hashing (Thaler and Ravishankar 1998; the weights as in Schindelhauer and Schomaker
-2005). Each backend draws for the key, as from a lottery whose prizes are in proportion to the
-weights, and the best draw wins. There is no ring to build, no table to keep, and nothing that
-processes would have to agree on.
+A request without a shard key goes to a random backend, by weight. Requests with the same shard key
+go to the same backend, in every process and on every run, as long as the weights stay the same.
+This uses weighted rendezvous hashing (Thaler and Ravishankar 1998; the weights as in Schindelhauer
+and Schomaker 2005): each backend gets a score from a hash of its name and the key, scaled by its
+weight, and the highest score wins. There is no hash ring to build, no table to keep, and no state
+to share between processes.
 
-When weights change, a key moves only to a backend that has gained on the one that it leaves. That
-is as few as can be, the sum of what the backends gain, wherever one is added, removed, or raised or
-lowered against all others in proportion: each step of a canary release. Where weights move in other
-ways among three backends or more some further keys move: with a sum of gains of d, at most a share
-of 2d / (1 + d). No rule without a memory of where each key has been can always do better (Bavarian
-et al., "Optimality of Correlated Sampling Strategies", 2016), and with one a restart, or another
-process, would send keys elsewhere.
+When weights change, a key moves only to a backend whose weight has grown relative to the one that
+it leaves. If one backend is added, removed, or changed while the others keep their proportions, as
+in each step of a canary release, the share of keys that move is the minimum: the sum of the gains.
+If the weights of three or more backends change in other ways, some further keys move: with a sum of
+gains of d, at most a share of 2d / (1 + d). No rule that does not remember where each key has been
+can always do better (Bavarian et al., "Optimality of Correlated Sampling Strategies", 2016); and
+with a memory, keys would move on a restart, or differ between processes.
 """
 
 from __future__ import annotations
@@ -34,46 +34,47 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 _TOLERANCE: Final = 1e-6
-# Half a step above each of 2**52 numbers: never 0 nor 1, whose logarithms would be of no use.
+# Hashes become 2**52 numbers, each half a step above a multiple of this: never 0 or 1, whose
+# logarithms can't be used.
 _STEP: Final = 2.0**-52
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The share of the requests that each backend gets; false where there are no backends.
+    """The share of the requests that each backend gets; false if there are no backends.
 
     Attributes:
-        weights: The weights, by backend, as they were given. They sum to 1; a backend of weight 0
-            gets nothing.
-        only: The backend that gets all of it; None if several share it.
+        weights: The weights by backend, as given. They sum to 1; a backend of weight 0 gets no
+            requests.
+        only: The backend that gets all requests; None if several share them.
     """
 
     weights: Mapping[str, float]
     only: str | None = field(init=False, compare=False, repr=False)
-    # Those that get something, by name, so that the order in which they were given is forgotten.
+    # The backends with a weight above 0, sorted, so that the order of the mapping does not matter.
     _backends: tuple[str, ...] = field(init=False, compare=False, repr=False)
     _until: tuple[float, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen; this is its own constructor
+        put = object.__setattr__  # the record is frozen
         put(self, "weights", MappingProxyType(dict(self.weights)))
         backends = tuple(sorted(tag for tag, weight in self.weights.items() if weight > 0))
         put(self, "only", backends[0] if len(backends) == 1 else None)
         put(self, "_backends", backends)
-        # The last one's share ends where the points do, wherever rounding puts the sum.
+        # The last share has no upper bound, so rounding errors of the sum do not matter.
         put(self, "_until", tuple(accumulate(self.weights[tag] for tag in backends[:-1])))
 
     @classmethod
     def checked(cls, weights: Any, known: Collection[str]) -> Traffic:
-        """Makes traffic of what a user typed.
+        """Makes traffic from what a user passed.
 
         Args:
-            weights: Backends to weights.
-            known: The backends there are.
+            weights: The weight of each backend.
+            known: The existing backends.
 
         Raises:
-            TypeError: It is no mapping of names to numbers.
-            ValueError: There are none, one is negative or not finite, or they don't sum to 1.
+            TypeError: It is not a mapping of names to numbers.
+            ValueError: It is empty, a weight is negative or not finite, or they don't sum to 1.
             NoSuchName: There is no such backend.
         """
         if not isinstance(weights, Mapping):
@@ -124,7 +125,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Shadow:
-    """A share of an endpoint's requests that is copied to a backend, whose answers are dropped.
+    """A share of an endpoint's requests that is copied to a backend, whose results are dropped.
 
     Attributes:
         backend: The backend.
@@ -150,7 +151,7 @@ class Shadow:
         object.__setattr__(self, "proportion", float(proportion))
 
     def takes(self, point: float) -> bool:
-        """Says whether a request is copied.
+        """Returns whether a request is copied.
 
         Args:
             point: A random number from [0, 1).
@@ -159,9 +160,9 @@ class Shadow:
 
 
 def _drawn(tag: str, key: bytes) -> float:
-    """Returns a number from (0, 1) that depends on a backend and a key alone."""
+    """Returns a number from (0, 1) that depends only on the backend and the key."""
     name = tag.encode()
-    # The length first, so that no other pair of name and key reads the same.
+    # The length comes first, so that different pairs of name and key have different encodings.
     digest = blake2b(len(name).to_bytes(4, "big") + name + key, digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 12) * _STEP + _STEP / 2
 

@@ -1,1 +1,1 @@
-"""What an operator sees of a running application; nothing in the engine knows of it."""
+"""Metrics of a running application. The batching engine does not depend on this package."""

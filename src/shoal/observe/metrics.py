@@ -1,12 +1,11 @@
-"""Metrics for Prometheus, gathered from the engine's own counters when they are asked for.
+"""Metrics for Prometheus, computed from the engine's own counters at scrape time.
 
-The engine counts a batch at a time and keeps its figures in plain integers. Translating them
-here, at scrape time, leaves nothing for the hot path to do; the rival, to update
-prometheus_client's objects in place, takes a lock and a look-up for every one. Only answers are
-counted one by one, in a dict.
+The engine counts per batch, in plain integers. Converting these counters when they are scraped adds
+no work to the hot path. Updating prometheus_client's objects in place would take a lock and a
+look-up for every update. Only HTTP responses are counted one by one, in a dict.
 
-Every label comes from the operator: names of backends and endpoints, fixed words, classes of
-statuses. None comes from a caller, so what is kept here can't grow.
+Every label value is chosen by the operator or fixed: names of backends and endpoints, fixed words,
+classes of statuses. None comes from a caller, so the number of time series is bounded.
 """
 
 from __future__ import annotations
@@ -35,38 +34,38 @@ if TYPE_CHECKING:
     Named = Iterable[tuple[str, BatcherStatistics]]
 
 NO_ENDPOINT = "-"
-"""What answers that no endpoint gave are counted under."""
+"""The endpoint label of responses that no endpoint gave."""
 
 
 class AnswerCounts:
-    """Counts answers by endpoint and class of status."""
+    """Counts HTTP responses by endpoint and class of status."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, int]] = Counter()
 
     def count(self, endpoint: str, status: int) -> None:
-        """Counts one answer.
+        """Counts one response.
 
         Args:
             endpoint: The endpoint's name, or `NO_ENDPOINT`.
-            status: The answer's HTTP status.
+            status: The response's HTTP status.
         """
         self._counts[endpoint, status // 100] += 1
 
     def __iter__(self) -> Iterator[tuple[str, str, int]]:
-        """Yields the endpoint, the class (``"2xx"``) and the count of each pair that was seen."""
+        """Yields the endpoint, status class (``"2xx"``) and count of each pair counted so far."""
         for (endpoint, hundreds), count in self._counts.items():
             yield endpoint, f"{hundreds}xx", count
 
 
 class ShoalCollector(Collector):
-    """Translates statistics into metrics; register it in a `prometheus_client.CollectorRegistry`.
+    """Converts statistics into metrics; register it in a `prometheus_client.CollectorRegistry`.
 
     Args:
-        batchers: Gives each batcher's name and statistics, when they are gathered. It is named for
-            its backend; that of another method than ``__call__`` for that as well.
-        answers: The answers that were counted.
-        status: Gives what a controller says of itself; None where there is none.
+        batchers: Returns each batcher's name and statistics; called on each scrape. The name is the
+            tag of its backend, with the method appended if that is not ``__call__``.
+        answers: The counted responses.
+        status: Returns the status of the controller; None if there is no controller.
     """
 
     def __init__(
@@ -80,12 +79,12 @@ class ShoalCollector(Collector):
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics as they are now."""
+        """Yields the current metrics."""
         batchers = list(self._batchers())
-        yield _gauge("queued_requests", "Requests in line.", batchers, lambda s: s.queued)
+        yield _gauge("queued_requests", "Requests in the queue.", batchers, lambda s: s.queued)
         yield _gauge(
             "parked_requests",
-            "Requests that wait to be let into the line.",
+            "Requests that wait to be admitted to the queue.",
             batchers,
             lambda s: s.parked,
         )
@@ -95,7 +94,7 @@ class ShoalCollector(Collector):
         )
         yield _gauge(
             "batcher_up",
-            "Whether the batcher takes calls: 1, or 0 where it broke or was closed.",
+            "Whether the batcher accepts calls: 1, or 0 if it failed or was closed.",
             batchers,
             lambda s: s.state in ("open", "draining"),
         )
@@ -104,12 +103,15 @@ class ShoalCollector(Collector):
         yield _histogram("batch_size", "Requests in a batch.", batchers, lambda s: s.batch_size)
         yield _histogram(
             "batch_wait_seconds",
-            "How long the oldest request of a batch waited in line.",
+            "How long the oldest request of a batch waited in the queue.",
             batchers,
             lambda s: s.wait_s,
         )
         yield _histogram(
-            "batch_run_seconds", "How long the handler had a batch.", batchers, lambda s: s.run_s
+            "batch_run_seconds",
+            "Run time of the handler for a batch.",
+            batchers,
+            lambda s: s.run_s,
         )
         yield self._responses()
         if (status := self._status()) is not None:
@@ -118,7 +120,7 @@ class ShoalCollector(Collector):
     def _responses(self) -> Metric:
         family = CounterMetricFamily(
             "shoal_http_responses",
-            "Answers by the class of their status.",
+            "Responses by class of status.",
             labels=["endpoint", "status"],
         )
         for endpoint, status, count in self._answers:
@@ -137,7 +139,7 @@ def _gauge(
 
 def _requests(batchers: Named) -> Metric:
     family = CounterMetricFamily(
-        "shoal_requests", "Requests by how they ended.", labels=["backend", "outcome"]
+        "shoal_requests", "Requests by outcome.", labels=["backend", "outcome"]
     )
     for backend, statistics in batchers:
         for outcome in ("finished", "failed", "cancelled", "expired", "rejected", "shed"):
@@ -147,7 +149,7 @@ def _requests(batchers: Named) -> Metric:
 
 def _batches(batchers: Named) -> Metric:
     family = CounterMetricFamily(
-        "shoal_batches", "Batches by why they were cut.", labels=["backend", "reason"]
+        "shoal_batches", "Batches by dispatch reason.", labels=["backend", "reason"]
     )
     for backend, statistics in batchers:
         for reason, count in statistics.batches.items():

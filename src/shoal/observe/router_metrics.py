@@ -1,4 +1,4 @@
-"""What a controller says of itself, as metrics: those of Ray Serve 1.x's router, and replicas."""
+"""Metrics of a controller: those of Ray Serve 1.x's router, and of replicas."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def router_metrics(status: Status) -> Iterator[Metric]:
 
 
 def _endpoints(status: Status) -> Iterator[Metric]:
-    requests = _counter("endpoint_requests", "Requests that came to an endpoint.", "endpoint")
-    errors = _counter("endpoint_errors", "Requests to an endpoint that failed.", "endpoint")
-    held = _gauge("endpoint_held_requests", "Requests that wait for traffic.", "endpoint")
+    requests = _counter("endpoint_requests", "Requests to an endpoint.", "endpoint")
+    errors = _counter("endpoint_errors", "Failed requests to an endpoint.", "endpoint")
+    held = _gauge("endpoint_held_requests", "Requests held until traffic is set.", "endpoint")
     for name, endpoint in status.endpoints.items():
         requests.add_metric([name], endpoint.requests)
         errors.add_metric([name], endpoint.errors)
@@ -36,13 +36,13 @@ def _endpoints(status: Status) -> Iterator[Metric]:
 
 
 def _backends(status: Status) -> Iterator[Metric]:
-    requests = _counter("backend_requests", "Requests that came to an end.", "backend")
-    errors = _counter("backend_errors", "Requests that failed.", "backend")
-    queued = _gauge("backend_queued_requests", "Requests in line, of all methods.", "backend")
-    wanted = _gauge("backend_wanted_replicas", "How many replicas there should be.", "backend")
-    starts = _counter("replica_starts", "Replicas that were started.", "backend")
-    deaths = _counter("replica_deaths", "Replicas that died, or were killed.", "backend")
-    restarts = _counter("replica_restarts", "Replicas started for one that died.", "backend")
+    requests = _counter("backend_requests", "Requests that have ended.", "backend")
+    errors = _counter("backend_errors", "Failed requests.", "backend")
+    queued = _gauge("backend_queued_requests", "Requests in the queues of all methods.", "backend")
+    wanted = _gauge("backend_wanted_replicas", "Target number of replicas.", "backend")
+    starts = _counter("replica_starts", "Started replicas.", "backend")
+    deaths = _counter("replica_deaths", "Replicas that died or were killed.", "backend")
+    restarts = _counter("replica_restarts", "Replicas started to replace a dead one.", "backend")
     for tag, backend in status.backends.items():
         requests.add_metric([tag], backend.requests)
         errors.add_metric([tag], backend.errors)
@@ -56,8 +56,8 @@ def _backends(status: Status) -> Iterator[Metric]:
 
 def _replicas(status: Status) -> Iterator[Metric]:
     replicas = _gauge("replicas", "Replicas by their state.", "backend", "state")
-    ongoing = _gauge("replica_ongoing_requests", "Requests it runs.", "backend", "replica")
-    memory = _gauge("replica_memory_bytes", "Its resident memory.", "backend", "replica")
+    ongoing = _gauge("replica_ongoing_requests", "Requests a replica runs.", "backend", "replica")
+    memory = _gauge("replica_memory_bytes", "Resident memory of a replica.", "backend", "replica")
     for tag, backend in status.backends.items():
         for state in _REPLICA_STATES:
             count = sum(replica.state == state for replica in backend.replicas)
@@ -71,12 +71,12 @@ def _replicas(status: Status) -> Iterator[Metric]:
 
 def _shadows(status: Status) -> Iterator[Metric]:
     labels = ("endpoint", "backend")
-    sent = _counter("shadow_requests", "Requests that were copied.", *labels)
-    dropped = _counter("shadow_dropped", "Those that were not, for want of room.", *labels)
-    failed = _counter("shadow_errors", "Copies that failed.", *labels)
-    agreed = _counter("shadow_agreements", "Answers found to be alike.", *labels)
-    disagreed = _counter("shadow_disagreements", "Answers found to differ.", *labels)
-    latency = _counter("shadow_latency_seconds", "How long copies took, in all.", *labels)
+    sent = _counter("shadow_requests", "Copied requests.", *labels)
+    dropped = _counter("shadow_dropped", "Requests not copied: too many copies ran.", *labels)
+    failed = _counter("shadow_errors", "Failed copies.", *labels)
+    agreed = _counter("shadow_agreements", "Answers that compare found equal.", *labels)
+    disagreed = _counter("shadow_disagreements", "Answers that compare found different.", *labels)
+    latency = _counter("shadow_latency_seconds", "Total time of copies.", *labels)
     for name, endpoint in status.endpoints.items():
         for shadow in endpoint.shadows:
             where = [name, shadow.backend]

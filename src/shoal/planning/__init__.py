@@ -1,8 +1,8 @@
-"""Planning: what options would do at some traffic, before there is any.
+"""Planning: predicts latencies and batch sizes for given options and traffic.
 
-`simulate` runs the rules that form batches over made-up or recorded traffic, in virtual time, and
-`plot` draws what came of it. ``shoal simulate`` and ``shoal tune`` do so on the command line.
-A name is loaded when it is first asked for, as in `shoal`: each command loads this package.
+`simulate` runs the rules that form batches over synthetic or recorded traffic, in virtual time, and
+`plot` draws the result. ``shoal simulate`` and ``shoal tune`` do so on the command line. Names are
+imported on first use, as in `shoal`, because every command imports this package.
 """
 
 from typing import TYPE_CHECKING

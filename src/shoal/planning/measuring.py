@@ -1,8 +1,8 @@
-"""How long a real handler takes for batches of different sizes.
+"""Measures how long a handler takes for batches of different sizes.
 
-It is measured where it will run: in a batcher, from the moment when a slot has cut a batch until
-the results have been handed out, the way to a worker thread and back included. All sizes take turns
-in rounds, so that a machine that slows down meanwhile does not make large batches look dear.
+The handler runs in a batcher. A run is measured from the moment when a worker slot dispatches a
+batch until its results are delivered, including the way to a worker thread and back. Sizes are
+measured in rounds of one run each, so that a machine that slows down affects all sizes alike.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Measured:
     per_item_s: float
 
     def usual_s(self, size: float) -> float:
-        """Returns the median of the runs of a size, between those measured by a straight line."""
+        """Returns the median run time of a size, interpolated linearly between measured sizes."""
         sizes = list(self.runs_s)
         above = min(bisect_left(sizes, size), len(sizes) - 1)
         upper = median(self.runs_s[sizes[above]])
@@ -65,7 +65,7 @@ class Measured:
         return lower + (upper - lower) * part
 
     def sampler(self) -> Callable[[float], float]:
-        """Returns a function from a size to a run time, which varies as the measured ones do."""
+        """Returns a function that draws a run time for a size, varying as the measured ones do."""
         chance = random.Random(0)  # noqa: S311 - no secret is drawn
         sizes = list(self.runs_s)
         usual_s = [0.0, *(self.usual_s(size) for size in range(1, sizes[-1] + 1))]
@@ -79,27 +79,27 @@ class Measured:
 
 
 def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Returns what can be run: of a class an instance, of anything else itself.
+    """Returns an instance if the handler is a class, else the handler itself.
 
     Raises:
-        Mistake: The class could not be instantiated, or there are arguments and no class.
+        CommandError: The class can't be instantiated, or arguments are given without a class.
     """
     if not inspect.isclass(handler):
         if args or kwargs:
-            raise CommandError("arguments are for a class, and this is none")
+            raise CommandError("arguments are only for a class, and the handler is not one")
         return handler
     if "__call__" not in dir(handler):
         raise CommandError(
-            f"the class {handler.__qualname__} has no __call__, which would be the handler; name "
-            "one that has, or a function"
+            f"the class {handler.__qualname__} has no __call__ to measure; name a class that has "
+            "one, or a function"
         )
     try:
         inspect.signature(handler).bind(*args, **kwargs)
     except ValueError:
-        pass  # it is not told, as of some classes that are written in C
+        pass  # no signature is available, as for some classes written in C
     except TypeError as error:
         raise CommandError(
-            f"{handler.__qualname__} can't be instantiated so: {error}; give its arguments by "
+            f"{handler.__qualname__} can't be instantiated: {error}; give its arguments by "
             "--arg VALUE and --kwarg KEY=VALUE"
         ) from None
     try:
@@ -116,7 +116,7 @@ async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
     """Opens a batcher for a handler, decorated or not.
 
     Raises:
-        Mistake: It is no handler, or one whose runs have no size.
+        CommandError: It is not a handler, or takes one item at a time.
     """
     if isinstance(handler, Decorated):
         async with open_batchers(handler):
@@ -152,35 +152,37 @@ async def measure(
         make_item: Makes an item.
         sizes: The sizes, ascending.
         rounds: How many runs of each size to measure.
-        limit_s: Ends the measuring after so many seconds, but not before 5 rounds.
-        progress: Is told how far it is.
+        limit_s: Stops after this time, in seconds, but not before 5 rounds.
+        progress: Called with messages on the progress.
 
     Raises:
-        Mistake: The handler failed.
+        CommandError: The handler failed.
     """
     runs_s: dict[int, list[float]] = {size: [] for size in sizes}
     model = LatencyModel()
-    began = told = time.perf_counter()
+    began = reported = time.perf_counter()
     for number in range(-_WARM_UP_ROUNDS, rounds):
         now = time.perf_counter()
         if now - began > limit_s and number >= _FEWEST_ROUNDS:
-            progress(f"stopped after {number} of {rounds} rounds: {limit_s:g} s are over")
+            progress(
+                f"stopped after {number} of {rounds} rounds: reached the limit of {limit_s:g} s"
+            )
             break
-        if now - told > 2:
-            told = now
+        if now - reported > 2:
+            reported = now
             progress(f"measured {max(0, number)} of {rounds} rounds")
         for size in sizes:
             run_s = await _one_run(batcher, [make_item() for _ in range(size)])
             if number >= 0:
                 runs_s[size].append(run_s)
                 model.observe(size, run_s)
-                model.snapshot()  # so that it reads what it was told, which it keeps for a while
+                model.snapshot()  # makes the model process the observations that it buffers
     per_item_s, fixed_s = model.per_size_s()
     return Measured(runs_s, fixed_s, per_item_s)
 
 
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
-    """Makes one batch of items, and returns how long the handler had it."""
+    """Runs one batch of items; returns the run time of the handler."""
     if batcher.fill != "closed":
         raise CommandError(
             f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "
@@ -222,7 +224,7 @@ async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
 
 
 def _spread(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Turns an item for a handler of several parameters into the arguments of a call."""
+    """Converts an item for a handler with several parameters into the arguments of a call."""
     if isinstance(item, dict):
         return (), cast("dict[str, Any]", item)
     if isinstance(item, (list, tuple)):

@@ -1,13 +1,13 @@
-"""What the user of a command got wrong, or what went wrong in the user's code."""
+"""The error of a command: a mistake of its user, or a failure."""
 
 from __future__ import annotations
 
 
 class CommandError(ValueError):
-    """The user's: the message tells it in one line, with what would be right.
+    """A command can't be carried out; its message is one line, which says how to correct a mistake.
 
     Attributes:
-        exit_code: What the command ends with: 2 for a mistake in the command, 1 for anything else.
+        exit_code: The exit code of the command: 2 for a mistake in the command, 1 for any other.
     """
 
     def __init__(self, message: str, exit_code: int = 2) -> None:

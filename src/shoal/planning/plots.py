@@ -1,6 +1,6 @@
-"""What a simulation or a measurement shows, as an image. It needs ``pip install 'shoal[plot]'``.
+"""Plots of simulations and measurements. They need ``pip install 'shoal[plot]'``.
 
-For ``shoal tune`` it shows why options were named: run times by size, and what waiting does.
+The plot of ``shoal tune`` shows run times by size, and the p99 by waiting time.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _SHARES: Final = (50, 99)
 
 
 def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
-    """Draws how long requests took, how that went with time, and how large the batches were.
+    """Draws the latencies of requests, their course over time, and the sizes of batches.
 
     Args:
         simulation: What to draw.
-        path: Where to save the image; its ending says of which kind it is: ``.png``, ``.svg``.
+        path: Where to save the image; its suffix selects the format: ``.png``, ``.svg``.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: No request was answered, or the path's ending is of no kind of image.
+        ValueError: No request was answered, or the path's suffix is no image format.
     """
     answered = sorted(latency for latency in simulation.latency_s if latency == latency)
     if not answered:
@@ -57,7 +57,7 @@ def plot(simulation: Simulation, path: str | PathLike[str]) -> None:
 
 
 def new_figure(width: float) -> Any:
-    """Makes an empty figure, of a width in inches.
+    """Returns an empty figure of a width in inches.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -75,7 +75,7 @@ def new_figure(width: float) -> Any:
 
 
 def tidy(axes: Any) -> None:
-    """Gives axes the look that all have."""
+    """Applies the common style to axes."""
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
@@ -83,18 +83,18 @@ def tidy(axes: Any) -> None:
 
 def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
     count = len(answered)
-    # A thousand points are as many as can be seen.
-    places = sorted({round(at * (count - 1) / 1000) for at in range(1001)})
+    # More than a thousand points can't be distinguished.
+    indices = sorted({round(at * (count - 1) / 1000) for at in range(1001)})
     axes.plot(
-        [answered[place] * 1e3 for place in places],
-        [(place + 1) / count for place in places],
+        [answered[index] * 1e3 for index in indices],
+        [(index + 1) / count for index in indices],
         color=_COLORS[DispatchReason.FULL],
     )
     for share, style in zip(_SHARES, (":", "--"), strict=True):
         latency = answered[math.ceil(count * share / 100) - 1]
         label = f"p{share} {duration(latency)}"
         axes.axvline(latency * 1e3, color="#444444", linestyle=style, linewidth=1, label=label)
-    axes.set(xlabel="milliseconds", ylabel="part of the requests answered within", ylim=(0, 1.02))
+    axes.set(xlabel="milliseconds", ylabel="share of requests answered within", ylim=(0, 1.02))
     if answered[-1] > 20 * answered[0] > 0:
         axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
@@ -103,7 +103,7 @@ def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
 
 
 def _draw_course(axes: Any, simulation: Simulation) -> None:
-    """Draws the latencies by time of arrival; a line that rises to the end tells of overload."""
+    """Draws the latencies by time of arrival. A curve that rises to the end shows overload."""
     pairs = zip(simulation.arrived_at, simulation.latency_s, strict=True)
     points = [(at, latency) for at, latency in pairs if latency == latency]
     first_at, last_at = points[0][0], points[-1][0]
@@ -119,7 +119,7 @@ def _draw_course(axes: Any, simulation: Simulation) -> None:
     for (share, heights), color in zip(drawn.items(), ("#0f7c8a", "#d9843b"), strict=True):
         axes.plot(moments, heights, color=color, label=f"p{share}", linewidth=1.4)
     axes.set(xlabel="time of arrival, seconds", ylabel="milliseconds", ylim=(0, None))
-    axes.set_title("Latency with time")
+    axes.set_title("Latency over time")
     tidy(axes)
 
 
@@ -141,7 +141,7 @@ def _draw_sizes(axes: Any, simulation: Simulation) -> None:
         color=[_COLORS[reason] for reason in by_reason],
         label=[f"{reason}: {len(sizes):,}" for reason, sizes in by_reason.items()],
     )
-    axes.set(xlabel="size of a batch", ylabel="part of the batches")
+    axes.set(xlabel="size of a batch", ylabel="share of batches")
     axes.set_title(f"Batches, of {simulation.mean_batch:.3g} requests on average")
     tidy(axes)
 
@@ -153,13 +153,13 @@ def plot_tuning(
 
     Args:
         measured: The run times.
-        search: What was looked for.
-        candidates: What was found, the best first.
+        search: The search, with its target.
+        candidates: The simulated pairs of options, the best first.
         path: Where to save the image.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: The path's ending is of no kind of image.
+        ValueError: The path's suffix is no image format.
     """
     figure = new_figure(11)
     times, found = figure.subplots(1, 2)
@@ -185,15 +185,15 @@ def _draw_run_times(axes: Any, measured: Measured) -> None:
 
 
 def _draw_candidates(axes: Any, search: Search, candidates: Sequence[Candidate]) -> None:
-    """Draws a line for each size; one that is cut off at the top falls behind."""
+    """Draws a curve for each size. Values above 10 times the target are cut off at the top."""
     target_ms = search.p99_s * 1e3
     top_ms = target_ms * 10
     by_size = sorted(candidates, key=lambda one: (one.max_batch_size, one.batch_wait_timeout_s))
     for size, group in groupby(by_size, key=lambda one: one.max_batch_size):
-        line = list(group)
+        curve = list(group)
         axes.plot(
-            [one.batch_wait_timeout_s * 1e3 for one in line],
-            [min(one.p99_s * 1e3, top_ms) for one in line],
+            [one.batch_wait_timeout_s * 1e3 for one in curve],
+            [min(one.p99_s * 1e3, top_ms) for one in curve],
             ".-",
             label=f"{size}",
         )

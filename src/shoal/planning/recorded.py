@@ -1,8 +1,8 @@
-"""Traffic that was recorded: a file with a line for each request.
+"""Reads recorded traffic: a file with a line for each request.
 
-CSV has a header that names its columns, or, without one, the times alone. NDJSON has an object a
-line. A time is a number of seconds or an ISO 8601 date; the first is taken as the beginning. Logs
-are written when requests end, so the lines need not be in order.
+CSV has a header with the names of its columns; a CSV file without a header contains only times.
+NDJSON has one object per line. A time is a number of seconds or an ISO 8601 date, and the earliest
+becomes 0. Lines may be in any order, since logs are written when requests end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Item(NamedTuple):
-    """What a recorded request passes, as far as batches are formed by it.
+    """The properties of a recorded request's item that matter for forming batches.
 
     Attributes:
         cost: How much of ``max_batch_size`` it takes up.
@@ -39,9 +39,9 @@ class Recording:
     """A trace that was read from a file.
 
     Attributes:
-        arrivals: Its requests, in order of time; the first comes at 0.
-        columns: Which columns of ours it has.
-        unknown: Which others it has, whose values mean nothing here.
+        arrivals: Its requests, in order of time; the first arrives at 0.
+        columns: The known columns that it has.
+        unknown: Its other columns, which are ignored.
     """
 
     arrivals: list[Arrival]
@@ -54,7 +54,7 @@ def read_trace(path: Path) -> Recording:
 
     Args:
         path: A file whose name ends in ``.ndjson`` or ``.jsonl``; anything else is read as CSV. Its
-            columns: ``at``, and if wanted ``priority``, ``deadline_s``, ``queue_timeout_s``,
+            columns: ``at``, and optionally ``priority``, ``deadline_s``, ``queue_timeout_s``,
             ``cost`` and ``bucket``.
 
     Raises:
@@ -101,11 +101,11 @@ def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str,
     reader = csv.reader(lines)
     names: list[str] | None = None
     for cells in reader:
-        if not any(waiter.strip() for waiter in cells):
+        if not any(cell.strip() for cell in cells):
             continue
         where = f"{path}, line {reader.line_num}"
         if names is None:
-            names = [waiter.strip() for waiter in cells]
+            names = [cell.strip() for cell in cells]
             if len(cells) > 1 or not _is_a_time(cells[0]):
                 continue
             names = ["at"]
@@ -114,7 +114,7 @@ def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str,
                 f"{where}: want {len(names)} cells ({', '.join(names)}), got {len(cells)}"
             )
         pairs = zip(names, cells, strict=True)
-        yield where, {name: waiter.strip() for name, waiter in pairs if waiter.strip()}
+        yield where, {name: cell.strip() for name, cell in pairs if cell.strip()}
 
 
 def _arrival(where: str, row: dict[str, Any]) -> Arrival:
@@ -143,9 +143,9 @@ def _time(value: Any) -> float:
     return seconds
 
 
-def _is_a_time(waiter: str) -> bool:
+def _is_a_time(cell: str) -> bool:
     try:
-        _time(waiter)
+        _time(cell)
     except ValueError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""What to read from a simulation, as text for people and as data for programs."""
+"""The result of a simulation, as text for people and as data for programs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _PERCENTILES: Final = (50, 90, 99, 99.9)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Returns the percentiles that are told of times; those that are not numbers don't count."""
+    """Returns the reported percentiles and the maximum of times; NaN values are left out."""
     ordered = sorted(value for value in values if value == value)
     if not ordered:
         return {}
-    told = {
+    found = {
         f"p{percent:g}": ordered[math.ceil(len(ordered) * percent / 100) - 1]
         for percent in _PERCENTILES
     }
-    return {**told, "max": ordered[-1]}
+    return {**found, "max": ordered[-1]}
 
 
 def as_data(simulation: Simulation) -> dict[str, Any]:
-    """Returns what a simulation showed, for JSON; times in seconds."""
+    """Returns the result of a simulation for JSON; times in seconds."""
     return {
         "requests": len(simulation.outcomes),
         "outcomes": {str(outcome): count for outcome, count in simulation.count.items()},
@@ -43,7 +43,7 @@ def as_data(simulation: Simulation) -> dict[str, Any]:
 
 
 def as_facts(simulation: Simulation) -> str:
-    """Returns what a simulation showed, a fact a line."""
+    """Returns the result of a simulation as lines of text."""
     count = len(simulation.outcomes)
     batches = len(simulation.batches)
     ends = [
@@ -52,20 +52,22 @@ def as_facts(simulation: Simulation) -> str:
         if ended
     ]
     reasons = [
-        f"{reason} {percent(cut / batches)}" for reason, cut in simulation.reasons.items() if cut
+        f"{reason} {percent(dispatched / batches)}"
+        for reason, dispatched in simulation.reasons.items()
+        if dispatched
     ]
     return facts(
         [
             ("requests", ", ".join(ends)),
             ("latency", _times(simulation.latency_s)),
-            ("wait in line", _times(simulation.waits_s())),
+            ("wait in queue", _times(simulation.waits_s())),
             ("batches", f"{batches:,}, of {three_digits(simulation.mean_batch)} on average"),
-            ("cut because", ", ".join(reasons)),
+            ("dispatched because", ", ".join(reasons)),
             ("handler busy", percent(simulation.busy_share)),
         ]
     )
 
 
 def _times(values: Sequence[float]) -> str:
-    told = percentiles(values)
-    return "  ".join(f"{name} {duration(value)}" for name, value in told.items()) or "-"
+    found = percentiles(values)
+    return "  ".join(f"{name} {duration(value)}" for name, value in found.items()) or "-"

@@ -1,4 +1,4 @@
-"""Results as text for people: tables, and numbers with their units."""
+"""Formats results as text for people: tables, and numbers with their units."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ if TYPE_CHECKING:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lays out a table: the first column to the left, the figures to the right."""
+    """Formats a table with the first column aligned left and the others aligned right."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines: list[str] = []
     for row in (heads, ["-" * width for width in widths], *rows):
-        cells = [waiter.rjust(width) for waiter, width in zip(row, widths, strict=True)]
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         cells[0] = row[0].ljust(widths[0])
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """Lays out names and what is to be said of each, one a line."""
+    """Formats pairs of a name and a value, one per line."""
     width = max(len(name) for name, _ in pairs)
     return "\n".join(f"{name:{width}}  {value}".rstrip() for name, value in pairs)
 
 
 def duration(seconds: float) -> str:
-    """Writes a time with three digits and a unit that fits: ``2.5 ms``."""
+    """Formats a time with three digits and a suitable unit: ``2.5 ms``."""
     if math.isnan(seconds):
         return "-"
     if seconds >= 1 or seconds == 0:
@@ -38,12 +38,12 @@ def duration(seconds: float) -> str:
 
 
 def three_digits(number: float) -> str:
-    """Writes a number with three digits, or all those before the point."""
+    """Formats a number with three digits, or with all its integer digits if it has more."""
     if math.isnan(number):
         return "-"
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def percent(share: float) -> str:
-    """Writes a share of 0 to 1 as percent."""
+    """Formats a share from 0 to 1 as a percentage."""
     return f"{share:.0%}" if share == 0 or share >= 0.01 else f"{share:.1%}"

@@ -1,6 +1,6 @@
-"""Traffic that is made up: when requests come, for `simulate`.
+"""Synthetic traffic for `simulate`.
 
-Each function gives the times of arrival in seconds, ascending, one by one, so that a long trace
+Each function yields times of arrival in seconds, in ascending order, lazily, so that a long trace
 needs no memory. The same seed gives the same times.
 """
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 def constant(rate: float, duration_s: float) -> Iterator[float]:
-    """Requests at equal distances.
+    """Generates requests at equal intervals.
 
     Args:
         rate: Requests a second.
-        duration_s: For how long they come, in seconds.
+        duration_s: For how long requests arrive, in seconds.
     """
     _check(rate=rate, duration_s=duration_s)
-    return (place / rate for place in range(math.ceil(rate * duration_s)))
+    return (number / rate for number in range(math.ceil(rate * duration_s)))
 
 
 def poisson(rate: float, duration_s: float, *, seed: int = 0) -> Iterator[float]:
-    """Requests of many callers who know nothing of each other.
+    """Generates requests of many independent callers.
 
     Args:
         rate: Requests a second, on average.
-        duration_s: For how long they come, in seconds.
-        seed: What the times are drawn from.
+        duration_s: For how long requests arrive, in seconds.
+        seed: The seed of the random times.
     """
     _check(rate=rate, duration_s=duration_s)
     return _thinned(rate, lambda _at: 1.0, duration_s, seed)
@@ -40,20 +40,20 @@ def poisson(rate: float, duration_s: float, *, seed: int = 0) -> Iterator[float]
 def bursty(
     rate: float, duration_s: float, *, on_s: float = 1.0, off_s: float = 4.0, seed: int = 0
 ) -> Iterator[float]:
-    """Bursts with nothing in between; within a burst requests come as in `poisson`.
+    """Generates bursts with pauses in between; within a burst requests arrive as in `poisson`.
 
     Args:
         rate: Requests a second, on average over bursts and pauses.
-        duration_s: For how long they come, in seconds.
+        duration_s: For how long requests arrive, in seconds.
         on_s: How long a burst lasts, in seconds.
         off_s: How long the pause after it lasts, in seconds.
-        seed: What the times are drawn from.
+        seed: The seed of the random times.
     """
     _check(rate=rate, duration_s=duration_s, on_s=on_s)
     if not 0 <= off_s < math.inf:
         raise ValueError(f"off_s must be at least 0, not {off_s!r}")
     period_s = on_s + off_s
-    # Drawn for the bursts alone, on a clock that stands still in the pauses.
+    # Times are drawn on a clock that runs during bursts only.
     whole, rest_s = divmod(duration_s, period_s)
     for_s = whole * on_s + min(rest_s, on_s)
     busy = _thinned(rate * period_s / on_s, lambda _at: 1.0, for_s, seed)
@@ -63,14 +63,14 @@ def bursty(
 def diurnal(
     rate: float, duration_s: float, *, period_s: float = 86400.0, swing: float = 0.8, seed: int = 0
 ) -> Iterator[float]:
-    """A rate that rises and falls like a day's, from its lowest to its lowest.
+    """Generates a rate that rises and falls like over a day, from lowest to lowest.
 
     Args:
         rate: Requests a second, on average over a period.
-        duration_s: For how long they come, in seconds.
+        duration_s: For how long requests arrive, in seconds.
         period_s: How long a day lasts, in seconds.
-        swing: By which part of `rate` the highest and the lowest rate differ from it, 0 to 1.
-        seed: What the times are drawn from.
+        swing: The difference of the highest and lowest rate from `rate`, as a share of it, 0 to 1.
+        seed: The seed of the random times.
     """
     _check(rate=rate, duration_s=duration_s, period_s=period_s)
     if not 0 <= swing <= 1:
@@ -86,7 +86,7 @@ def diurnal(
 def _thinned(
     rate: float, share: Callable[[float], float], duration_s: float, seed: int
 ) -> Iterator[float]:
-    """Draws the times of a Poisson process, and keeps the share of them that is wanted then."""
+    """Draws times of a Poisson process, and keeps the given share of them, which varies by time."""
     chance = random.Random(seed)  # noqa: S311 - no secret is drawn
     at = chance.expovariate(rate)
     while at < duration_s:

@@ -1,11 +1,12 @@
-"""Which options meet a target: every pair of a size and a wait, simulated with measured run times.
+"""Finds options that meet a target: simulates pairs of size and wait with measured run times.
 
-Best is what meets the target up to the highest rate: that is what is left for more traffic, and for
-a handler that is slower than it was measured. Of equals it is the one with the lower latency.
+The best pair is the one that meets the target up to the highest rate: it leaves the largest margin
+for more traffic, and for a handler that is slower than measured. Of equal pairs, the one with the
+lower latency is best.
 
-The rival is the pair that keeps the handler least busy. It always waits for as long as the target
-lets it, and so turns a device that nobody else wants into latency; where others do want it the
-table shows how busy each pair keeps it.
+The alternative was to choose the pair that keeps the handler least busy. That pair always waits as
+long as the target allows, which adds latency to save time on a device that nothing else uses. For a
+shared device, the table shows how busy each pair keeps it.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ if TYPE_CHECKING:
     from shoal.planning.measuring import Measured
 
 _WAITS: Final = (0.0, 1 / 8, 1 / 4, 1 / 2)
-"""Parts of the target."""
+"""The waits to try, as shares of the target."""
 _BISECTIONS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What one pair of options does.
+    """The simulated result of one pair of options.
 
     Attributes:
         max_batch_size: The option.
         batch_wait_timeout_s: The option, in seconds.
         p50_s: The time that half of the requests are answered within, in seconds.
-        p99_s: The same for 99%; a request that is not answered counts as an endless one.
+        p99_s: The same for 99%; the latency of an unanswered request counts as infinite.
         mean_batch: How many requests a batch had on average.
-        busy_share: For which part of the time the handler was busy, 0 to 1.
-        up_to: Up to how many requests a second the target is met, about; 0 if it is missed.
+        busy_share: The share of the time for which the handler was busy, 0 to 1.
+        up_to: The highest rate at which the target is met, approximate; 0 if it is missed.
     """
 
     max_batch_size: int
@@ -54,21 +55,21 @@ class Candidate:
 
     @property
     def meets_target(self) -> bool:
-        """Whether the target is met at the rate that was asked for."""
+        """Whether the target is met at the requested rate."""
         return self.up_to > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Looks for options for one handler, rate and target.
+    """A search for options for one handler, rate and target.
 
     Attributes:
-        options: The options that are not looked for.
+        options: The other options, which stay as they are.
         run_times: How long the handler takes.
         rate: Requests a second.
         p99_s: The target, in seconds.
-        requests: How many requests to simulate for each pair of options. The p99 of the usual
-            number is told by 200 of them, which is steady enough to choose by.
+        requests: How many requests to simulate for each pair of options. With the default, 200
+            requests are above the p99, which makes it stable enough to choose by.
     """
 
     options: BatchOptions
@@ -81,21 +82,21 @@ class Search:
         """Simulates every measured size with every wait.
 
         Args:
-            progress: Is told how far it is.
+            progress: Called with messages on the progress.
 
         Returns:
-            The best first, those that miss the target last.
+            The candidates, the best first, those that miss the target last.
 
         Raises:
-            Mistake: The options do not go with a size or a wait, or do not bound how many batches
-                run at once.
+            CommandError: The options conflict with a size or a wait, or do not limit concurrent
+                batches.
         """
         if self.options.max_concurrent_batches is None:
             raise CommandError(
-                "max_concurrent_batches=none has no size that is best: any rate can be served by "
-                "as many batches at once; give a number to tune for"
+                "max_concurrent_batches=none has no best size, because enough concurrent batches "
+                "can serve any rate; give a number to tune for"
             )
-        # With one request a batch there is nothing to wait for.
+        # A batch of one request never waits.
         pairs = [
             (size, _as_written(self.p99_s * part))
             for size in self.run_times.runs_s
@@ -109,7 +110,7 @@ class Search:
         return sorted(found, key=_worse)
 
     def most(self, size: int) -> float:
-        """Returns how many items a second the handler can do in batches of a size or less."""
+        """Returns how many items a second the handler can process in batches up to a size."""
         return self.options.slots * max(
             measured / self.run_times.usual_s(measured)
             for measured in self.run_times.runs_s
@@ -150,7 +151,7 @@ class Search:
 
 
 def _worse(candidate: Candidate) -> tuple[float, ...]:
-    """Gives the order of candidates; small differences are chance, and don't count."""
+    """Returns the sort key of a candidate; rounded, since small differences are random."""
     if not candidate.meets_target:
         return 1, candidate.p99_s, candidate.busy_share
     return (
@@ -162,11 +163,11 @@ def _worse(candidate: Candidate) -> tuple[float, ...]:
 
 
 def _percentile_of_all_s(simulation: Simulation, percent: float) -> float:
-    """Returns a percentile of the latencies of all requests, also of those not answered."""
-    told = sorted(latency if latency == latency else math.inf for latency in simulation.latency_s)
-    return told[max(0, math.ceil(len(told) * percent / 100) - 1)] if told else math.nan
+    """Returns a percentile of the latencies of all requests; unanswered ones count as infinite."""
+    times = sorted(latency if latency == latency else math.inf for latency in simulation.latency_s)
+    return times[max(0, math.ceil(len(times) * percent / 100) - 1)] if times else math.nan
 
 
 def _as_written(seconds: float) -> float:
-    """Rounds to two digits, as a person would write it."""
+    """Rounds to two digits."""
     return float(f"{seconds:.2g}")

@@ -1,1 +1,1 @@
-"""Where user code runs: in this event loop, in threads, in processes, on other machines."""
+"""Replicas, which run user code: in this event loop, in threads, in processes, in Ray actors."""

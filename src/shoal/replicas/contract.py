@@ -1,17 +1,16 @@
 """The contract of a replica: one running instance of a backend's code, wherever it runs.
 
-A replica is a task. Its supervisor runs `Replica.serve` in a nursery of its own; that the replica
-is ready, has died or has been stopped is what that call says, returns or raises, so there is
-nothing to poll and nothing to forget. Work comes from other tasks by `run` and `run_stream`, only
-between "ready" and the end.
+A replica is a task. Its supervisor runs `Replica.serve` in a nursery of its own. That call reports
+when the replica is ready, and returns or raises when it was stopped or has died, so nothing is
+polled. Other tasks send work by `run` and `run_stream`, only while the replica is ready.
 
-What the implementations share: no work is lost in silence. When a replica dies, each `run` that is
-under way raises `ReplicaDied`, and so does `serve`; in no order that a caller may rely on. It
-carries the tag of the replica (``replica=self.tag``), since code may also meet that of another
-replica, which it had called. Errors of the user's code keep their type wherever it can be had;
-foreign errors (of pipes, of pickle, of Ray) become Shoal's at this border, with their cause.
+All implementations guarantee that no work is lost silently. When a replica dies, `serve` and each
+`run` that is under way raise `ReplicaDied`, in no particular order. The error has the tag of the
+replica (``replica=self.tag``), because user code may also get a `ReplicaDied` of another replica
+that it called. Errors of user code keep their type where possible. Foreign errors (of pipes, of
+pickle, of Ray) are converted to Shoal's, with the original as the cause.
 
-`shoal.testing.check_replica` runs these promises against any implementation.
+`shoal.testing.check_replica` tests any implementation against this contract.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ class ReplicaOptions:
     """How the replicas of a backend run.
 
     Attributes:
-        start_timeout_s: How long a replica may take to start: to load its code, to run the
-            constructor, `reconfigure` and ``warm_up``; and over each later `reconfigure`. None for
-            no limit.
-        cancel_grace_s: How long work that was cancelled may go on before its process is killed.
-        python: The interpreter of process replicas, such as that of a virtual environment; this
-            one by default. It needs Shoal installed, without extras.
-        env: Environment variables for processes and Ray actors, over this process's own.
+        start_timeout_s: How long a replica may take to start: to load its code, and to run the
+            constructor, `reconfigure` and ``warm_up``. It also limits each later `reconfigure`.
+            None for no limit.
+        cancel_grace_s: How long cancelled work may keep running before its process is killed.
+        python: The interpreter of process replicas, such as that of a virtual environment; the
+            current one by default. Shoal must be installed there, without extras.
+        env: Environment variables for processes and Ray actors; they override this process's own.
         cpu_affinity: The CPUs of each process replica: the first one gets the first entry, and
-            after the last entry it starts over. None to leave it to the system.
-        max_memory_bytes: A process that has more resident memory than this is replaced once its
-            batch has ended, and killed if that batch takes it beyond twice as much.
-        shared_memory_bytes: The shared memory that a process replica has for large arrays, in each
-            direction; 0 for none. It takes up memory only as far as it is used.
-        log_lines: How many of the last lines that a process wrote are kept.
-        ray_options: What Ray is told about an actor: ``num_cpus``, ``num_gpus``, ``resources``,
+            after the last entry it starts over. None for no CPU affinity.
+        max_memory_bytes: A process with more resident memory than this is replaced after its
+            current batch. It is killed if that batch takes it beyond twice this limit.
+        shared_memory_bytes: The size of the shared memory for large arrays of a process replica, in
+            each direction; 0 for none. Only the used part takes up memory.
+        log_lines: How many of the last lines of a process's output are kept.
+        ray_options: The Ray options of an actor: ``num_cpus``, ``num_gpus``, ``resources``,
             ``runtime_env``, ``scheduling_strategy`` and so on.
     """
 
@@ -68,15 +67,15 @@ class ReplicaOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Blueprint:
-    """All that a replica is made from.
+    """The specification of a replica.
 
     Attributes:
-        identity: Its tag, and that of its backend.
-        number: Its place among the replicas of its backend, from 0: the lowest that no other one
-            has, so that with two replicas it is 0 or 1, and 2 only while one is being replaced.
+        identity: The tags of the replica and its backend.
+        number: Its index among the replicas of its backend, from 0: the lowest one that is free. So
+            two replicas have 0 and 1; 2 is used only while one of them is being replaced.
         definition: The user's code.
-        user_config: What `reconfigure` is told before the replica is ready; None for nothing.
-        options: How it runs.
+        user_config: The argument of `reconfigure` at the start; None to skip that call.
+        options: How the replica runs.
     """
 
     identity: Identity
@@ -90,14 +89,14 @@ class Replica(ABC):
     """One running instance of a backend's code.
 
     Attributes:
-        blueprint: What it is made from.
+        blueprint: The specification that it was made from.
     """
 
     on_call_out: Callable[[CallOut], Awaitable[Any]] | None = None
-    """Makes the calls that its code makes to endpoints, where the code is in another process.
+    """Makes the calls of the replica's code to endpoints, where the code is in another process.
 
-    It gives back the result; for a call that streams, an async context manager of an async
-    iterator. None refuses them.
+    It returns the result; for a streaming call, an async context manager of an async iterator. If
+    it is None, such calls are refused.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -105,79 +104,79 @@ class Replica(ABC):
 
     @property
     def tag(self) -> str:
-        """Its own tag, such as ``"embed#3"``."""
+        """The tag of the replica, such as ``"embed#3"``."""
         return self.blueprint.identity.replica
 
     @property
     def takes_work(self) -> bool:
-        """Whether it may take work, once it was ready, as far as is known here.
+        """Whether the replica may accept work, once it was ready, as far as this process knows.
 
-        It is a hint: one that has died may not be known to have. But it is False from the moment
-        when it was killed, by whomever in this process.
+        This is a hint: the death of a replica may not be known yet. But it is False as soon as this
+        process has killed the replica.
         """
         return True
 
     @abstractmethod
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
-        """Lives: starts, is ready, and goes on until it is stopped or dies. Called once.
+        """Runs the replica: starts it, and waits until it is stopped or dies. Called once.
 
-        Starting is, in this order: load the code, construct a class with its init args,
+        A start does, in this order: load the code, construct a class with its init args, call
         ``reconfigure(user_config)`` if there is a user config, ``warm_up()`` if the code has one.
-        ``start_timeout_s`` holds for all of it.
+        ``start_timeout_s`` limits all of it.
 
         Args:
-            task_status: Told the description when the replica is ready for work.
+            task_status: Receives the description when the replica is ready for work.
 
         Returns:
-            When it was stopped by `stop`; its code's ``close()`` has been called, if it has one.
+            When `stop` has stopped it, after its code's ``close()`` was called, if it has one.
 
         Raises:
-            ReplicaNotStarted: It did not become ready. The cause is what the code raised, where
-                that can be had.
-            ReplicaDied: It died, or was killed, once it was ready.
+            ReplicaNotStarted: It did not become ready. The cause is what the code raised, if
+                available.
+            ReplicaDied: It died or was killed after it was ready.
 
-        Cancellation: ends the replica at once; work that is under way raises `ReplicaDied`.
+        Cancellation: ends the replica at once; work under way raises `ReplicaDied`.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Asks the replica to end, once it has no more work. Idempotent.
+        """Asks the replica to end when it has no more work. Idempotent.
 
-        The supervisor takes care that no work is under way, or does not mind that it dies with it.
+        The supervisor waits until no work is under way, or accepts that such work is lost.
         """
 
     @abstractmethod
     def kill(self, reason: str) -> None:
-        """Ends the replica at once: work that is under way raises `ReplicaDied` with the reason.
+        """Ends the replica at once: work under way raises `ReplicaDied` with the reason.
 
-        Idempotent. Code in a thread of this process can't be killed: it is abandoned, its work
-        raises at once, and `serve` ends when the thread does.
+        Idempotent. Code in a thread of this process can't be killed: the thread is abandoned, its
+        work raises at once, and `serve` ends when the thread does.
         """
 
     @abstractmethod
     async def run(self, method: str, items: list[Any]) -> Any:
         """Runs a unary method on a batch.
 
-        The engine's batch is `shoal.current_batch()` here, and is so for the code as well: its id,
+        `shoal.current_batch()` is the batcher's batch, here and in the code: its id, dispatch
         reason, and requests with their metadata and deadlines.
 
         Args:
-            method: Its name.
+            method: The name of the method.
             items: The items, as `shoal.batching.handlers.binding.Binding` makes them: bare for a
                 method of one parameter, tuples in the order of the parameters otherwise. One item
-                where the method is not batched.
+                if the method is not batched.
 
         Returns:
-            What the code gave back, unchecked; for a method that is not batched, a list of its one
+            The code's return value, unchecked; for a method that is not batched, a list of its one
             result.
 
         Raises:
             ReplicaDied: The replica died first, or is not ready.
             Exception: What the code raised.
 
-        Cancellation: goes on to async code. Plain code in a thread is waited for. A process is
-        told; when its work has not ended after ``cancel_grace_s`` it is killed. Either way the call
-        ends only when the work has.
+        Cancellation: is passed on to async code. Plain code in a thread is waited for. A process is
+        notified, and killed if its work has not ended after ``cancel_grace_s``. In each case the
+        call ends only when the work has ended.
         """
 
     @abstractmethod
@@ -185,7 +184,7 @@ class Replica(ABC):
         """Runs a generator method on a batch, step by step.
 
         Args:
-            method: Its name.
+            method: The name of the method.
             items: As for `run`.
 
         Yields:
@@ -194,65 +193,65 @@ class Replica(ABC):
         Raises:
             Exception: As `run`.
 
-        Cancellation: as for `run`. Closing the generator closes the code's own.
+        Cancellation: as for `run`. Closing the generator closes the code's generator.
         """
 
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
-        """Runs a method on a batch that takes requests while it runs.
+        """Runs a method on an open batch, which takes requests while it runs.
 
-        Only code in this event loop can be given one.
+        Only code in this event loop can take one.
 
         Raises:
             TypeError: The code runs elsewhere.
             Exception: As `run`.
 
-        Cancellation: goes on to the code.
+        Cancellation: is passed on to the code.
         """
         raise self._takes_no_open_batches()
 
     def open_binding(self, method: str) -> Binding:
-        """Returns how calls become requests of a method that takes an open batch.
+        """Returns the binding of calls to requests for a method that takes an open batch.
 
         Raises:
-            TypeError: The method takes none, or the code runs elsewhere.
+            TypeError: The method takes no open batch, or the code runs elsewhere.
         """
         raise self._takes_no_open_batches()
 
     def _takes_no_open_batches(self) -> TypeError:
         return TypeError(
-            f"{self.tag} runs outside of this event loop, and an open batch can't leave it; "
+            f"{self.tag} runs outside of this event loop, and open batches work only inside it; "
             "use placement='task'"
         )
 
     @abstractmethod
     async def reconfigure(self, user_config: Any) -> None:
-        """Gives a new user config to the code's ``reconfigure``; work may be under way.
+        """Calls the code's ``reconfigure`` with a new user config; work may be under way.
 
         Raises:
             ReplicaDied: The replica died first, or is not ready.
             Exception: What the code raised.
 
-        Cancellation: goes on to async code. Where the code goes on for longer than
-        ``cancel_grace_s``, the replica is killed: what it is told next must be the last.
+        Cancellation: is passed on to async code. If the code keeps running for longer than
+        ``cancel_grace_s``, the replica is killed, so that it can't overwrite a later user config.
         """
 
     @abstractmethod
     async def check_health(self) -> None:
-        """Checks that the replica answers, and asks the code's ``health()`` if it has one.
+        """Checks that the replica answers, and calls the code's ``health()`` if it has one.
 
-        It works while work is under way. A plain ``health()`` may run beside that work, in another
-        thread. Giving back False is as good as raising.
+        It also works while work is under way. A plain ``health()`` may run at the same time, in
+        another thread. Returning False has the same effect as raising.
 
         Raises:
-            Exception: It is not healthy; of whatever type.
+            Exception: It is not healthy; any type is possible.
 
-        Cancellation: the check is given up; the replica goes on.
+        Cancellation: abandons the check; the replica keeps running.
         """
 
-    def drain(self) -> None:  # noqa: B027 - most have nothing to do
-        """Tells code elsewhere that its backend begins to end, by `current_batch().draining`.
+    def drain(self) -> None:  # noqa: B027 - optional for subclasses
+        """Sets `current_batch().draining` for code elsewhere, because its backend is shutting down.
 
-        Code in this event loop is told by its batcher. Work goes on; idempotent.
+        For code in this event loop the batcher does that. Work continues. Idempotent.
         """
 
     def memory_bytes(self) -> int | None:
@@ -261,4 +260,4 @@ class Replica(ABC):
 
 
 Placement: TypeAlias = Callable[[Blueprint], Replica]
-"""What makes replicas: ``"task"``, ``"thread"``, ``"process"`` and ``"ray"`` stand for ours."""
+"""A factory of replicas; Shoal's own are ``"task"``, ``"thread"``, ``"process"`` and ``"ray"``."""

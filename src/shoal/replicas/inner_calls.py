@@ -1,7 +1,7 @@
-"""The calls that plain code in a thread waits for while it does somebody's work.
+"""The calls that plain code in a thread blocks on, and their cancellation.
 
-A thread can't be interrupted, but what it waits for can be given up; so when nobody wants its work
-any more, the calls that it makes for that work end, and the thread goes on with an error.
+A thread can't be interrupted, but the calls that it waits for can be cancelled. So when its work is
+cancelled, the calls that it makes for that work end, and the thread continues with an error.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class InnerCalls:
-    """The calls that one piece of work waits for; used from its thread and from the event loop.
+    """The calls that one piece of work waits for. Used from its thread and from the event loop.
 
     Attributes:
-        is_cancelled: Whether the work is not wanted any more.
+        is_cancelled: Whether the work was cancelled.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class InnerCalls:
 
     @contextmanager
     def waiting(self, give_up: Callable[[], object]) -> Generator[None]:
-        """Notes how the call is given up that is waited for in the block."""
+        """Registers the call that the block waits for; `give_up` cancels it."""
         with self._lock:
             self._waiting.add(give_up)
             is_cancelled = self.is_cancelled
@@ -42,7 +42,7 @@ class InnerCalls:
                 self._waiting.discard(give_up)
 
     def cancel(self) -> None:
-        """Gives them up, and those that are begun from now on."""
+        """Cancels the calls that are waited for, and all later ones."""
         with self._lock:
             self.is_cancelled = True
             waiting = tuple(self._waiting)
@@ -51,12 +51,12 @@ class InnerCalls:
 
 
 inner_calls: Final[ContextVar[InnerCalls]] = ContextVar("shoal.inner_calls")
-"""Those of the work that this thread does."""
+"""The calls of the work that this thread does."""
 
 
 @contextmanager
 def waited_for(calls: InnerCalls | None = None) -> Generator[InnerCalls]:
-    """Notes the calls that plain code makes which is begun in the block."""
+    """Collects the calls of the plain code that is started in the block."""
     calls = InnerCalls() if calls is None else calls
     token = inner_calls.set(calls)
     try:

@@ -1,4 +1,4 @@
-"""The placements by their names: what makes the replicas of a backend."""
+"""The placements, which create the replicas of a backend, by name."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _HERE: Final[Mapping[str, Placement]] = {
     "thread": ThreadReplica,
     "process": ProcessReplica,
 }
-# By import paths, so that only who asks for one needs what its extra brings.
+# Import paths: the modules need an extra, and are imported only when used.
 _OF_EXTRAS: Final[Mapping[str, str]] = {"ray": "shoal.replicas.ray.replica:RayReplica"}
 
 
 def placement_of(placement: Any) -> Placement:
-    """Returns a placement by its name, by its import path, or as it is.
+    """Returns the placement for a name, an import path, or a callable.
 
     Args:
         placement: ``"task"``, ``"thread"``, ``"process"`` or ``"ray"``; or a callable that makes a
-            replica from its blueprint, or the import path of one.
+            replica from its blueprint, or the import path of such a callable.
 
     Raises:
-        ValueError: It is text, and no such name; or nothing is there by that import path.
-        TypeError: It is nothing that can be called.
+        ValueError: It is a string, but neither such a name nor an import path that exists.
+        TypeError: It is not callable.
         ModuleNotFoundError: Ray is not installed.
     """
     if isinstance(placement, str):
@@ -45,7 +45,7 @@ def placement_of(placement: Any) -> Placement:
 
 
 def placement_name(placement: Any) -> str:
-    """Returns what to call a placement in messages."""
+    """Returns the name of a placement for messages."""
     return placement if isinstance(placement, str) else qualified_name(placement)
 
 

@@ -1,4 +1,4 @@
-"""How another thread has something done in an event loop, without waiting for that."""
+"""Scheduling of calls in an event loop from other threads, without waiting for them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 class Soon(Protocol):
-    """Has a function called in the event loop, soon, from any thread."""
+    """Schedules a call of a function in the event loop; from any thread."""
 
     def __call__(self, function: Callable[..., object], *args: Any) -> None: ...
 
 
 def into_this_loop() -> tuple[str, Soon]:
-    """Returns the name of the event loop that runs the caller, and what reaches it from threads.
+    """Returns the name of the caller's event loop, and a function that schedules calls in it.
 
-    The latter raises a RuntimeError when the loop is closed.
+    That function raises a RuntimeError when the loop is closed.
     """
     native: Any = anyio.lowlevel.current_token().native_token
     if hasattr(native, "run_sync_soon"):
@@ -29,9 +29,9 @@ def into_this_loop() -> tuple[str, Soon]:
 
 
 def loop_of_caller() -> tuple[str, Soon]:
-    """Returns the name of the event loop that runs the caller, and what reaches it from threads.
+    """Returns the name of the caller's event loop, and a function that schedules calls in it.
 
-    What comes when the loop is closed is dropped.
+    Calls are dropped when the loop is closed.
     """
     name, hand_over = into_this_loop()
 

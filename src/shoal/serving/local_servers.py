@@ -1,4 +1,4 @@
-"""Where the servers of this user have their doors on this machine."""
+"""The paths of the admin sockets of this user's servers on this machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 
-def door_directory() -> Path:
-    """Returns the directory of the doors of all servers, which need not be there."""
+def admin_socket_directory() -> Path:
+    """Returns the directory of all servers' admin sockets, which need not exist."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     return Path(runtime, "shoal") if runtime else Path.home() / ".cache" / "shoal"
 
 
-def door(name: str) -> Path:
-    """Returns the UNIX socket of a server that was started by that name."""
-    return door_directory() / f"{name}.sock"
+def admin_socket(name: str) -> Path:
+    """Returns the path of the UNIX socket of a server that was started with that name."""
+    return admin_socket_directory() / f"{name}.sock"

@@ -1,4 +1,4 @@
-"""What backends and endpoints may be called, and which routes and methods an endpoint may have."""
+"""Checks of the names of backends and endpoints, and of the routes and methods of endpoints."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from shoal.errors import NoSuchName
 T = TypeVar("T")
 
 RESERVED: Final = "/-"
-"""Where the server's own routes are."""
+"""The path under which the server's own routes are."""
 
 DEFAULT_METHODS: Final = ("GET", "POST")
-"""The HTTP methods of an endpoint for which none are named, whoever declares it: Ray Serve's
-``create_endpoint`` has GET, with data in the query, and an item as JSON needs POST."""
+"""The HTTP methods of an endpoint by default. GET is the default of Ray Serve's
+``create_endpoint``, with data in the query; POST is for an item as JSON."""
 
 METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 TAG_FORM: Final = "a name has 1 to 64 of the characters A-Z a-z 0-9 _ . : -, and not dots alone"
-"""What a name looks like, for messages."""
+"""The form of a name, for messages."""
 
 _ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _TAG: Final = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.:-]{1,64}")
 
 
 def is_tag(tag: str) -> bool:
-    """Says whether text may name a backend or an endpoint.
+    """Returns whether text may name a backend or an endpoint.
 
-    A name stands in paths, in metrics and in the tags of replicas; so it is one plain word, and
-    none that a path would take for a step.
+    A name is used in paths, in metrics and in the tags of replicas. So it is one plain word, and
+    not dots alone, which a path would read as a relative step.
     """
     return _TAG.fullmatch(tag) is not None
 
@@ -40,12 +40,12 @@ def checked_tag(what: str, tag: Any) -> str:
     """Checks the name of a backend or an endpoint.
 
     Args:
-        what: What it is, for messages, such as ``"a backend's tag"``.
+        what: What the name is, for messages, such as ``"a backend's tag"``.
         tag: The name.
 
     Raises:
-        TypeError: It is no text.
-        ValueError: It is too long, empty, or has other characters than names have.
+        TypeError: It is not text.
+        ValueError: It is too long, empty, or has characters that are not allowed.
     """
     if not isinstance(tag, str):
         raise TypeError(f'{what} must be text such as "embed-v2", not {tag!r}')
@@ -55,12 +55,12 @@ def checked_tag(what: str, tag: Any) -> str:
 
 
 def not_there(kind: str, name: object, there: Iterable[str]) -> str:
-    """Says that there is no backend, or endpoint, of some name, and which there are.
+    """Returns the message for a name that no backend or endpoint has, with the names that exist.
 
     Args:
         kind: ``"backend"`` or ``"endpoint"``.
-        name: What was asked for.
-        there: The names of those that there are.
+        name: The name that was not found.
+        there: The names that exist.
     """
     return f"there is no {kind} {name!r}; there are: {', '.join(sorted(there)) or 'none'}"
 
@@ -69,11 +69,11 @@ def found(kind: str, name: Any, there: Mapping[str, T]) -> T:
     """Returns the backend, or endpoint, of some name.
 
     Raises:
-        NoSuchName: There is none of that name, which may be anything.
+        NoSuchName: There is none of that name; the name may be of any type.
     """
     try:
         one = there.get(name)
-    except TypeError:  # what can't be hashed is no name either
+    except TypeError:  # an unhashable value is not a name
         one = None
     if one is None:
         raise NoSuchName(not_there(kind, name, there))
@@ -85,7 +85,7 @@ def checked_route(route: Any) -> str | None:
 
     Raises:
         TypeError: It is neither text nor None.
-        ValueError: It is no path, or is reserved.
+        ValueError: It is not a path, is reserved, or no request could reach it.
     """
     return None if route is None else checked_path(route, f'route="/{str(route).strip("/")}"')
 
@@ -95,11 +95,11 @@ def checked_path(path: Any, line: str) -> str:
 
     Args:
         path: The path.
-        line: A line that would be right, for the message.
+        line: An example of a correct line, for the message.
 
     Raises:
-        TypeError: It is no text.
-        ValueError: It is no path, is reserved, or no request could reach it.
+        TypeError: It is not text.
+        ValueError: It is not a path, is reserved, or no request could reach it.
     """
     if not isinstance(path, str):
         raise TypeError(f"a path must be text, not {path!r}; write {line}")
@@ -117,7 +117,7 @@ def checked_path(path: Any, line: str) -> str:
 
 
 def _why_unreachable(path: str) -> str | None:
-    """Says why requests for a path come for another one, or not at all; None if they don't."""
+    """Returns why no request can have exactly this path; None if requests can have it."""
     if path.startswith("//"):
         return f'what follows "//" is taken for the name of a host; write "/{path.lstrip("/")}"'
     if {".", ".."} & set(path.split("/")):
@@ -130,16 +130,16 @@ def _why_unreachable(path: str) -> str | None:
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
-        return "it holds half a character, for which there is no form in a request"
+        return "it holds half of a surrogate pair, which can't be encoded as UTF-8"
     return None
 
 
 def checked_methods(methods: Any) -> tuple[str, ...]:
-    """Checks the methods of an endpoint, and writes them in capitals.
+    """Checks the methods of an endpoint, and returns them in capitals.
 
     Raises:
         TypeError: They are not names in a tuple or a list.
-        ValueError: There is none, or one that is unknown.
+        ValueError: There is no method, or an unknown one.
     """
     if isinstance(methods, str) or not isinstance(methods, Iterable):
         one = methods if isinstance(methods, str) else "POST"
@@ -149,7 +149,7 @@ def checked_methods(methods: Any) -> tuple[str, ...]:
         if not isinstance(method, str):
             raise TypeError(f'a method is a name such as "POST", not {method!r}')
         if method.upper() not in METHODS:
-            raise ValueError(f"{method!r} is no method; there are {', '.join(METHODS)}")
+            raise ValueError(f"{method!r} is not a method; there are {', '.join(METHODS)}")
         found.append(method.upper())
     if not found:
         raise ValueError('an endpoint needs a method; write methods=("POST",)')

@@ -1,9 +1,9 @@
-"""What a request that has no data is to code without annotations: its query parameters.
+"""Query parameters, which code without annotations gets from a request without a body.
 
 Ray Serve 1.x gives code a request, and its own examples read ``request.query_params["name"]``.
-A Starlette request would do for them, but only in the server's process, and not in a call from
-Python, which has no request. This is a dict, so it crosses to other processes, goes into JSON, and
-is what code expects that reads its data as ``data["name"]``.
+A Starlette request has that too, but exists only in the server's process, and a call from Python
+has no request. `Query` is a dict, so it can be sent to other processes and written as JSON, and
+code can read its data as ``data["name"]``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Query(dict[str, str]):
     """The query parameters of a request without a body; empty for a call without arguments.
 
-    As a dict it has the last value of each name.
+    As a dict it maps each name to its last value.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
@@ -34,7 +34,7 @@ class Query(dict[str, str]):
 
     @property
     def query_params(self) -> Self:
-        """Itself: what Ray Serve's code asks of its request."""
+        """This object, under the name that code for Ray Serve uses."""
         return self
 
     def getlist(self, name: str) -> list[str]:
@@ -57,10 +57,10 @@ class Query(dict[str, str]):
 
 
 def takes_query(signature: Signature) -> bool:
-    """Says whether code takes one item of any kind, so that a query as a whole can be the item.
+    """Returns whether code takes one item of any kind, so that a whole query can be the item.
 
     Args:
-        signature: That of the call of one item.
+        signature: The signature of a call with one item.
     """
     parameters = list(signature.parameters.values())
     return len(parameters) == 1 and parameters[0].annotation in (Parameter.empty, Any)
@@ -72,9 +72,9 @@ def item_without_data(
     """Returns the item of a call without arguments, for code that takes a request.
 
     Args:
-        signature: That of the call of one item.
-        method: The HTTP method that the call stands for.
-        headers: The headers that it has.
+        signature: The signature of a call with one item.
+        method: The call's HTTP method.
+        headers: The call's headers.
 
     Returns:
         An empty query, or a Starlette request; None for code that takes something else.
@@ -85,7 +85,7 @@ def item_without_data(
     annotation = parameters[0].annotation
     if takes_query(signature):
         return Query()
-    # Without an import: whoever annotates so has Starlette, and others need not have it.
+    # Compared by name, since Starlette need not be installed for other code.
     if getattr(annotation, "__module__", None) == "starlette.requests":
         return annotation(_scope(method or "GET", headers or {}), _no_body)
     return None

@@ -1,4 +1,4 @@
-"""What a controller says of itself: frozen snapshots, of what JSON can carry."""
+"""The status of a controller: frozen snapshots whose values JSON can carry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 BackendState = Literal["starting", "ready", "degraded", "unavailable", "draining"]
-"""``degraded`` has fewer replicas than it should, ``unavailable`` none, and can't start one."""
+"""``degraded``: fewer replicas are ready than wanted. ``unavailable``: none is ready after one has
+died or could not be started, or a batcher broke."""
 
 ReplicaState = Literal["starting", "ready", "draining", "stopping"]
 
@@ -17,11 +18,11 @@ class ReplicaStatus:
     """One replica.
 
     Attributes:
-        tag: Its tag.
-        state: Where it is in its life.
-        ongoing: How many requests it runs.
-        batches: How many batches it has run.
-        memory_bytes: Its resident memory; None where it shares the server's.
+        tag: The replica's tag.
+        state: The stage of its life.
+        ongoing: The number of requests that it runs.
+        batches: The number of batches that it has been given.
+        memory_bytes: Its resident memory; None if it runs in the server's process.
     """
 
     tag: str
@@ -36,20 +37,20 @@ class BackendStatus:
     """One backend.
 
     Attributes:
-        tag: Its tag.
-        code: What it runs: an import path, or the name of an object.
+        tag: The backend's tag.
+        code: The code that it runs: an import path, or the name of an object.
         placement: Where its replicas run.
-        state: How it is.
-        wanted: How many replicas it should have.
-        replicas: Those it has.
-        queued: Requests in line.
-        ongoing: Requests in replicas.
-        requests: Requests that have come to an end, by whatever end.
-        errors: Those that failed.
-        starts: Replicas that were started.
-        deaths: Replicas that died, or were killed.
-        restarts: Replicas that were started in place of one that died.
-        failure: Why the last replica died or could not be started; None if all is well.
+        state: Its state.
+        wanted: The number of replicas that it should have.
+        replicas: The replicas that it has.
+        queued: The number of requests in the queue.
+        ongoing: The number of requests in replicas.
+        requests: The number of requests that have ended, in whatever way.
+        errors: The number of requests that failed.
+        starts: The number of replicas that were started.
+        deaths: The number of replicas that died, or were killed.
+        restarts: The number of replicas that were started in place of one that died.
+        failure: Why the last replica died or could not be started; None if nothing is wrong.
     """
 
     tag: str
@@ -75,12 +76,13 @@ class ShadowStatus:
     Attributes:
         backend: The backend.
         proportion: The share of the requests that is copied, from 0 to 1.
-        compare: What compares the answers: an import path, or the name of an object; None without.
-        sent: Requests that were copied.
-        dropped: Those that were not, since too many copies were under way.
-        failed: Copies that failed.
-        agreed: Answers that were found to be alike.
-        disagreed: Answers that were not.
+        compare: The function that compares the answers, as an import path or the name of an object;
+            None if they are not compared.
+        sent: The number of requests that were copied.
+        dropped: The number that were not copied since too many copies were running.
+        failed: The number of copies that failed.
+        agreed: The number of comparisons that found the answers equal.
+        disagreed: The number of comparisons that found them different.
         latency_s: The sum of the copies' latencies, in seconds.
     """
 
@@ -100,14 +102,14 @@ class EndpointStatus:
     """One endpoint.
 
     Attributes:
-        name: Its name.
-        route: Its path; None if it is for handles alone.
-        methods: The HTTP methods that it answers.
-        traffic: The share of each backend; empty while it holds its requests.
+        name: The endpoint's name.
+        route: Its path; None if only handles can call it.
+        methods: The HTTP methods that it accepts.
+        traffic: The share of each backend; empty if none is set, and requests wait.
         shadows: Its shadow traffic.
-        held: Requests that wait for traffic to be set.
-        requests: Requests that came.
-        errors: Those that failed.
+        held: The number of requests that wait for traffic to be set.
+        requests: The number of requests received.
+        errors: The number of requests that failed.
     """
 
     name: str
@@ -122,11 +124,11 @@ class EndpointStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """All of a controller.
+    """The status of a controller.
 
     Attributes:
-        backends: Its backends, by tag.
-        endpoints: Its endpoints, by name.
+        backends: The status of each backend, by tag.
+        endpoints: The status of each endpoint, by name.
     """
 
     backends: Mapping[str, BackendStatus] = field(default_factory=dict[str, BackendStatus])

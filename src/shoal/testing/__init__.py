@@ -1,8 +1,8 @@
-"""What a test of code that batches needs: time that jumps, handlers played by hand, checks.
+"""Tools for testing code that batches: virtual time, scripted handlers, and checks.
 
-Nothing here knows a test framework. `shoal.testing.asgi` drives an application message by message.
-A name is loaded when it is first asked for, as in `shoal`: a worker process that plays a part in a
-check, and needs one small module of this package, then starts as fast as any other.
+They do not depend on a test framework. `shoal.testing.asgi` drives an application message by
+message. Names are loaded lazily, as in `shoal`, so that a worker process that takes part in a check
+and needs one small module of this package starts as fast as any other.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
 """Drives an ASGI application message by message, as a server and its client would.
 
-httpx's transport and Starlette's test client give a whole answer or none, so they can't show a
-stream under way, a client that leaves, or one that does not read. Here each message is one step of
-a test. No socket takes part, so it works in virtual time.
+httpx's transport and Starlette's test client return only whole responses, so they can't show a
+running stream, a client that disconnects, or one that does not read. Here each message is one step
+of a test. No sockets are used, so it works in virtual time.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _JSON = ("content-type", "application/json")
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer.
+    """A complete response.
 
     Attributes:
         status: The HTTP status.
-        headers: The headers, by their names in lower case.
+        headers: The headers by lower-case name.
         body: The body.
     """
 
@@ -42,31 +42,31 @@ class Answer:
     body: bytes
 
     def json(self) -> Any:
-        """Returns the value that the body is the JSON of."""
+        """Returns the body decoded as JSON."""
         return json.loads(self.body)
 
 
 class Call:
-    """One HTTP request to an application, and what is sent back.
+    """One HTTP request to an application, and its response.
 
-    Nothing happens until `run` is called, or the call is entered with `calling`.
+    Nothing happens until `run` is called, or the call is run by `calling`.
 
     Args:
         app: The application.
-        path: The path, not encoded; a query may follow a question mark.
+        path: The path, not encoded; may have a query after a question mark.
         method: The HTTP method.
-        item: What to send as JSON; nothing by default.
-        body: What to send as it is.
+        item: A value to send as JSON; nothing by default.
+        body: A body to send as it is.
         headers: More headers, as pairs of name and value.
-        root_path: Where the application is mounted.
+        root_path: The path at which the application is mounted.
         whole: Whether `body` is the whole body; if not, `give` sends the rest.
-        reads: Whether the client accepts what it is sent; if not, it does so when `read` is called.
+        reads: Whether the client reads the response; if not, it starts when `read` is called.
 
     Attributes:
         scope: The ASGI scope.
         sent: The messages that the application has sent so far.
         is_listening: Whether the application waits in `receive`.
-        listened_to_the_end: Whether it still did when it completed its answer.
+        listened_to_the_end: Whether it did so when it completed the response.
         returned: Set once the application has returned.
     """
 
@@ -119,9 +119,9 @@ class Call:
         """Makes the request, and waits until the application has returned.
 
         Raises:
-            Exception: What the application raised; a server would answer with a status of 500.
+            Exception: What the application raised; a server would respond with status 500.
 
-        Cancellation: cancels the application, as a server does that is stopped.
+        Cancellation: cancels the application, as a stopping server does.
         """
         try:
             await self._app(self.scope, self._receive, self._send)
@@ -130,33 +130,33 @@ class Call:
             self._change()
 
     def give(self, body: bytes, *, more: bool) -> None:
-        """Lets a piece of the body arrive.
+        """Sends a chunk of the body.
 
         Args:
-            body: The piece.
-            more: Whether others follow.
+            body: The chunk.
+            more: Whether more chunks follow.
         """
         self._to_app.append({"type": "http.request", "body": body, "more_body": more})
         self._change()
 
     def read(self) -> None:
-        """Lets the client accept what it is sent."""
+        """Makes the client read the response."""
         self._reads.set()
 
     def stop_reading(self) -> None:
-        """Lets the client accept nothing more."""
+        """Makes the client stop reading."""
         self._reads = anyio.Event()
 
     def leave(self) -> None:
-        """Lets the client be gone."""
+        """Disconnects the client."""
         self._has_left = True
         self._change()
 
     async def until(self, condition: Callable[[Call], object]) -> None:
-        """Waits until something holds of this call; looks whenever something has happened.
+        """Waits until a condition of this call holds; checks it whenever the call changes.
 
         Raises:
-            AssertionError: The application has returned, and it does not hold.
+            AssertionError: The application has returned, and the condition does not hold.
         """
         while not condition(self):
             if self.returned.is_set():
@@ -164,42 +164,42 @@ class Call:
             await self._changed.wait()
 
     async def until_sent(self, text: bytes) -> None:
-        """Waits until the body that was sent has this text in it.
+        """Waits until the body sent so far contains this text.
 
         Raises:
-            AssertionError: The application has returned, and has not sent it.
+            AssertionError: The application has returned without sending it.
         """
         await self.until(lambda call: text in call.body)
 
     @property
     def status(self) -> int | None:
-        """The status of the answer; None until it has begun."""
+        """The status of the response; None until it has started."""
         return self.sent[0]["status"] if self.sent else None
 
     @property
     def headers(self) -> dict[str, str]:
-        """The headers of the answer, by their names in lower case."""
+        """The headers of the response by lower-case name."""
         return {name.decode().lower(): value.decode() for name, value in self.sent[0]["headers"]}
 
     @property
     def body(self) -> bytes:
-        """What was sent of the body so far."""
+        """The body sent so far."""
         return b"".join(message.get("body", b"") for message in self.sent[1:])
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole answer was sent."""
+        """Whether the whole response was sent."""
         return len(self.sent) > 1 and not self.sent[-1].get("more_body", False)
 
     @property
     def answer(self) -> Answer:
-        """The whole answer.
+        """The complete response.
 
         Raises:
             AssertionError: It is not complete.
         """
         if self.status is None or not self.is_complete:
-            raise AssertionError(f"the answer is not complete: {self.sent}")
+            raise AssertionError(f"the response is not complete: {self.sent}")
         return Answer(self.status, self.headers, self.body)
 
     async def _receive(self) -> Message:
@@ -218,9 +218,9 @@ class Call:
     async def _send(self, message: Message) -> None:
         await self._reads.wait()
         if self.is_complete:
-            raise AssertionError(f"sent after the end of the answer: {message}")
+            raise AssertionError(f"a message was sent after the end of the response: {message}")
         if (message["type"] == "http.response.start") != (not self.sent):
-            raise AssertionError(f"an answer has one start, and begins with it; not so: {message}")
+            raise AssertionError(f"a response must have one start, as its first message: {message}")
         self.sent.append(message)
         self.listened_to_the_end = self.is_listening and self.is_complete
         self._change()
@@ -232,16 +232,16 @@ class Call:
 
 
 async def ask(app: ASGIApp, path: str, item: Any = _NOTHING, **options: Any) -> Answer:
-    """Makes one request and returns its answer.
+    """Makes one request and returns its response.
 
     Args:
         app: The application.
-        path: The path, not encoded; a query may follow a question mark.
-        item: What to send as JSON; nothing by default.
+        path: The path, not encoded; may have a query after a question mark.
+        item: A value to send as JSON; nothing by default.
         **options: The other arguments of a `Call`.
 
     Raises:
-        AssertionError: The application returned without a whole answer.
+        AssertionError: The application returned without a complete response.
     """
     call = Call(app, path, item=item, **options)
     await call.run()
@@ -250,7 +250,7 @@ async def ask(app: ASGIApp, path: str, item: Any = _NOTHING, **options: Any) -> 
 
 @asynccontextmanager
 async def calling(*calls: Call) -> AsyncGenerator[TaskGroup]:
-    """Runs calls while the block runs; what is left of them is cancelled."""
+    """Runs calls during a block; those that have not ended by then are cancelled."""
     async with anyio.create_task_group() as tasks:
         for call in calls:
             tasks.start_soon(call.run)
@@ -259,14 +259,14 @@ async def calling(*calls: Call) -> AsyncGenerator[TaskGroup]:
 
 
 class Lifespan:
-    """The lifespan of an application, as a server drives it.
+    """The lifespan of an application, as a server runs it.
 
     Args:
         app: The application.
 
     Attributes:
         sent: The messages that the application has sent so far.
-        answered: Set when the application has said how it started, and then how it stopped.
+        answered: Set when the application has reported its startup; after `stop`, its shutdown.
     """
 
     def __init__(self, app: ASGIApp) -> None:

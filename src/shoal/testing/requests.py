@@ -1,4 +1,4 @@
-"""Requests without a caller, for tests of rules that form batches."""
+"""Requests without a caller, for tests of batch policies."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def make_request(
     cost: float = 1,
     key: Hashable = None,
 ) -> Request:
-    """Makes a request as it is when it waits in line, but that no caller waits for.
+    """Makes a queued request without a caller.
 
     Args:
-        item: What the caller passed.
-        arrived_at: When it came, in seconds.
-        deadline: When it must have ended, in seconds; None for never.
-        metadata: What the caller said about it; nothing by default.
-        priority: Its level; 1 is the highest.
+        item: The item of the call.
+        arrived_at: When it arrived, in seconds.
+        deadline: When it must have ended, in seconds; None for no limit.
+        metadata: The metadata of the call; empty by default.
+        priority: Its priority level; 1 is the highest.
         cost: How much of ``max_batch_size`` it takes up.
-        key: What the requests of one batch must have in common.
+        key: Its bucket key; all requests of one batch have equal keys.
 
     Returns:
-        The request; give it to a policy's `add`.
+        The request, to be passed to a policy's `add`.
     """
     request = Request()
     request.item = item

@@ -1,7 +1,7 @@
-"""What a test and a scripted handler have between them: one record for each batch, and its waits.
+"""The state that a test and a scripted handler share: one record for each batch, and its waits.
 
-What a test forgets must not become a hang, so every wait ends after `patience_s` with an
-`AssertionError` that says what was waited for. In virtual time that is at once when nothing else
+A missing answer must not make a test hang, so every wait ends after `patience_s` with an
+`AssertionError` that tells what it waited for. In virtual time this is immediate if nothing else
 can happen.
 """
 
@@ -23,12 +23,12 @@ B = TypeVar("B")
 
 
 class Script:
-    """What the test says about one batch, until the handler plays it.
+    """The test's answers for one batch, until the handler uses them.
 
     Attributes:
         items: What the handler was given.
-        batch: The batch that the handler was called for.
-        is_over: Whether the handler has ended, in whatever way; it sets this.
+        batch: The batch that the handler was called with.
+        is_over: Whether the handler has ended in any way; set by the handler.
     """
 
     def __init__(self, items: Sequence[Any], patience_s: float) -> None:
@@ -38,15 +38,15 @@ class Script:
         self._patience_s = patience_s
         self._said: deque[Any] = deque()
         self._changed = anyio.Event()
-        self._is_complete = False  # the test has said how the handler ends
-        self._is_played = False  # and it has ended so
-        self._was_waited_for = False  # it has ended otherwise, and callers waited
+        self._is_complete = False  # the test has answered how the handler ends
+        self._is_played = False  # the handler has ended in this way
+        self._was_waited_for = False  # it has ended otherwise, while callers waited
 
     def say(self, what: Any, *, last: bool) -> None:
-        """Adds to what the handler will do.
+        """Adds an answer, which the handler will use next; `last` if the handler ends with it.
 
         Raises:
-            AssertionError: The handler has ended, or was told to.
+            AssertionError: The handler has ended, or the last answer was given before.
         """
         if self._is_complete:
             raise AssertionError(f"{self!r} was answered before")
@@ -57,7 +57,7 @@ class Script:
         self._changed.set()
 
     async def next(self) -> Any:
-        """Waits for what the test says next, and returns it; raises it if it is an error."""
+        """Waits for the test's next answer, and returns it, or raises it if it is an exception."""
         running = [r for r in self.batch.requests if r.state is State.RUNNING]
         try:
             await self._wait()
@@ -79,14 +79,14 @@ class Script:
             raise AssertionError(f"the test did not answer {self!r} within {self._patience_s} s")
 
     def was_cancelled(self) -> bool:
-        """Says whether the handler ended otherwise than the test says; the test knows then."""
+        """Returns whether the handler ended without the test's answer; marks the test as aware."""
         cancelled = self.is_over and not self._is_played
         if cancelled:
             self._was_waited_for = False
         return cancelled
 
     def is_forgotten(self) -> bool:
-        """Says whether somebody waits for the test to answer, or has waited for it in vain."""
+        """Returns whether callers wait for the test to answer, or have waited in vain."""
         return not self._is_complete and (self._was_waited_for or not self.is_over)
 
     def __repr__(self) -> str:
@@ -94,11 +94,11 @@ class Script:
 
 
 class Arrivals(Generic[B]):
-    """The batches of one scripted handler, and the test that waits for the next one.
+    """The batches of one scripted handler, and the test's wait for the next one.
 
     Attributes:
-        batches: All of them, in order.
-        scripts: What belongs to each.
+        batches: All batches, in order.
+        scripts: The script of each batch.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -109,7 +109,7 @@ class Arrivals(Generic[B]):
         self._arrival: anyio.Event | None = None
 
     def add(self, batch: B, script: Script) -> None:
-        """Notes that the handler was called."""
+        """Records a call of the handler."""
         self.batches.append(batch)
         self.scripts.append(script)
         if self._arrival is not None:
@@ -124,7 +124,7 @@ class Arrivals(Generic[B]):
         """Waits for the next batch.
 
         Raises:
-            AssertionError: None came in time.
+            AssertionError: None arrived in time.
         """
         await anyio.lowlevel.checkpoint()
         with anyio.move_on_after(self._patience_s):
@@ -133,16 +133,16 @@ class Arrivals(Generic[B]):
                 await self._arrival.wait()
         if not self.untaken():
             raise AssertionError(
-                f"no batch came within {self._patience_s} s, after {self._taken} that did"
-                + self._whose_answers_are_missing()
+                f"no batch arrived within {self._patience_s} s, after {self._taken} earlier ones"
+                + self._missing_answers()
             )
         self._taken += 1
         return self.batches[self._taken - 1]
 
     def forgotten(self) -> list[Script]:
-        """Returns the batches that somebody waits for, or has waited for in vain."""
+        """Returns the scripts whose answers callers wait for, or have waited for in vain."""
         return [script for script in self.scripts if script.is_forgotten()]
 
-    def _whose_answers_are_missing(self) -> str:
+    def _missing_answers(self) -> str:
         forgotten = self.forgotten()
         return f"; the test did not answer {forgotten}" if forgotten else ""

@@ -1,9 +1,8 @@
-"""Handlers that a test plays by hand.
+"""Scripted handlers: handlers whose batches are answered by a test.
 
-A test of code that batches wants to see what came together, decide when and how it is answered, and
-look at what the callers make of it. A handler written for each such test needs events, lists and
-care; these two serve all of them. The test takes each batch from the handler, and the handler waits
-until the test has answered it.
+A test of code that batches needs to see which requests form a batch, decide when and how it is
+answered, and check what the callers get. These two handlers serve all such tests. The test takes
+each batch from the handler, and the handler waits until the test has answered it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ B = TypeVar("B")
 
 
 class _Scripted(Generic[T]):
-    """A batch that a scripted handler was called for."""
+    """A batch that a scripted handler was called with."""
 
     def __init__(self, items: list[T], script: Script) -> None:
         self.items = items
@@ -36,10 +35,10 @@ class _Scripted(Generic[T]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler was cancelled or closed before it had ended as the test says.
+        """Whether the handler was cancelled or closed before the test's answer was complete.
 
-        So it is when all callers have left, when the handler's time was up, and when the batcher
-        did not wait for it any longer. A batch that a test has seen cancelled needs no answer.
+        This happens when all callers have left, when the handler times out, and when a closing
+        batcher stops waiting for it. After a test has read it as True, the batch needs no answer.
         """
         return self._script.was_cancelled()
 
@@ -56,21 +55,21 @@ class ScriptedBatch(_Scripted[T], Generic[T, R]):
 
     Attributes:
         items: What the handler was given.
-        requests: The requests that the items came with: their metadata, their deadlines.
-        reason: Why the batch was cut.
+        requests: The requests of the items, with their metadata and deadlines.
+        reason: Why the batch was dispatched.
     """
 
     def answer(self, results: Results[R]) -> None:
         """Makes the handler return.
 
         Args:
-            results: One for each item, in their order; an exception in a place fails its caller
-                alone. They are handed on as they are, so they may as well be wrong.
+            results: One for each item, in order; an exception in place of a result fails only its
+                caller. They are returned unchecked, so a test can also return wrong results.
         """
         self._script.say((results,), last=True)
 
     def answer_each(self, function: Callable[[T], R]) -> None:
-        """Makes the handler return what a function gives back for each item."""
+        """Makes the handler return the results of a function of each item."""
         self.answer([function(item) for item in self.items])
 
 
@@ -79,9 +78,9 @@ class ScriptedSteps(_Scripted[T], Generic[T, R]):
 
     Attributes:
         items: What the handler was given.
-        requests: The requests that the items came with: their metadata, their deadlines.
-        reason: Why the batch was cut.
-        made: How many steps the handler has made.
+        requests: The requests of the items, with their metadata and deadlines.
+        reason: Why the batch was dispatched.
+        made: The number of steps that the handler has made.
     """
 
     made = 0
@@ -89,22 +88,22 @@ class ScriptedSteps(_Scripted[T], Generic[T, R]):
     def step(self, slots: Results[Slot[R]]) -> None:
         """Makes the handler yield once.
 
-        Steps are made in order, each when the batcher asks for it: not while a reader that is slow
-        holds the batch back.
+        Steps are made in order, each when the batcher asks for it, so not while a slow reader holds
+        the batch back.
 
         Args:
-            slots: One for each item, in their order: the stream's next item, `shoal.END`,
-                `shoal.SKIP`, or an exception that fails this stream alone.
+            slots: One for each item, in order: the stream's next item, `shoal.END`, `shoal.SKIP`,
+                or an exception that fails only this stream.
         """
         self._script.say((slots,), last=False)
 
     def end(self) -> None:
-        """Makes the handler end, and with it all streams that are still open."""
+        """Makes the handler end, which ends all streams that are still open."""
         self._script.say(None, last=True)
 
 
 class _ScriptedHandler(Generic[B]):
-    """What both kinds have: the batches, and how a test gets at them."""
+    """The base of both scripted handlers: the list of batches, and access to them."""
 
     def __init__(self, *, patience_s: float = 60.0) -> None:
         self._patience_s = patience_s
@@ -112,33 +111,33 @@ class _ScriptedHandler(Generic[B]):
 
     @property
     def batches(self) -> Sequence[B]:
-        """All batches that the handler was called for, in order."""
+        """All batches that the handler was called with, in order."""
         return self._arrivals.batches
 
     async def next_batch(self) -> B:
-        """Waits for the next batch that the handler is called for.
+        """Waits for the next batch that the handler is called with.
 
         Returns:
             The batch; the handler waits until the test has answered it.
 
         Raises:
-            AssertionError: None came within `patience_s`.
+            AssertionError: None arrived within `patience_s`.
 
         Checkpoint: always.
         """
         return await self._arrivals.next()
 
     async def no_batch(self) -> None:
-        """Waits until every other task waits, and asserts that no batch is there to be taken.
+        """Waits until every other task waits, and asserts that there is no new batch.
 
         Raises:
-            AssertionError: A batch is there.
+            AssertionError: There is a batch that `next_batch` has not returned.
 
         Checkpoint: always.
         """
         await settle()
         if untaken := self._arrivals.untaken():
-            raise AssertionError(f"no batch should be there, but {untaken[0]!r} is")
+            raise AssertionError(f"there should be no batch, but there is {untaken[0]!r}")
 
     def __enter__(self) -> Self:
         return self
@@ -149,7 +148,7 @@ class _ScriptedHandler(Generic[B]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Asserts that every batch was answered that somebody waited for."""
+        """Asserts that every batch that callers waited for was answered."""
         forgotten = self._arrivals.forgotten()
         if forgotten and exc is None:
             raise AssertionError(f"the test did not answer {forgotten}")
@@ -158,16 +157,16 @@ class _ScriptedHandler(Generic[B]):
 class ScriptedHandler(_ScriptedHandler[ScriptedBatch[T, R]], Generic[T, R]):
     """An async handler whose batches the test answers by hand.
 
-    As a context manager it asserts, when its block is left, that every batch was answered, or seen
-    to be cancelled, or that nobody waited for it any more.
+    As a context manager it asserts on exit that every batch was answered, or seen to be cancelled,
+    or had no waiting callers left.
 
     Args:
-        patience_s: After how many seconds a wait ends in an `AssertionError`: the test's for a
-            batch, and a batch's for its answer.
+        patience_s: The time limit in seconds, after which a wait raises `AssertionError`: that of
+            the test for a batch, and that of a batch for its answer.
     """
 
     async def __call__(self, items: list[T], /) -> Results[R]:
-        """Lets the test answer a batch; the batcher calls it."""
+        """Waits for the test to answer a batch; called by the batcher."""
         script = Script(items, self._patience_s)
         self._arrivals.add(ScriptedBatch(items, script), script)
         try:
@@ -180,16 +179,16 @@ class ScriptedHandler(_ScriptedHandler[ScriptedBatch[T, R]], Generic[T, R]):
 class ScriptedStreams(_ScriptedHandler[ScriptedSteps[T, R]], Generic[T, R]):
     """An async generator handler whose steps the test makes by hand.
 
-    As a context manager it asserts, when its block is left, that every batch was ended, or seen to
-    be cancelled, or that nobody read from it any more.
+    As a context manager it asserts on exit that every batch was ended, or seen to be cancelled, or
+    had no readers left.
 
     Args:
-        patience_s: After how many seconds a wait ends in an `AssertionError`: the test's for a
-            batch, and a batch's for its next step.
+        patience_s: The time limit in seconds, after which a wait raises `AssertionError`: that of
+            the test for a batch, and that of a batch for its next step.
     """
 
     async def __call__(self, items: list[T], /) -> AsyncIterator[Results[Slot[R]]]:
-        """Lets the test make the steps of a batch; the batcher calls it."""
+        """Waits for the test to make the steps of a batch; called by the batcher."""
         script = Script(items, self._patience_s)
         batch = ScriptedSteps[T, R](items, script)
         self._arrivals.add(batch, script)

@@ -1,15 +1,14 @@
-"""Time that moves only when every task waits, for both event loops.
+"""Virtual time for both event loops: the clock moves only when every task waits.
 
-Code that batches is full of waits: windows, deadlines, time-outs. In virtual time a test of an
-hour's wait takes no time, ends at the exact second, and never depends on how busy the machine is:
+Code that batches has many waits: windows, deadlines, timeouts. In virtual time a test of an hour's
+wait takes no time, ends at the exact second, and does not depend on the load of the machine:
 whenever every task waits, the clock jumps to the next deadline.
 
-trio has a clock for that. asyncio has none, so here is a loop whose selector, where it would block
-until a timer, moves the loop's clock to that timer instead. To patch ``time.monotonic`` would reach
-code that has nothing to do with the test.
+trio has such a clock. asyncio has none, so this module has an event loop whose selector, instead of
+blocking until the next timer, moves the loop's clock to that timer. Patching ``time.monotonic``
+would also affect code that has nothing to do with the test.
 
-The clock knows nothing of threads, processes and sockets: it runs ahead of them. Tests with those
-belong on the real clock.
+The clock does not wait for threads, processes and sockets. Tests with those need the real clock.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ R = TypeVar("R")
 
 BackendName: TypeAlias = Literal["trio", "asyncio"]
 
-# On asyncio, two tasks that settle at once see each other's turns, and loops that are not asyncio's
-# own do not show what is ready: there the wait ends by this number.
+# On asyncio, two tasks that settle at the same time see each other's turns, and event loops other
+# than asyncio's own do not expose what is ready: in these cases the wait ends after this number.
 _MORE_TURNS_THAN_ANY_HAND_OFF_TAKES = 1000
 
 
 class _JumpingSelector:
-    """A selector that, where it would block until a timer, moves the loop's clock there instead."""
+    """A selector that moves the loop's clock to the next timer instead of blocking until then."""
 
     def __init__(self, selector: selectors.BaseSelector, loop: VirtualTimeLoop) -> None:
         self._selector = selector
@@ -60,7 +59,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     Attributes:
         virtual_now: The loop's time, in seconds.
-        turns: How many turns the loop has taken.
+        turns: The number of iterations of the loop.
     """
 
     _selector: Any
@@ -77,10 +76,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def virtual_backend(backend: BackendName) -> tuple[str, dict[str, Any]]:
-    """Returns an event loop in virtual time, as anyio's pytest plugin takes it.
+    """Returns an event loop in virtual time, in the form that anyio's pytest plugin expects.
 
-    Return it from a fixture called ``anyio_backend``, and every test that is marked ``anyio`` runs
-    in virtual time. Its clock starts anew with each call.
+    If a fixture named ``anyio_backend`` returns it, every test that is marked ``anyio`` runs in
+    virtual time. Each call creates a new clock.
 
     Args:
         backend: ``"trio"`` or ``"asyncio"``.
@@ -89,7 +88,7 @@ def virtual_backend(backend: BackendName) -> tuple[str, dict[str, Any]]:
         The backend's name and its options.
 
     Raises:
-        ValueError: It is no such backend.
+        ValueError: There is no such backend.
     """
     if backend == "trio":
         return backend, {"clock": trio.testing.MockClock(autojump_threshold=0)}
@@ -107,7 +106,7 @@ def run_virtually(
 
     Args:
         function: The async function.
-        *args: What it is called with.
+        *args: Its arguments.
         backend: ``"trio"`` or ``"asyncio"``.
 
     Returns:
@@ -120,8 +119,8 @@ def run_virtually(
 async def settle() -> None:
     """Waits until every other task waits for something; no virtual time passes.
 
-    After it, whatever can happen at this moment has happened, so a test may assert on it. It works
-    on the real clock too, but does not wait for threads.
+    Afterwards everything that can happen at this moment has happened, so a test may assert on it.
+    It also works on the real clock, but does not wait for threads.
 
     Checkpoint: always.
     """
@@ -133,5 +132,5 @@ async def settle() -> None:
     for _ in range(_MORE_TURNS_THAN_ANY_HAND_OFF_TAKES):
         await asyncio.sleep(0)
         quiet_turns = 0 if getattr(loop, "_ready", True) else quiet_turns + 1
-        if quiet_turns == 2:  # what a turn has timed for now is ready in the turn after it
+        if quiet_turns == 2:  # a timer set for now in one turn is ready in the next
             return

@@ -1,9 +1,9 @@
-"""What callers hold: an object that is called with one item.
+"""The objects that callers call with one item.
 
-`UnaryCall` is awaited for one result, `StreamCall` gives a stream of them. Both find the open
-batcher anew at each call, since a decorated function outlives the batchers that serve it. Where
-none is open they look again when the call is awaited, or the stream entered, and fail there, as an
-async function would: so whoever gathers many calls meets all of their errors in one place.
+A `UnaryCall` is awaited for one result; a `StreamCall` returns a stream of results. Both look up
+the open batcher at each call, since a decorated function outlives its batchers. If none is open
+they look again when the call is awaited or the stream is entered, and raise there, as an async
+function would. So code that gathers many calls gets all of their errors in one place.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
 
     Find = Callable[[], Entry]
-    """Returns where calls enter; raises `NotOpen` or `BatcherClosed`."""
+    """Returns the entry for calls; raises `NotOpen` or `BatcherClosed`."""
     Check = Callable[[tuple[Any, ...], dict[str, Any]], object]
-    """Raises `TypeError` for arguments that fit no call."""
+    """Raises `TypeError` for arguments that don't fit the call."""
     Loops = Callable[[], list[EventLoop]]
     """Returns the event loops in which a batcher is open for the call."""
 
@@ -36,24 +36,24 @@ R = TypeVar("R")
 
 
 class UnaryCall(Generic[P, R]):
-    """A call that is batched with others and answered once: ``result = await call(item)``.
+    """A call that is batched with others and has one result: ``result = await call(item)``.
 
-    Raises (when it is called): `TypeError` where the arguments don't fit the handler's parameters,
-        as for any async function. All other errors come where it is awaited.
+    Raises (when it is called): `TypeError` if the arguments don't fit the handler's parameters, as
+        for any async function. All other errors are raised when it is awaited.
 
     Raises:
         NotOpen: No batcher is open for it in this event loop.
-        Overloaded: The line is full, and ``overload="reject"``.
+        Overloaded: The queue is full, and ``overload="reject"``.
         BatcherClosed: The batcher stopped before it could answer.
         ItemTooLarge: The item costs more than ``max_batch_size``.
-        DeadlineExceeded: The call's deadline, ``request_timeout_s`` or its time in line passed.
+        DeadlineExceeded: The call's deadline, ``request_timeout_s`` or queue timeout has passed.
         HandlerTimeout: The handler ran for too long.
-        WrongBatchSize: The handler gave back another number of results than it was given items.
-        Exception: What the handler raised, or put into this call's slot; or what a function of one
-            item, such as ``bucket_by``, raised.
+        WrongBatchSize: The handler returned another number of results than it was given items.
+        Exception: What the handler raised, or returned as this call's result; or what a function of
+            one item, such as ``bucket_by``, raised.
 
-    Cancellation: before the handler has the request, the handler never sees it; after that its
-    result is dropped. No other call of the batch notices. Checkpoint: always.
+    Cancellation: a request that the handler does not have yet never reaches it; otherwise its
+    result is dropped. Other calls of the batch are not affected. Checkpoint: always.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class UnaryCall(Generic[P, R]):
         return entry.begin(args, kwargs, self._call_options)
 
     async def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Makes a call when it is awaited; no batcher was open when it was called."""
+        """Makes a call when it is awaited, because no batcher was open when it was called."""
         result: R = await self._find().begin(args, kwargs, self._call_options)
         return result
 
@@ -94,16 +94,16 @@ class UnaryCall(Generic[P, R]):
         """Makes many calls at once and waits for all of them, with one wake-up.
 
         Args:
-            *columns: The items; for a handler of several parameters one iterable for each.
-            return_exceptions: Whether errors are put in their places instead of being raised.
+            *columns: The items; for a handler with several parameters one iterable for each.
+            return_exceptions: Whether errors are returned in the list instead of being raised.
 
         Returns:
             The results, in the order of the items.
 
         Raises:
-            Overloaded: Not all of them fit into the line; then none was made, and nobody was shed.
+            Overloaded: The queue has no room for all; then none was made, and no request was shed.
             ValueError: The columns have different lengths.
-            Exception: As for a single call, the first in the order of the items, once all ended.
+            Exception: As for a single call: the first in the order of the items, after all ended.
 
         Cancellation: all of the calls are dropped. Checkpoint: always.
         """
@@ -130,14 +130,14 @@ class UnaryCall(Generic[P, R]):
         priority: int | None = None,
         queue_timeout_s: float | None = None,
     ) -> UnaryCall[P, R]:
-        """Returns the same call with options of its own: ``call.options(deadline_s=0.5)(item)``.
+        """Returns the same call with call options: ``call.options(deadline_s=0.5)(item)``.
 
         Args:
             deadline_s: How long the call may take from when it is made, in seconds.
-            metadata: What the handler should know about this request.
+            metadata: Information about this request for the handler.
             priority: Its level, from 1, the highest, to ``priority_levels``.
-            queue_timeout_s: How long it may wait in line, in seconds; it can only shorten what the
-                queue policy of its level says.
+            queue_timeout_s: How long it may wait in the queue, in seconds; it can only shorten the
+                timeout in the queue policy of its level.
         """
         call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s)
         return UnaryCall(self._find, self._check, self._loops, call_options)
@@ -145,29 +145,29 @@ class UnaryCall(Generic[P, R]):
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Makes one call from a thread, and blocks until it is answered.
 
-        In a worker thread of anyio's the call is made in the event loop that started it, and is
-        cancelled with whoever waits for that thread. In any other thread (`asyncio.to_thread`, a
+        In an anyio worker thread the call is made in the event loop that started the thread, and is
+        cancelled with the task that waits for it. In any other thread (`asyncio.to_thread`, a
         `ThreadPoolExecutor`, a `threading.Thread`) it is made in the one event loop in which a
         batcher is open for it.
 
         Raises:
             NotOpen: The thread runs an event loop itself, which a blocking call would stop; or no
-                batcher is open for the call, or in more than one event loop: then take the one that
-                is meant there, ``call = f.batcher.call``, and use ``call.from_thread``.
+                batcher is open for the call; or batchers are open in more than one event loop. To
+                choose one, take ``call = f.batcher.call`` there, and use ``call.from_thread``.
             Exception: As for a call in the event loop.
         """
         return LoopOfThread(_name(self), self._loops).run(partial(self, *args, **kwargs))
 
 
 class StreamCall(Generic[P, R]):
-    """A call that is batched with others and answered by a stream.
+    """A call that is batched with others and answered with a stream.
 
     ``async with call(item) as stream: async for result in stream: ...``
 
     Raises:
         TypeError: The arguments don't fit the handler's parameters.
 
-    All other errors come where the stream is entered, or with its items: see `ResultStream`.
+    All other errors are raised when the stream is entered or read: see `ResultStream`.
     """
 
     def __init__(
@@ -197,27 +197,27 @@ class StreamCall(Generic[P, R]):
         priority: int | None = None,
         queue_timeout_s: float | None = None,
     ) -> StreamCall[P, R]:
-        """Returns the same call with options of its own: ``call.options(deadline_s=5)(item)``.
+        """Returns the same call with call options: ``call.options(deadline_s=5)(item)``.
 
         Args:
             deadline_s: How long the whole stream may take from when it is made, in seconds.
-            metadata: What the handler should know about this request.
+            metadata: Information about this request for the handler.
             priority: Its level, from 1, the highest, to ``priority_levels``.
-            queue_timeout_s: How long it may wait in line, in seconds; it can only shorten what the
-                queue policy of its level says.
+            queue_timeout_s: How long it may wait in the queue, in seconds; it can only shorten the
+                timeout in the queue policy of its level.
         """
         call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s)
         return StreamCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
-        """Makes one call from a thread; which event loop it is made in says `UnaryCall`.
+        """Makes one call from a thread, in the event loop that `UnaryCall.from_thread` describes.
 
         Returns:
             The stream for plain code: ``with call.from_thread(item) as stream: for x in stream:
             ...``
 
         Raises:
-            NotOpen: As `UnaryCall.from_thread`.
+            NotOpen: As for `UnaryCall.from_thread`.
         """
         loop = LoopOfThread(_name(self), self._loops)
         return ThreadStream(partial(self, *args, **kwargs), loop.run, loop.run_sync)
@@ -233,7 +233,7 @@ def checked_call_options(
     priority: int | None,
     queue_timeout_s: float | None,
 ) -> CallOptions | None:
-    """Checks what a call asks for; None for nothing.
+    """Checks the options of a call; returns None if there are none.
 
     Raises:
         TypeError: A time is no number, or the priority no whole number.

@@ -1,9 +1,9 @@
-"""What ends the requests that run out of time: one task, for all of them.
+"""Ends requests that run out of time, with one task for all of them.
 
-The caller of a unary call is in its wait, and a cancel scope round that wait would do for it, at
-the price of all the rest of a call. The reader of a stream may be anywhere when the stream's time
-is up. So the line knows who is overdue when (`Overdue`), and one task sleeps until the earliest of
-them; where there are none it is never woken.
+For a unary call a cancel scope around the caller's wait would do, but it costs as much as all the
+rest of a call. The reader of a stream may be anywhere when the stream's time is up. So the queue
+knows when requests are overdue (`Overdue`), and one task sleeps until the earliest of these times.
+If there are none it is never woken.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Deadlines:
-    """Ends requests whose time is up, unless they have come to an end before.
+    """Ends requests whose time is up, unless they have ended before.
 
     Args:
-        parking: How to wait.
-        overdue: Who is overdue when.
-        expire: Ends a request, with what to say about it.
+        parking: The event loop's way to wait.
+        overdue: When requests are overdue.
+        expire: Ends a request; its second argument describes how it used up its time.
 
     Attributes:
-        asleep_until: When it looks again by itself, in seconds.
+        asleep_until: When the task wakes up by itself, in seconds.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Deadlines:
         self.asleep_until = math.inf
 
     def look(self) -> None:
-        """Takes note of a request whose time is up before `asleep_until`."""
+        """Wakes the task, for a request whose time is up before `asleep_until`."""
         if self._bell is not None:
             self._parking.wake(self._bell)
 
     def watch(self, request: Request) -> None:
-        """Watches the time of a request that waits."""
+        """Starts the timer of a waiting request."""
         if self._overdue.watch(request) < self.asleep_until:
             self.look()
 
@@ -54,12 +54,12 @@ class Deadlines:
         """Ends all requests whose time is up."""
         if self._overdue.timers.is_empty:
             return
-        # In a frame of its own, which ends: the task's would keep the last request while it sleeps.
+        # In a function, whose frame ends: the task's would keep the last request while it sleeps.
         for request, what_it_did in self._overdue.pop(self._parking.now()):
             self._expire(request, what_it_did)
 
     async def run(self) -> None:
-        """Watches until it is cancelled."""
+        """Runs the task, until it is cancelled."""
         while True:
             self.expire_all()
             self._bell = bell = self._parking.new_waiter()

@@ -1,4 +1,4 @@
-"""From what a caller writes to a request in line: binding, options, and the wait for the end."""
+"""Turns a caller's arguments into queued requests: binding, options, and the wait for results."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
 
 
 class Entry:
-    """Where calls enter an open batcher.
+    """The entry point for calls of an open batcher.
 
     Attributes:
-        takes_bare_items: Whether a call of one positional argument needs neither binding nor a
-            record of its own, and so can go straight to `call`.
-        takes_single_items: Whether it needs nothing but its record, and can go to `call` with that.
+        takes_bare_items: Whether a call with one positional argument needs neither binding nor
+            `RequestOptions`, and so can use `call` directly.
+        takes_single_items: Whether it needs only its `RequestOptions`, and can use `call` with
+            those.
         now: The event loop's clock.
-        intake: The line that they enter.
+        intake: The intake to which requests are added.
         call: `Intake.call`.
-        options_factory: What makes the records of calls.
+        options_factory: Makes the `RequestOptions` of calls.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Entry:
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
-        """Takes in new options, for the calls that are made from now on."""
+        """Applies new options to the calls made from now on."""
         self._options = options
         self.options_factory = self.intake.options_factory = RequestOptionsFactory(
             self.intake.name, options
@@ -86,8 +87,8 @@ class Entry:
     def begin_item(self, item: Any, call_options: CallOptions | None) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound already.
 
-        Functions of one item run here, when the call is made; what they raise, and an item that is
-        too large, comes where the call is awaited.
+        Functions of one item run here, when the call is made. Their errors, and the one for an item
+        that is too large, are raised when the call is awaited.
         """
         if call_options is None and not self._needs_request_options:
             return self.call(item, None)
@@ -101,11 +102,11 @@ class Entry:
         return self.call(item, options)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
-        """Returns the coroutine of a call whose arguments are bound, and which has metadata alone.
+        """Returns the coroutine of a call whose arguments are bound, and which has only metadata.
 
         Args:
             item: Its item.
-            options: A record by `shared_options`.
+            options: Its options, made by `shared_options`.
 
         Raises:
             As `begin_item`.
@@ -162,8 +163,8 @@ class Entry:
     def begin_stream_of(self, item: Any, call_options: CallOptions | None) -> ResultStream[Any]:
         """Returns the stream of a call whose arguments are bound already.
 
-        Functions of one item run here; what they raise, and an item that is too large, comes where
-        the stream is entered.
+        Functions of one item run here. Their errors, and the one for an item that is too large, are
+        raised when the stream is entered.
         """
         try:
             options = self.options_of(item, call_options)
@@ -172,7 +173,7 @@ class Entry:
         return ResultStream(self.intake, item, options)
 
     def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
-        """Returns the record of a call; None where it needs none.
+        """Returns the `RequestOptions` of a call; None if it needs none.
 
         Raises:
             ItemTooLarge: The item does not fit into any batch.
@@ -185,7 +186,7 @@ class Entry:
     def entered(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
     ) -> tuple[Intake, Request]:
-        """Makes the request of a stream at once; raises what making it raises."""
+        """Makes the request of a stream at once; raises the errors of doing so."""
         item = self._binding.item(args, kwargs)
         return self.intake.enter_stream(item, self.options_of(item, call_options))
 
@@ -197,13 +198,11 @@ class Entry:
     async def _call_divided(
         self, item: Any, options: RequestOptions, call_options: CallOptions
     ) -> Any:
-        """Makes one call of one or several requests; the first that fails ends it."""
-        # Not before: it depends on what is in line when the call enters it.
+        """Makes one call with one or several requests; the first that fails ends it."""
+        # Only now: the parts depend on what is queued when the call is.
         splitting = self._splitting
         try:
-            if (
-                options.options_factory is not self.options_factory
-            ):  # the batcher was configured meanwhile
+            if options.options_factory is not self.options_factory:  # configured meanwhile
                 deadline, due = options.deadline, options.due
                 options = self._request_options_of(item, call_options, self.now())
                 options.deadline, options.due = deadline, due
@@ -227,7 +226,7 @@ class Entry:
             _let_go_of_errors(requests)
 
     async def _map_alike(self, items: list[Any], *, return_exceptions: bool) -> list[Any]:
-        """Makes calls that have nothing but an item."""
+        """Makes calls that have only an item."""
         if not items:
             await anyio.lowlevel.checkpoint()
             return []
@@ -250,7 +249,7 @@ class Entry:
         return [request.value for request in requests]
 
     def _divided(self, items: list[Any], call_options: CallOptions) -> list[list[Part]]:
-        """Divides items that enter the line one after the other."""
+        """Splits items that are queued one after the other."""
         now = self.now()
         calls: list[list[Part]] = []
         entering: dict[Hashable, float] = {}
@@ -266,7 +265,7 @@ class Entry:
     async def _map(
         self, items: list[Any], call_options: CallOptions, *, return_exceptions: bool
     ) -> list[Any]:
-        """Makes calls of one or more parts each."""
+        """Makes calls with one or more parts each."""
         if not items:
             await anyio.lowlevel.checkpoint()
             return []
@@ -311,13 +310,13 @@ class Entry:
                 self.intake.abandon(request)
             raise
         finally:
-            if requests[0].options is not None:  # all have a record, or none has
+            if requests[0].options is not None:  # all have options, or none has
                 for request in requests:
                     self.intake.former.overdue.forget(request)
 
 
 async def raised(error: Exception) -> Any:
-    """Raises an error that a call had when it was made, where it is awaited."""
+    """Raises an error that occurred when a call was made, where it is awaited."""
     await anyio.lowlevel.checkpoint()
     try:
         raise error
@@ -334,6 +333,6 @@ def _any_failed(requests: Sequence[Request]) -> bool:
 
 
 def _let_go_of_errors(requests: Sequence[Request]) -> None:
-    """Breaks the cycle from a request by its error and the traceback's frames to the request."""
+    """Breaks the reference cycle of request, error, traceback and frame."""
     for request in requests:
         request.error = None

@@ -1,7 +1,7 @@
-"""Calls that are many requests: those of `map`, and large items, which no batch has room for.
+"""Calls with several requests: those of `map`, and items that are too large for one batch.
 
-A group is one wait for all of them. A large item is divided into parts that fit into batches, and
-its result is put together from theirs.
+Their caller waits once for the whole group. A large item is split into parts that fit into batches,
+and the results of the parts are joined.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class GroupWaiter:
-    """Stands in the cell of each request of a group, and wakes the one caller after the last.
+    """The waiter of all requests of a group; wakes their one caller after the last has ended.
 
     Attributes:
         left: How many of the group's requests have not ended.
-        has_failed: Says whether the caller need not wait for the others; None where it must.
+        has_failed: Returns whether the caller need not wait for the others; None if it must.
     """
 
     __slots__ = ("_parking", "_waiter", "has_failed", "left")
@@ -39,30 +39,30 @@ class GroupWaiter:
         return wait
 
     def wake(self) -> None:
-        """Notes that one request has ended."""
+        """Counts one ended request, and wakes the caller after the last."""
         self.left -= 1
         if self.left == 0 or (self.has_failed is not None and self.has_failed()):
             self._parking.wake(self._waiter)
 
     def departed(self) -> bool:
-        """Says whether the caller was cancelled; it says so itself at its next turn."""
+        """Returns whether the caller was cancelled but has not run since."""
         return self._parking.is_spent(self._waiter)
 
 
 class Part(NamedTuple):
-    """One part of an item, or an item that is whole, and what it counts for in line."""
+    """A part of an item, or a whole item, and its `RequestOptions`."""
 
     item: Any
     options: RequestOptions
 
 
 class Splitting:
-    """Divides the items of one batcher and joins their results.
+    """Splits the items of one batcher and joins their results.
 
     Args:
         name: The batcher's name, for messages.
         options: Its options.
-        options_factory: What makes the records of the parts.
+        options_factory: Makes the `RequestOptions` of the parts.
     """
 
     def __init__(
@@ -77,21 +77,21 @@ class Splitting:
     def parts(
         self, item: Any, whole: RequestOptions, call_options: CallOptions, now: float, queued: float
     ) -> list[Part]:
-        """Divides an item so that it fits into the batches that will be cut.
+        """Splits an item so that it fits into the batches that will be formed.
 
         Args:
             item: What the caller passed.
-            whole: What it counts for.
-            call_options: What the call asks for.
+            whole: The `RequestOptions` of the whole item.
+            call_options: The options of the call.
             now: The time, in seconds.
-            queued: The size of what waits in front of it.
+            queued: The size of the requests queued in front of it.
 
         Returns:
-            Its parts, in order; the item alone where it fits.
+            Its parts, in order; only the item itself if it fits.
 
         Raises:
             ItemTooLarge: It, or a part, costs more than a batch may.
-            TypeError: ``split`` gave back something other than parts.
+            TypeError: ``split`` returned something other than parts.
             Exception: What ``split`` raised.
         """
         room = self._most - queued % self._most
@@ -102,7 +102,7 @@ class Splitting:
                 for part in self._checked(self._split(item, room))
             ]
         for part in parts:
-            # One deadline for all, and one bucket: the item's.
+            # All parts have the item's deadline and bucket.
             part.options.deadline, part.options.due = whole.deadline, whole.due
             part.options.key = whole.key
             if part.options.cost > self._most:
@@ -110,7 +110,7 @@ class Splitting:
         return parts
 
     def joined(self, requests: Sequence[Request]) -> Any:
-        """Makes the result of an item of those of its parts, which have all ended.
+        """Joins the results of an item's parts, which have all ended.
 
         Raises:
             Exception: The first error of a part, or what ``join`` raised.
@@ -129,6 +129,6 @@ class Splitting:
                 f"split of {self._name} must give back a list of parts, at least one, "
                 f"not {given!r:.80}"
             )
-        # A copy, since functions of the user's run while it is gone through.
+        # A copy, since user functions run while it is iterated.
         parts: Sequence[Any] = given  # pyright: ignore[reportUnknownVariableType]
         return list(parts)

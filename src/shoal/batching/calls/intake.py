@@ -1,12 +1,11 @@
-"""How a call enters the line, waits, and leaves: the callers' half of a batcher.
+"""Adds requests to the queue, waits for their results, and removes them: the callers' side.
 
-This is the memory channel between callers and slots. Its buffer is the line itself, so that a
-caller that leaves takes its request out of the buffer at once, which no general channel allows; its
-receiving end is the doorbell of the slot that waits. What a caller gets back comes over its
-request's own cell.
+This is the channel between callers and worker slots. Its buffer is the queue itself, so that a
+caller that leaves removes its request at once, which no general-purpose channel allows. `ring`
+wakes the slot that waits for requests. Each caller waits for its result on its request's waiter.
 
-`call` is the hot path. It is one coroutine, does nothing twice, and allocates the request, its cell
-and a copy of the caller's context, and no more.
+`call` is the hot path. It is one coroutine, does nothing twice, and allocates only the request, its
+waiter and a copy of the caller's context.
 """
 
 from __future__ import annotations
@@ -44,23 +43,23 @@ RUNNING = State.RUNNING
 class Intake:
     """The queue of one open batcher, from its callers' side.
 
-    A request enters here, and ends here if it ends without an answer of the handler.
+    It creates requests, and ends those that the handler does not answer.
 
     Attributes:
         name: The batcher's name, for messages.
-        former: The line, and the rule that cuts batches from it.
-        options_factory: What makes the records of requests under the options in force.
-        deadlines: What ends requests that run out of time; it wants to be run.
+        former: The queue and the policy that forms batches from it.
+        options_factory: Makes the `RequestOptions` of requests under the current options.
+        deadlines: Ends requests that run out of time; a task must run it.
         ring: Wakes the slot that waits for requests; the slots set it.
-        may_block: Whether a handler has the only slot, so that calls which it makes here may wait
+        may_block: Whether a handler has the only slot, so that a call that it makes here may wait
             for itself; the slots set it.
-        is_blocked_by: Says whether a batch's handler makes a call that waits for that handler; the
+        is_blocked_by: Returns whether a call made by a batch's handler waits for that handler; the
             slots set it.
-        adopt: Takes in options that were changed, if no batch gathers; None where none were.
-        refusals: Makes the errors of calls that are not answered.
+        adopt: Applies changed options if no batch is filling; None if there are none.
+        refusals: Makes the errors for calls that the batcher does not answer.
         home: The event loop that the batcher belongs to.
-        find_here: Finds where a call enters of the function that this one serves, in the event loop
-            that asks; None where this is the only place.
+        find_here: Returns the entry of the same function in the caller's event loop; None if there
+            is only this one.
         soon: See `Parking.soon`.
     """
 
@@ -90,20 +89,20 @@ class Intake:
         self._new_waiter = parking.new_waiter
 
     async def call(self, item: Any, options: RequestOptions | None) -> Any:
-        """Puts one request in line and waits for its result.
+        """Adds one request to the queue and waits for its result.
 
         Returns:
-            What the handler gave back for the item.
+            What the handler returned for the item.
 
         Raises:
-            Overloaded: The line is full.
-            DeadlineExceeded: The call's time was up.
+            Overloaded: The queue is full.
+            DeadlineExceeded: The call ran out of time.
             BatcherClosed: The batcher stopped before it could answer.
             NotOpen: It is awaited in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes it would wait for itself.
-            Exception: What the handler raised, or put into this request's slot.
+            WouldDeadlock: The handler that makes the call would wait for itself.
+            Exception: What the handler raised, or returned as this request's result.
 
-        Cancellation: the request is dropped, from the line or from its batch; no other is touched.
+        Cancellation: the request is dropped from the queue or its batch; others are not affected.
         """
         if self.may_block and running_batch.get(None) is not None:
             try:
@@ -121,7 +120,7 @@ class Intake:
         request.error = request.batch = None
         live = former.live
         if live < former.free_room and (options is None or options.options_factory is SHARED):
-            # Former.arrive, without the call
+            # Former.arrive, inlined
             request.state = QUEUED
             former.append(request)
             former.live = live = live + 1
@@ -133,13 +132,13 @@ class Intake:
             except Exception:
                 if not self.home.loop.is_here:
                     return await self._entry_here().call(item, options)
-                await anyio.lowlevel.checkpoint()  # or a caller that tries again blocks the loop
+                await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
                 raise
         try:
             await waiter
         except BaseException as error:
             self.abandon(request)
-            # That is what other loops say of a cell.
+            # Another event loop raises these for a waiter of this one.
             if not isinstance(error, (TypeError, RuntimeError)) or self.home.loop.is_here:
                 raise
             request.error = self.refusals.elsewhere()
@@ -147,7 +146,7 @@ class Intake:
             if (asked := request.options) is not None:
                 if asked.queue_timer is not None:
                     former.overdue.forget(request)
-                elif asked.timer is not None:  # Overdue.forget, for the usual case
+                elif asked.timer is not None:  # Overdue.forget, inlined for the usual case
                     if asked.timer[2] is not None:
                         asked.timer[2] = None
                         self._timers.forgotten += 1
@@ -158,27 +157,27 @@ class Intake:
             try:
                 raise request.error
             finally:
-                # The error's traceback holds this frame, so the frame lets go of the error.
+                # The error's traceback holds this frame, so the frame drops the error.
                 request.error = None
         return request.value
 
     def _entry_here(self) -> Any:
-        """Returns where calls enter of the event loop that asks, which is another one.
+        """Returns the entry for the caller's event loop, which is another one.
 
         Raises:
             NotOpen: The function is not open there.
-            BatcherClosed: Nor is it here any more.
+            BatcherClosed: It is not open there, and closed here.
         """
         if self.find_here is None:
             raise self.refusals.elsewhere()
         return self.find_here()
 
     def enter(self, item: Any, options: RequestOptions | None) -> Request:
-        """Puts one request in line; the caller waits on its cell, at once.
+        """Adds one request to the queue; the caller must await its waiter immediately.
 
         Raises:
-            Overloaded: The line is full.
-            DeadlineExceeded: Its time is up before it has begun.
+            Overloaded: The queue is full.
+            DeadlineExceeded: Its deadline has passed already.
             BatcherClosed: The batcher has stopped.
             NotOpen: It is called in another event loop than the batcher's.
         """
@@ -188,16 +187,16 @@ class Intake:
         return request
 
     def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
-        """Puts the request of one stream in line; its cell is the stream's buffer.
+        """Adds the request of one stream to the queue; its waiter is the stream's buffer.
 
         Returns:
-            The line that it is in, which is another one in another event loop; and the request.
+            The intake that has it, which is another one in another event loop; and the request.
 
         Raises:
-            Overloaded: The line is full.
+            Overloaded: The queue is full.
             BatcherClosed: The batcher has stopped.
             NotOpen: It is called in another event loop than the batcher's, and not open there.
-            WouldDeadlock: The handler that makes it would wait for itself.
+            WouldDeadlock: The handler that makes the call would wait for itself.
         """
         if not self._parking.seems_here():
             there: Intake = self._entry_here().intake
@@ -214,18 +213,18 @@ class Intake:
         items: list[Any],
         options: Sequence[RequestOptions] | None,
     ) -> list[Request]:
-        """Puts many requests in line that share one cell; the caller waits on it, at once.
+        """Adds several requests with one common waiter; the caller must await it immediately.
 
         Args:
-            items: What the requests are about; at least one.
-            options: The record of each; None where there are none.
+            items: The items of the requests; at least one.
+            options: The `RequestOptions` of each; None if none has any.
 
         Raises:
-            Overloaded: The line has no room for all of them; then none is put in.
-            DeadlineExceeded: Their time is up before it has begun.
+            Overloaded: The queue has no room for all of them; then none is added.
+            DeadlineExceeded: Their deadline has passed already.
             BatcherClosed: The batcher has stopped.
             NotOpen: It is called in another event loop than the batcher's.
-            WouldDeadlock: The handler that makes it would wait for itself.
+            WouldDeadlock: The handler that makes the calls would wait for itself.
         """
         self.check_loop()
         if self.may_block:
@@ -249,17 +248,17 @@ class Intake:
                 or request.options.options_factory is not self.options_factory
             ):
                 self._renew(request)
-        self._let_all_in(requests)
+        self._admit_all(requests)
         for request in requests:
             self.deadlines.watch(request)
         return requests
 
     def _enter_alike(self, items: list[Any], waiter: Any) -> list[Request]:
-        """Puts requests in line that have nothing but an item, and for which there is room."""
+        """Adds requests that have only an item to the queue, which has room for them."""
         now = self._now()
         context = copy_context()
         requests: list[Request] = []
-        for item in items:  # _new_request, without the calls
+        for item in items:  # _new_request, inlined
             request = Request()
             request.item = item
             request.waiter = waiter
@@ -283,11 +282,11 @@ class Intake:
         return request
 
     def _enter(self, request: Request) -> None:
-        """Puts a request in line, or parks it, and watches its time.
+        """Queues or parks a request, and starts its timers.
 
         Raises:
             Overloaded: There is no room for it.
-            DeadlineExceeded: Its time is up before it has begun.
+            DeadlineExceeded: Its deadline has passed already.
             BatcherClosed: The batcher has stopped.
         """
         if self.adopt is not None:
@@ -310,26 +309,26 @@ class Intake:
             return
         if former.overdue.limits_queue or options.queue_timeout_s is not None:
             self.deadlines.watch(request)
-        elif deadline is not None:  # Overdue.watch, for the usual case
+        elif deadline is not None:  # Overdue.watch, inlined for the usual case
             options.timer = self._timers.add(deadline, request)
             if deadline < self.deadlines.asleep_until:
                 self.deadlines.look()
 
     def _renew(self, request: Request) -> None:
-        """Makes a record anew; the batcher was configured since the call was made."""
+        """Recomputes the request's options under the batcher's current options."""
         error = self.options_factory.renew(request)
         if error is not None:
             raise error
 
     def _admit(self, request: Request) -> None:
-        """Puts a request in line, or parks it.
+        """Queues or parks a request.
 
         Raises:
             Overloaded: There is no room for it.
             BatcherClosed: The batcher has stopped.
         """
         if not self._parking.seems_here():
-            # Others would suffer for a caller that can't be answered.
+            # Otherwise another request could be shed for a caller that can't be answered.
             raise self.refusals.elsewhere()
         admission = self.former.admit(request)
         if admission.refusal is not None:
@@ -340,8 +339,8 @@ class Intake:
         if admission.ring:
             self.ring()
 
-    def _let_all_in(self, requests: list[Request]) -> None:
-        """Lets all requests of a group in, or none of them.
+    def _admit_all(self, requests: list[Request]) -> None:
+        """Admits all requests of a group, or none of them.
 
         Raises:
             Overloaded: There is no room for one of them.
@@ -350,11 +349,11 @@ class Intake:
         refusal = self.former.refusal_of(requests)
         if refusal is not None:
             raise self.refusals.not_admitted(refusal, len(requests))
-        for place, request in enumerate(requests):
+        for index, request in enumerate(requests):
             try:
                 self._admit(request)
             except ShoalError:
-                for other in requests[:place]:
+                for other in requests[:index]:
                     if other.state in (QUEUED, PARKED):
                         self.former.leave(other, State.FAILED)
                 if not self.refusals.closed:
@@ -365,7 +364,7 @@ class Intake:
         """Refuses a call that would wait for the handler that makes it.
 
         Raises:
-            WouldDeadlock: The call is one.
+            WouldDeadlock: The call would.
         """
         batch = running_batch.get(None)
         if batch is not None and self.is_blocked_by(batch):
@@ -382,7 +381,7 @@ class Intake:
             raise self.refusals.elsewhere()
 
     def abandon(self, request: Request) -> None:
-        """Drops a request whose caller has left; does nothing if it has come to an end already."""
+        """Drops a request whose caller has left; does nothing if it has ended already."""
         state = request.state
         if state is RUNNING:
             batch, request.batch = request.batch, None
@@ -397,10 +396,10 @@ class Intake:
             if self.former.leave(request):
                 self.ring()
         else:
-            request.error = None  # nobody will raise it, and it holds on to the request
+            request.error = None  # it will not be raised, and its traceback keeps the request
 
     def expire(self, request: Request, what_it_did: str) -> None:
-        """Drops a request that has run out of time, unless it has come to an end already.
+        """Fails a request that has run out of time, unless it has ended already.
 
         Args:
             request: The request.
@@ -417,20 +416,20 @@ class Intake:
         self._parking.wake_all((request,))
 
     def close(self) -> None:
-        """Lets no further call in; what is in line stays."""
+        """Stops admitting calls; queued requests stay."""
         self.refusals.closed = True
         self.former.close()
         self.ring()
 
     def drop_queue(self) -> None:
-        """Fails what is in line, because the batcher is about to stop; calls are still taken."""
-        for request in self.former.in_line():
+        """Fails the queued requests because the batcher will stop; calls are still accepted."""
+        for request in self.former.parked_and_queued():
             if self.former.leave(request, State.FAILED):
                 self.ring()
-            self.fail_one(request, BatcherClosed(f"{self.name} is closing, and drops its line"))
+            self.fail_one(request, BatcherClosed(f"{self.name} is closing, and drops its queue"))
 
     def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:
-        """Fails requests, and every later call, because the batcher has stopped."""
+        """Fails requests, and all later calls, because the batcher has stopped."""
         self.refusals.failure = failure
         self.stop(requests)
 
@@ -444,7 +443,7 @@ class Intake:
             self.fail_one(request, self.refusals.stopped())
 
     def fail_one(self, request: Request, error: Exception) -> None:
-        """Tells the caller of a request that has left the line that it has failed."""
+        """Fails a request that was removed from the queue, and wakes its caller."""
         request.error = error
         self._counters.failed += 1
         self._parking.wake_all((request,))

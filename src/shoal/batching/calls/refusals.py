@@ -1,4 +1,4 @@
-"""What a call is told that one batcher does not answer."""
+"""The errors for calls that a batcher does not answer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Refusals:
-    """Makes the errors of one batcher's calls, and counts those whose requests never wait.
+    """Makes the errors for one batcher's calls, and counts those that are never queued.
 
     Attributes:
         home: The event loop that the batcher belongs to.
-        closed: Whether no further call is let in.
-        failure: What has broken the batcher; None if nothing has.
+        closed: Whether no more calls are admitted.
+        failure: The error that broke the batcher; None if it is not broken.
     """
 
     def __init__(self, name: str, counters: Counters) -> None:
@@ -29,11 +29,11 @@ class Refusals:
         self._counters = counters
 
     def elsewhere(self) -> ShoalError:
-        """Makes the error of a caller in another event loop, or in none."""
+        """Returns the error for a caller in another event loop, or in none."""
         return self.stopped() if self.closed else not_open_here(self._name, [self.home])
 
     def stopped(self) -> BatcherClosed:
-        """Makes the error of one caller that the batcher could not answer."""
+        """Returns the error for one caller that the batcher could not answer."""
         if self.failure is None:
             return BatcherClosed(f"{self._name} is closed")
         error = BatcherClosed(f"{self._name} stopped: {shown(self.failure)}")
@@ -41,26 +41,26 @@ class Refusals:
         return error
 
     def not_admitted(self, why: str, requests: int) -> ShoalError:
-        """Makes the error of requests that are not let in."""
+        """Returns the error for requests that are not admitted."""
         if self.closed:
             return self.stopped()
         self._counters.rejected += requests
         return Overloaded(f"{self._name} is overloaded: {why}")
 
     def shed(self) -> Overloaded:
-        """Makes the error of a request that gave its place in line to another."""
+        """Returns the error for a request that was shed from the queue for another."""
         self._counters.shed += 1
         return Overloaded(f"{self._name} is overloaded, and has shed this request for another one")
 
     def late(self, requests: int) -> DeadlineExceeded:
-        """Makes the error of requests whose time is up before they have begun."""
+        """Returns the error for requests whose deadline has passed before they are queued."""
         self._counters.expired += requests
-        return DeadlineExceeded(f"a call to {self._name} was made when its time was up")
+        return DeadlineExceeded(f"a call to {self._name} was made after its deadline")
 
     def would_deadlock(self) -> WouldDeadlock:
-        """Makes the error of a call that would wait for the handler that makes it."""
+        """Returns the error for a call that would wait for the handler that makes it."""
         return WouldDeadlock(
             f"the handler of {self._name} calls its own batcher, and waits for a slot while its "
-            "batch has the only one: it would wait for ever; give it more slots, "
+            "batch has the only one: it would wait for ever; allow more slots, "
             "max_concurrent_batches=2, or call the plain function that does the work"
         )

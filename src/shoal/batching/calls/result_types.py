@@ -1,4 +1,4 @@
-"""What handlers give back, for type checkers."""
+"""The types of what handlers return, for type checkers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Results(Protocol[R_co]):
-    """One result for each item: a list, a tuple, an array, anything sized and indexable."""
+    """One result for each item: a list, tuple, array, or anything sized and indexable."""
 
     def __len__(self) -> int: ...
 
@@ -22,13 +22,13 @@ class Results(Protocol[R_co]):
 
 
 Answer: TypeAlias = "Awaitable[Results[R]] | Results[R]"
-"""What a unary handler gives back when it is called."""
+"""What a unary handler returns when it is called."""
 
 Ended: TypeAlias = "Literal[Mark.END] | type[StopIteration | StopAsyncIteration]"
-"""What a slot holds whose stream is over."""
+"""The values in a slot that end its stream."""
 
 Slot: TypeAlias = "R | Ended | Literal[Mark.SKIP]"
-"""What one slot of a step may hold, beside an exception."""
+"""What one slot of a step may hold, besides an exception."""
 
 Steps: TypeAlias = "AsyncIterator[Results[Slot[R]]] | Iterator[Results[Slot[R]]]"
-"""What a generator handler gives back: steps, each with one slot for each request."""
+"""What a generator handler returns: steps, each with one slot for each request."""

@@ -1,12 +1,11 @@
-"""Streams: many results for one call, through a bounded buffer.
+"""Streams: several results for one call, through a bounded buffer.
 
-A `StreamBuffer` is the shared state: the slot that runs the handler puts items in, one reader takes
-them out, and either can leave. `ResultStream` is the reader's thin handle on it. Neither waits for
-the other without need: the reader parks only when the buffer is empty, the handler is held back
-only while some buffer is full.
+The shared state is a `StreamBuffer`: the worker slot that runs the handler puts items in, one
+reader takes them out, and either can leave. `ResultStream` is the reader's interface to it. The
+reader waits only while the buffer is empty; the handler is blocked only while some buffer is full.
 
-anyio's memory stream has the same shape, but it takes a checkpoint for an item even when the reader
-has just been woken for it, and it knows nothing of ends and errors that come after buffered items.
+anyio's memory stream is similar, but it executes a checkpoint for an item even if the reader has
+just been woken for it, and it has no ends and errors that come after buffered items.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _ALIVE: Final = (State.RUNNING, State.QUEUED, State.PARKED)
 
 
 class Mark(Enum):
-    """What a generator handler may put into a slot instead of an item: `END` or `SKIP`."""
+    """What a generator handler may yield in a slot instead of an item: `END` or `SKIP`."""
 
     END = "END"
     SKIP = "SKIP"
@@ -47,38 +46,38 @@ class Mark(Enum):
 
 
 END: Final[Literal[Mark.END]] = Mark.END
-"""In a slot of a step: this stream is over."""
+"""In a slot of a step: ends this stream."""
 
 SKIP: Final[Literal[Mark.SKIP]] = Mark.SKIP
-"""In a slot of a step: nothing for this stream now."""
+"""In a slot of a step: yields nothing for this stream."""
 
 
-class WayIn(Protocol):
-    """What makes the request of a stream: nearly always the `Intake`."""
+class StreamOpener(Protocol):
+    """Makes the request of a stream: nearly always the `Intake`."""
 
     def enter_stream(self, item: Any, options: RequestOptions | None, /) -> tuple[Intake, Request]:
-        """Puts the request in line at once, and returns where, and the request."""
+        """Queues the request at once; returns the intake that has it, and the request."""
         ...
 
 
-class LateWayIn:
-    """Makes it as is found out only when the stream is entered.
+class LateOpener:
+    """A `StreamOpener` that calls a function, for streams whose batcher is not known yet.
 
     Args:
-        enter: Makes it.
+        enter: Makes the request.
     """
 
     def __init__(self, enter: Callable[[], tuple[Intake, Request]]) -> None:
         self._enter = enter
 
     def enter_stream(self, _item: Any, _options: RequestOptions | None) -> tuple[Intake, Request]:
-        """See `WayIn`."""
+        """See `StreamOpener`."""
         return self._enter()
 
 
 def late_stream(enter: Callable[[], tuple[Intake, Request]]) -> ResultStream[Any]:
-    """Returns a stream whose request is made by a function, which may raise."""
-    return ResultStream(LateWayIn(enter), None, None)
+    """Returns a stream whose request is made by a function when it is entered; it may raise."""
+    return ResultStream(LateOpener(enter), None, None)
 
 
 class ResultStream(Generic[R_co]):
@@ -86,30 +85,30 @@ class ResultStream(Generic[R_co]):
 
     Use it as ``async with f(x) as stream: async for item in stream: ...``. The request is made on
     entering, or with the first item if the stream is iterated without ``async with``. Leaving the
-    block, whatever the reason, gives the request's place back: the handler sees
-    ``request.cancelled``, and is closed when no reader is left. One task at a time may read.
+    block, for whatever reason, drops the request: the handler sees ``request.cancelled``, and is
+    closed when no reader is left. Only one task at a time may read.
 
-    A stream that was begun without ``async with`` and is not read to its end should be closed by
-    `aclose`. One that is dropped instead gives its place back when Python collects it, which
-    CPython does at once where nothing refers to it any more, with a `ResourceWarning`.
+    A stream that was begun without ``async with`` and is not read to its end should be closed with
+    `aclose`. Otherwise its request is dropped when Python collects the stream, with a
+    `ResourceWarning`; CPython does that as soon as nothing refers to it.
 
     Raises (from the iteration, after the items that came before):
-        The handler's own exception, or what it put into this stream's slot.
+        The handler's own exception, or the one that it yielded in this stream's slot.
         WrongBatchSize: A step had another number of slots than the batch has requests.
-        SlowReader: This reader held its batch back for too long.
+        SlowReader: This reader blocked its batch for too long.
         HandlerTimeout: The handler ran for too long.
         DeadlineExceeded: The call's deadline passed.
         BatcherClosed: The batcher stopped first.
 
     Raises (on entering, or with the first item):
         NotOpen: No batcher is open for the function in this event loop.
-        Overloaded: The line is full.
+        Overloaded: The queue is full.
         ItemTooLarge: The item costs more than ``max_batch_size``.
         Exception: What a function of one item, such as ``bucket_by``, raised.
-        DeadlineExceeded: The call's time was up before it was made.
+        DeadlineExceeded: The call's deadline had passed before it was made.
 
-    Cancellation: a cancelled wait for an item loses nothing, and inside ``async with`` the stream
-    can be read on. Checkpoint: every item.
+    Cancellation: a cancelled wait for an item loses no item, and inside ``async with`` reading can
+    continue. Checkpoint: every item.
     """
 
     __slots__ = (
@@ -118,19 +117,19 @@ class ResultStream(Generic[R_co]):
         "_intake",
         "_item",
         "_left",
+        "_opener",
         "_options",
         "_request",
-        "_way_in",
         "keeps",
     )
 
     keeps: object
-    """What must live as long as the stream does; unset for nothing."""
+    """An object that must live as long as the stream; unset for none."""
 
     _intake: Intake
 
-    def __init__(self, way_in: WayIn, item: Any, options: RequestOptions | None) -> None:
-        self._way_in = way_in
+    def __init__(self, opener: StreamOpener, item: Any, options: RequestOptions | None) -> None:
+        self._opener = opener
         self._item = item
         self._options = options
         self._request: Request | None = None
@@ -178,7 +177,7 @@ class ResultStream(Generic[R_co]):
         try:
             if items:
                 await anyio.lowlevel.checkpoint()
-            # A loop, since another reader may have been faster than this one at its checkpoint.
+            # A loop, since another reader may have taken the item during the checkpoint.
             while not items and request.state in _ALIVE:
                 await self._wait(buffer)
         except BaseException:
@@ -196,31 +195,31 @@ class ResultStream(Generic[R_co]):
             try:
                 raise request.error
             finally:
-                # A reader that asks again is at the end; and the error's traceback holds this
-                # frame, so the frame lets go of the error.
+                # A later read is at the end; and the error's traceback holds this frame, so the
+                # frame drops the error.
                 request.error = None
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Leaves the stream: gives its place in the batch back. Idempotent; a checkpoint."""
+        """Closes the stream and drops its request. Idempotent; a checkpoint."""
         self.leave()
         await anyio.lowlevel.checkpoint()
 
     def leave(self) -> None:
-        """Does what `aclose` does, at once; for code that can't wait."""
+        """Does the same as `aclose` without a checkpoint, for code that can't wait."""
         self._left = True
         if self._request is not None:
             _leave(self._intake, self._request)
 
     async def _wait(self, buffer: StreamBuffer) -> None:
-        """Parks until there is an item, an error or the end."""
+        """Waits until there is an item, an error or the end."""
         if buffer.reader is not None:
             raise RuntimeError("another task is reading this stream already")
         buffer.held_s = 0.0
         buffer.reader = waiter = buffer.parking.new_waiter()
         try:
             await waiter
-        except (TypeError, RuntimeError) as error:  # what other loops say of a cell
+        except (TypeError, RuntimeError) as error:  # raised by another loop for the waiter
             if self._intake.home.loop.is_here:
                 raise
             raise self._intake.refusals.elsewhere() from error
@@ -229,7 +228,7 @@ class ResultStream(Generic[R_co]):
 
     def _begin(self) -> Request:
         """Makes the request."""
-        self._intake, request = self._way_in.enter_stream(self._item, self._options)
+        self._intake, request = self._opener.enter_stream(self._item, self._options)
         self._request = request
         request.waiter.watch = watch = Watch(self, _dropped)
         watch.intake = self._intake
@@ -249,13 +248,13 @@ class ResultStream(Generic[R_co]):
 
 
 class Watch(weakref.ref["ResultStream[Any]"]):
-    """Gives the place of a stream back that was dropped while it was read without ``async with``.
+    """Drops the request of a stream that is collected before it was closed.
 
-    It is no finalizer: an object can't tell in which thread, and where in the program, it is
-    collected. So this only has the event loop do it, if that still runs.
+    It is no finalizer: an object can be collected in any thread and at any point of the program. So
+    this only schedules the work in the event loop, if that still runs.
 
-    Invariant: the stream's buffer has it until the stream is left or gone. They refer to each other
-    meanwhile, so it is taken out then.
+    Invariant: the stream's buffer has it until the stream is closed or collected. The two refer to
+    each other meanwhile, so it is removed then.
     """
 
     __slots__ = ("intake", "request")
@@ -264,7 +263,7 @@ class Watch(weakref.ref["ResultStream[Any]"]):
     request: Request
 
     def dropped(self) -> None:
-        """Notes that the stream is gone; in any thread."""
+        """Handles that the stream was collected; in any thread."""
         if self.request.state in _ALIVE:
             with suppress(RuntimeError):  # the event loop has ended
                 self.intake.soon(self._leave)
@@ -289,8 +288,8 @@ def _leave(intake: Intake, request: Request) -> None:
 
 
 async def _refused(error: Exception) -> None:
-    """Makes a checkpoint of a stream that could not be begun."""
-    if not isinstance(error, NotOpen):  # then this may be no event loop of ours, or none at all
+    """Executes a checkpoint for a stream whose request could not be made."""
+    if not isinstance(error, NotOpen):  # that may be raised in another event loop, or in none
         await anyio.lowlevel.checkpoint()
 
 

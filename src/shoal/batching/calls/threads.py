@@ -1,7 +1,7 @@
-"""Callers that are not in the event loop: worker threads, and programs that have no loop at all.
+"""Callers outside of the event loop: worker threads, and programs without a loop.
 
-`anyio.from_thread` is loaded when there is such a caller: a worker of plain code has none, and
-would start a sixth later.
+`anyio.from_thread` is imported only when there is such a caller: a worker process with plain code
+has none, and its start would take a sixth longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class RunInLoop(Protocol):
-    """How a thread has the event loop run an async function, and waits for it."""
+    """Runs an async function in the event loop from a thread, and waits for it."""
 
     def __call__(self, function: Callable[[], Coroutine[Any, Any, T]], /) -> T:
         """Returns what `function` returns, or raises what it raises."""
@@ -32,25 +32,25 @@ class RunInLoop(Protocol):
 
 
 class LoopOfThread:
-    """The event loop that a thread's calls are made in.
+    """The event loop in which a thread's calls are made.
 
-    It is that which started this worker thread, if it is one of anyio's; for any other thread it is
+    For an anyio worker thread it is the loop that started the thread; for any other thread it is
     the one in which a batcher is open for the call.
 
     Args:
-        name: What is called, for messages.
-        loops: Returns the event loops in which it is open.
+        name: The name of the called function, for messages.
+        loops: Returns the event loops in which a batcher is open for it.
 
     Raises:
-        NotOpen: It is this thread's own, which a blocking call would stop; or there is none, or
-            more than one.
+        NotOpen: The thread runs an event loop itself, which a blocking call would stop; or there is
+            no such loop, or more than one.
     """
 
     def __init__(self, name: str, loops: Callable[[], list[EventLoop]]) -> None:
         self._loop: EventLoop | None = None
         if not EventLoop.here().is_none:
             raise NotOpen(
-                "from_thread() blocks its thread, and this one runs the event loop that would have "
+                "from_thread() blocks its thread, but this one runs the event loop that would have "
                 f"to answer; here write:\n    await {name}(x)\n"
                 "A program without an event loop writes: with shoal.blocking(f) as call: call(x)"
             )
@@ -58,13 +58,13 @@ class LoopOfThread:
 
         try:
             anyio.from_thread.check_cancelled()
-        except RuntimeError:  # it is no worker thread of anyio's
+        except RuntimeError:  # not an anyio worker thread
             found = loops()
             if len(found) != 1:
                 raise _not_one(name, len(found)) from None
             self._loop = found[0]
         else:
-            # Of the threads of a process that was forked in a worker there is only this one.
+            # A process that was forked in a worker thread has only this thread.
             if threading.current_thread() is threading.main_thread():
                 raise _not_one(name, 0)
 
@@ -102,21 +102,21 @@ def _not_one(name: str, number: int) -> NotOpen:
     if number:
         return NotOpen(
             f"{name} is open in {number} event loops, and this thread belongs to none of them; "
-            "say which, by an object that is made in that loop:\n"
-            f"    call = {name}.batcher.call  # there\n    call.from_thread(x)  # here"
+            "choose one with an object made in that loop:\n"
+            f"    call = {name}.batcher.call  # in the loop\n    call.from_thread(x)  # here"
         )
     return NotOpen(
-        f"{name} is open in no event loop that this thread's call could be made in; open it there "
-        f"before:\n    async with shoal.open_batchers({name}):\n"
+        f"{name} is not open in an event loop that this thread can call; open it there first:\n"
+        f"    async with shoal.open_batchers({name}):\n"
         "A program without an event loop writes: with shoal.blocking(f) as call: call(x)\n"
-        "So does a process that was forked: it has none of its parent's event loops."
+        "So does a forked process: it has none of its parent's event loops."
     )
 
 
 class ThreadStream(Generic[R_co]):
     """A `ResultStream` for plain code: ``with ... as stream: for item in stream: ...``.
 
-    It raises what the `ResultStream` raises. Leaving the block gives the request's place back.
+    It raises what the `ResultStream` raises. Leaving the block drops the request.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class ThreadStream(Generic[R_co]):
         traceback: TracebackType | None,
     ) -> None:
         if self._stream is not None:
-            # Not awaited: leaving is done even where every wait is cancelled.
+            # Not awaited: the stream is left even if every wait is cancelled.
             self._run_sync(self._stream.leave)
 
     def __iter__(self) -> Self:

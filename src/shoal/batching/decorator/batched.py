@@ -1,4 +1,4 @@
-"""What `shoal.batch` makes: a function of one item, which finds the batcher that is open for it."""
+"""What `shoal.batch` returns: a function of one item, which finds the batcher open for it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ T = TypeVar("T")
 
 
 class KeepingEntry:
-    """Where the calls of a method enter whose batcher does not keep its instance.
+    """The entry for a method whose batcher does not keep its instance alive.
 
-    Each call keeps it until it is answered: ``await Model().predict(1)`` has no other owner of it.
+    Each call keeps it until it is answered: ``await Model().predict(1)`` has no other reference.
     """
 
     def __init__(self, entry: Entry, receiver: object) -> None:
@@ -71,7 +71,7 @@ class KeepingEntry:
     def entered(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], call_options: CallOptions | None
     ) -> tuple[Intake, Request]:
-        """See `Entry.entered`; who enters a stream later keeps its instance by itself."""
+        """See `Entry.entered`; the caller, who enters the stream later, keeps the instance."""
         return self._entry.entered(args, kwargs, call_options)
 
     async def _kept(self, call: Coroutine[Any, Any, T]) -> T:
@@ -79,14 +79,14 @@ class KeepingEntry:
 
 
 class Decorated:
-    """What decorated functions and generators have in common."""
+    """The common base of decorated functions and generators."""
 
     def _decorate(self, opening: Opening) -> None:
         self._opening = opening
         self._call_options: CallOptions | None = None
         self._receiver: object = None
-        # Where calls enter the batchers that are open for this object, by thread. It stays empty
-        # where a block has opened one for an instance, which this object keeps and that must not.
+        # The entries of the batchers open for this object, by thread. It stays empty if a block has
+        # opened one for an instance: this object keeps the instance, but the batcher must not.
         self._here = opening.entries
         update_wrapper(cast("Callable[..., Any]", self), opening.handler.function)
         self.__signature__ = opening.call_signature
@@ -115,18 +115,18 @@ class Decorated:
         return self._opening.found(self._receiver).batcher
 
     def configure(self, **changes: Unpack[OptionKeywords]) -> None:
-        """Changes options, together, for each batcher that is opened for this function later.
+        """Changes several options together, for all batchers opened for this function later.
 
-        The one that is open in this event loop, if one is, takes them in as well, from its next
-        batch on; from a thread without an event loop, such as that of a plain ``reconfigure()``,
-        all that are open do so soon.
+        If a batcher is open in this event loop, the options apply to it too, from its next batch
+        on. From a thread without an event loop, such as that of a plain ``reconfigure()``, they
+        apply to all open batchers soon after.
 
-        So it may be called before anything is open, such as for a method of ``self`` in a
-        constructor, and what it sets outlives the batcher. Of a method it sets the options for this
-        instance alone. See `Batcher.configure` for what the next batch is.
+        So it may be called before a batcher is open, such as for a method of ``self`` in a
+        constructor, and the options outlive the batcher. For a method it sets the options of this
+        instance only. See `Batcher.configure` for which batch is the next.
 
         Args:
-            **changes: As in `BatchOptions`; what is not named stays as it is.
+            **changes: As in `BatchOptions`; options that are not named stay as they are.
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.
@@ -155,24 +155,24 @@ class Decorated:
         return self._opening.opened(self._receiver, self)
 
     def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
-        """Returns the context manager that has calls of this function enter another batcher.
+        """Returns the context manager that routes calls of this function to another batcher.
 
-        It serves the same handler, and whoever runs it keeps it open meanwhile.
+        That batcher has the same handler, and its owner keeps it open meanwhile.
         """
         return self._opening.lent(self._receiver, self, batcher)
 
     def enter_at(self, entry: Entry) -> None:
-        """Has the calls of this thread enter there."""
+        """Sets the entry for calls in this thread."""
         self._here[get_ident()] = entry
 
     def enter_no_more(self, entry: Entry) -> None:
-        """Has no calls enter there any more."""
+        """Removes an entry; calls do not use it any more."""
         for thread, there in tuple(self._here.items()):
             if there is entry:
                 del self._here[thread]
 
     def parts(self) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
-        """Returns the handler, the function that says what a call looks like, and the options."""
+        """Returns the handler, the function with the signature of calls, and the options."""
         return self._opening.parts(self._receiver)
 
     def bound(self, receiver: object) -> Any:
@@ -183,11 +183,11 @@ class Decorated:
         found = opening.in_thread(receiver)
         if found is None or found.face is None:
             return self.bound_to(receiver)
-        # While it is open there is one object for it, so that a call of a method makes none.
+        # While it is open there is one object for it, so that method calls need not create any.
         return found.face
 
     def _find(self) -> Entry:
-        """Returns where calls of this object enter.
+        """Returns the entry for calls of this object.
 
         Raises:
             NotOpen: Nothing is open for it.
@@ -204,13 +204,13 @@ class Decorated:
         return found.entry
 
     def _elsewhere(self, args: tuple[Any, ...]) -> tuple[Entry, tuple[Any, ...]]:
-        """Returns where a call enters that finds nothing open for this very object.
+        """Returns the entry for a call if no batcher is open for this object itself.
 
-        There may be something for another object of the same bound method, or the call is of the
-        form ``Class.method(instance, item)``; or a block opens it.
+        One may be open for another object of the same bound method, or the call has the form
+        ``Class.method(instance, item)``; or a block opens one.
 
         Returns:
-            Where it enters, and its arguments.
+            The entry, and the call's arguments without the receiver.
 
         Raises:
             NotOpen: Nothing is open for this call.
@@ -220,7 +220,7 @@ class Decorated:
         return self._find(), args
 
     def _has_receiver(self, args: tuple[Any, ...]) -> bool:
-        """Says whether the first argument is what a method is called on."""
+        """Returns whether the first argument is the receiver of a method."""
         opening = self._opening
         if not args or opening.is_static:
             return False
@@ -263,7 +263,7 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
             return entry.begin(rest, kwargs, None)
         if len(args) == 1 and not kwargs:
             if entry.takes_bare_items:
-                return entry.call(args[0], None)  # the usual call, straight to the line
+                return entry.call(args[0], None)  # the usual call, straight to the queue
             if entry.takes_single_items:
                 try:
                     options_factory = entry.options_factory.of(
@@ -275,7 +275,7 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
         return entry.begin(args, kwargs, None)
 
     async def _call_later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Makes a call when it is awaited; it could not be made when it was called."""
+        """Makes a call when it is awaited, because no batcher was open when it was called."""
         entry, rest = self._elsewhere(args)
         result: R = await entry.begin(rest, kwargs, None)
         return result
@@ -286,7 +286,7 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
 
 
 class BatchedGenerator(Decorated, StreamCall[P, R]):
-    """A function of one item that gives a stream, made by `shoal.batch` from a generator handler.
+    """A function of one item with a stream of results; `shoal.batch` of a generator handler.
 
     Raises: as `StreamCall`.
     """

@@ -1,26 +1,25 @@
-"""A block in which batched functions open at their first call: `open_batchers` without names.
+"""A block in which batched functions open at their first call: `open_batchers` without arguments.
 
-The problem is where a batcher's tasks belong that nobody has opened by name. Not to the caller that
-comes first: its cancellation and its context would be theirs. So there is a block, which a program
-has around its ``main``, and a batcher that is missing is opened in the nursery and the context of
-that block, at once and without a wait: calls that race for it find it open, in their order.
+The tasks of a batcher that was not opened by name need an owner. It can't be the first caller,
+whose cancellation and context would then apply to them. So a program has a block around its
+``main``, and a missing batcher is opened in the nursery and context of that block. Opening returns
+at once without a checkpoint, so concurrent first calls find the batcher open, in their order.
 
-Which block a call belongs to: that which it was made in, by the context of its task; for a task
-that a server has started elsewhere, the last that was entered in its event loop and has not ended.
+A call belongs to the block in which it was made, by the context of its task. For a task that a
+server has started elsewhere, it is the last block that was entered in its event loop and not left.
 
-A replica of served code has a block of its own, in which calls from elsewhere open nothing: what
-breaks a batcher in it ends that replica.
+A replica of served code has a private block, in which calls from elsewhere open no batchers: an
+error that breaks one of its batchers ends that replica.
 
-The end is not an order of closing. Batchers call one another, also in circles, so closing one of
-them first would fail calls of handlers that are running. Instead calls from outside are refused,
-and those that running handlers make are taken, until nothing is in line and nothing runs in any of
-them; then all are closed. Each waits no longer than its own ``graceful_shutdown_timeout_s``. Which
-ones have work is noted as they tell: to ask all of them at each change would take the square of
-their number.
+Batchers may call one another, also in cycles, so no order of closing would do: closing one of them
+first would fail calls of running handlers. Instead calls from outside are refused, and calls of
+running handlers are accepted, until all queues are empty and no handler runs; then all batchers are
+closed. Each waits no longer than its own ``graceful_shutdown_timeout_s``. Batchers report when they
+become busy or idle: checking all of them at each change would take quadratic time.
 
-A method's batcher belongs to an instance, and must not keep it: the block knows instances by weak
-references, and gives a batcher back when its instance has gone. Who makes a call keeps the instance
-until the answer is there.
+A method's batcher belongs to an instance, and must not keep it alive: the block has weak references
+to instances, and closes a batcher when its instance is collected. A call keeps the instance alive
+until it is answered.
 """
 
 from __future__ import annotations
@@ -56,23 +55,23 @@ _blocks: Final[RunVar[tuple[BatcherBlock, ...]]] = RunVar("shoal.batcher_blocks"
 
 
 class Face(Protocol):
-    """What calls are made through."""
+    """The callable object of a batched function, or of a batched method of one instance."""
 
     def bound_to(self, receiver: object) -> Face:
-        """Returns the face of one receiver, as a new object."""
+        """Returns the callable for one receiver, as a new object."""
         ...
 
     def enter_at(self, entry: Entry) -> None:
-        """Has the calls of this thread enter there."""
+        """Sets the entry for calls in this thread."""
         ...
 
     def enter_no_more(self, entry: Entry) -> None:
-        """Has no calls enter there any more."""
+        """Removes an entry; calls do not use it any more."""
         ...
 
 
 class Batched(Protocol):
-    """What a block opens: a decorated handler."""
+    """A decorated handler, whose batchers a block opens."""
 
     @property
     def handler(self) -> Handler:
@@ -88,30 +87,30 @@ class Batched(Protocol):
         ...
 
     def new_batcher(self, receiver: object, handler: Handler) -> Batcher[Any]:
-        """Makes the batcher for a receiver, of its handler."""
+        """Makes the batcher for a receiver from its handler."""
         ...
 
     def face_of(self, receiver: object) -> Face:
-        """Returns what the calls of a receiver are made through."""
+        """Returns the callable for a receiver."""
         ...
 
     def publish(self, receiver: object, opened: OpenedBatcher) -> None:
-        """Has calls find a batcher."""
+        """Registers an open batcher, so that calls find it."""
         ...
 
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
-        """Has no more calls find it."""
+        """Removes an open batcher, so that calls don't find it any more."""
         ...
 
 
 class OpenedBatcher(NamedTuple):
-    """A batcher that is open, and where its calls enter.
+    """An open batcher and its entry.
 
     Attributes:
         batcher: The batcher.
-        entry: Where its calls enter.
-        face: The object that calls are made through; None where each access makes one, because the
-            instance is not to be kept.
+        entry: The entry for its calls.
+        face: The callable object; None if each access of the method makes a new one, so that the
+            instance is not kept alive.
     """
 
     batcher: Batcher[Any]
@@ -123,11 +122,11 @@ class BatcherBlock:
     """Opens batchers when they are first called, while it is entered.
 
     Args:
-        told: Makes of what would end the program, and came out of a handler, what its callers are
-            told; None to let it end the program. See `Handler`. Where there is such a function, a
-            batcher that breaks ends no more than itself, and the next call opens another; unless
-            the block is private.
-        is_private: Whether only calls that are made in its context open batchers in it.
+        told: Converts an exception of a handler that would end the program to the error for its
+            callers; None to let it end the program. See `Handler`. With such a function, a batcher
+            that breaks ends only itself, and the next call opens another; unless the block is
+            private.
+        is_private: Whether only calls made in its context open batchers in it.
     """
 
     def __init__(
@@ -141,14 +140,14 @@ class BatcherBlock:
         self._told = told
         self.loop = EventLoop.here()
         self.process = os.getpid()
-        # An instance may go at any time, in any thread: what it had is taken out of the first then,
-        # and put into the second. So the first is copied before it is gone through.
+        # An instance may be collected at any time, in any thread: its entry is then moved from the
+        # first to the second. So the first is copied before it is iterated.
         self._opened: dict[tuple[Batched, tuple[EventLoop, int | None]], OpenedBatcher] = {}
         self._given_back: list[Batcher[Any]] = []
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
         self._closing = anyio.Event()
-        # Those that have work while the block is closing, and may have; set when none has.
+        # While the block is closing: the batchers that may have work, and whether none has.
         self._busy: set[Batcher[Any]] = set()
         self._at_rest = anyio.Event()
         self._before: BatcherBlock | None = None
@@ -164,7 +163,7 @@ class BatcherBlock:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             await tasks.start(self._run)
             self._exit = stack.pop_all()
-        # The batchers go on while the block is cancelled, so that who cleans up gets answers.
+        # The batchers keep running while the block is cancelled, for calls of clean-up code.
         self._scope.shield = True
         _blocks.set((*_blocks.get(), self))
         return self
@@ -179,12 +178,12 @@ class BatcherBlock:
             self._opened.clear()
 
     def _leave_context(self) -> None:
-        if _block.get() is self:  # not so where it is left in another context
+        if _block.get() is self:  # it is not if the block is left in another context
             _block.set(self._before)
 
     @contextmanager
     def in_context(self) -> Generator[None]:
-        """Calls that are made in this block of code belong to this block of batchers."""
+        """Makes calls inside of the ``with`` block belong to this `BatcherBlock`."""
         token = _block.set(self)
         try:
             yield
@@ -206,7 +205,7 @@ class BatcherBlock:
         """
         place = (opening, opening.key(receiver))
         if (there := self._opened.get(place)) is not None:
-            return there  # the block is closing, so that it is found by nobody else
+            return there  # the block is closing, so the batcher is not published any more
         handler = opening.new_handler(receiver)
         handler.told = self._told
         is_kept = receiver is None or not _keep_weakly(
@@ -225,7 +224,7 @@ class BatcherBlock:
         return opened
 
     def _forget(self, place: tuple[Batched, tuple[EventLoop, int | None]]) -> OpenedBatcher | None:
-        """Has calls open another batcher in the place of one that is gone; returns that."""
+        """Removes and returns a batcher that is gone, so that the next call opens another."""
         opened = self._opened.pop(place, None)
         if opened is not None:
             opening, key = place
@@ -233,7 +232,7 @@ class BatcherBlock:
         return opened
 
     def runs(self, batch: Batch | None) -> bool:
-        """Says whether a batch is in a handler of one of its batchers."""
+        """Returns whether one of its batchers is running a batch."""
         return batch is not None and any(
             one.batcher.runs(batch) for one in list(self._opened.values())
         )
@@ -251,7 +250,7 @@ class BatcherBlock:
         batcher.stop(self._at_rest.wait, partial(self._look_at, batcher))
 
     def _look_at(self, batcher: Batcher[Any]) -> None:
-        """Takes note that a batcher may have come to rest, or to work."""
+        """Updates whether a batcher is busy."""
         if not batcher.is_at_rest:
             self._busy.add(batcher)
             return
@@ -260,7 +259,7 @@ class BatcherBlock:
             self._look_at_all()
 
     def _look_at_all(self) -> None:
-        # A request that has come since its batcher told is not noted.
+        # Requests that arrived since their batcher last reported are not recorded yet.
         batchers = [one.batcher for one in list(self._opened.values())]
         self._busy.update([batcher for batcher in batchers if not batcher.is_at_rest])
         if not self._busy:
@@ -269,10 +268,10 @@ class BatcherBlock:
     def _gone(
         self, place: tuple[Batched, tuple[EventLoop, int | None]]
     ) -> Callable[[object], None]:
-        """Returns what is called when an instance has gone, in whatever thread that is."""
+        """Returns the function that is called when an instance is collected, in any thread."""
 
         def gone(_: object) -> None:
-            # At once, since another instance may come to have the same id.
+            # At once, since another instance may get the same id.
             if (opened := self._forget(place)) is not None:
                 self._given_back.append(opened.batcher)
                 with suppress(RuntimeError):  # the event loop has ended
@@ -289,7 +288,8 @@ def block_here() -> BatcherBlock | None:
     """Returns the block that a call belongs to; None if there is none in this event loop.
 
     Raises:
-        BatcherClosed: It is being left, and the call is none of a handler that still runs in it.
+        BatcherClosed: It is being left, and the call is not made by a handler that still runs in
+            it.
     """
     with suppress(RuntimeError):  # no event loop runs in this thread
         blocks = _blocks.get()
@@ -313,7 +313,7 @@ def block_here() -> BatcherBlock | None:
 
 
 def loops_of_context() -> list[EventLoop]:
-    """Returns the event loop of the block that the caller's context belongs to; none without."""
+    """Returns the event loop of the block of the caller's context; an empty list without one."""
     block = _block.get()
     if block is None or block.is_closing or block.process != os.getpid():
         return []
@@ -323,7 +323,7 @@ def loops_of_context() -> list[EventLoop]:
 def _keep_weakly(
     handler: Handler, opening: Batched, receiver: object, gone: Callable[[object], None]
 ) -> bool:
-    """Has a handler know its instance by a weak reference; says whether that can be."""
+    """Makes a handler refer to its instance weakly; returns whether that is possible."""
     try:
         instance = weakref.ref(receiver, gone)
     except TypeError:  # its class has __slots__
@@ -334,7 +334,7 @@ def _keep_weakly(
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(instance(), *args, **kwargs)
 
-    named: Any = call  # since functions are not known to have the attribute
+    named: Any = call  # type checkers don't know the attribute
     named.__signature__ = signature(handler.function)
     handler.function = named
     return True

@@ -1,13 +1,13 @@
-"""`shoal.blocking`: batching for a program that has threads and no event loop.
+"""`shoal.blocking`: batching for programs with threads and without an event loop.
 
-The event loop is in a thread of its own, which ends when the block is left, and leaving waits for
+The event loop runs in its own thread, which ends when the block is left, and leaving waits for
 that. One case must not wait: a generator that is dropped inside of such a block may be closed by
-the garbage collector, in whatever thread that runs, and if an event loop runs there, waiting would
-stop it for good (its own callers may be what the block waits for). Then another thread does the
-closing. The same holds for a block that was entered by hand and dropped.
+the garbage collector in any thread. If an event loop runs there, waiting could block it for ever
+(the block may be waiting for callers in that loop). Then another thread closes the block. The same
+holds for a block that was entered by hand and dropped.
 
-A process that was forked inside of the block has a copy of it, and not of its thread. There calls
-are refused, and leaving the block does nothing: the block is the parent's.
+A process that was forked inside of the block has a copy of it, but not of its thread. There calls
+are refused, and leaving the block does nothing: the block belongs to the parent.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ def blocking(
     batched: StreamCall[P, R] | Batcher[StreamCall[P, R]], /, *, backend: str = "trio"
 ) -> AbstractContextManager[BlockingStreamCall[P, R]]: ...
 def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManager[Any]:
-    """Opens batching for plain code, in an event loop that runs in a thread of its own.
+    """Opens batching for plain code, in an event loop that runs in its own thread.
 
     ``with shoal.blocking(embed) as call: vector = call("text")``, from any number of threads. A
-    generator handler gives a stream: ``with call(x) as stream: for item in stream: ...``. Batched
-    functions that the handler calls open at their first call, as in `open_batchers`.
+    generator handler returns a stream: ``with call(x) as stream: for item in stream: ...``. Batched
+    functions that the handler calls are opened at their first call, as in `open_batchers`.
 
     Args:
         batched: A function decorated with `batch`, or a method of an instance; or a `Batcher` that
@@ -66,11 +66,11 @@ def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManage
         backend: The event loop, ``"trio"`` or ``"asyncio"``.
 
     Returns:
-        A context manager that gives the blocking call, a `BlockingCall` or `BlockingStreamCall`.
-        Leaving the block waits for the calls that other threads have under way.
+        A context manager that returns the blocking call, a `BlockingCall` or `BlockingStreamCall`.
+        Leaving the block waits for calls in progress in other threads.
 
     Raises (on entering): `TypeError` for what is not batched; `RuntimeError` for a batcher that is
-        or was open, since a batcher is opened once, and in a task of trio.
+        or was open, since a batcher can be opened only once, and in a trio task.
 
     Raises (from the call): what the call would raise in an event loop; `BatcherClosed` once the
         block has been left; `NotOpen` in a process that was forked inside of the block.
@@ -84,18 +84,18 @@ def blocking(batched: Any, /, *, backend: str = "trio") -> AbstractContextManage
 
 
 class BlockingFace:
-    """What blocking calls have in common: the batcher that serves them, for any thread."""
+    """The common base of blocking calls: access to their batcher from any thread."""
 
     def __init__(self, run: _PortalRun, batcher: Batcher[Any]) -> None:
         self._run = run
         self._batcher = batcher
 
     def statistics(self) -> BatcherStatistics:
-        """Returns a snapshot of what the batcher has done and has now."""
+        """Returns a snapshot of the batcher's counts and state."""
         return self._run.sync(self._batcher.statistics)
 
     def configure(self, **changes: Unpack[OptionKeywords]) -> None:
-        """Changes options, together, from the next batch on; see `Batcher.configure`.
+        """Changes several options together, from the next batch on; see `Batcher.configure`.
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.
@@ -113,7 +113,7 @@ class BlockingFace:
         self.configure(batch_wait_timeout_s=batch_wait_timeout_s)
 
     def flush(self) -> None:
-        """Sends what is in line now without waiting for more."""
+        """Dispatches the queued requests without waiting for more."""
         self._run.sync(self._batcher.flush)
 
 
@@ -144,12 +144,12 @@ class BlockingCall(BlockingFace, Generic[P, R]):
         return self._run(partial(call.map, *lists, return_exceptions=return_exceptions))
 
     def options(self, **options: Unpack[CallKeywords]) -> BlockingCall[P, R]:
-        """Returns the same call with options of its own; see `UnaryCall.options`."""
+        """Returns the same call with call options; see `UnaryCall.options`."""
         return BlockingCall(self._call.options(**options), self._run, self._batcher)
 
 
 class BlockingStreamCall(BlockingFace, Generic[P, R]):
-    """A batched call for plain code that gives a stream: ``with call(item) as stream: ...``.
+    """A batched call for plain code that returns a stream: ``with call(item) as stream: ...``.
 
     Raises: as `StreamCall`, and `BatcherClosed` once the block has been left.
     """
@@ -163,7 +163,7 @@ class BlockingStreamCall(BlockingFace, Generic[P, R]):
         return ThreadStream(partial(self._call, *args, **kwargs), self._run, self._run.run_sync)
 
     def options(self, **options: Unpack[CallKeywords]) -> BlockingStreamCall[P, R]:
-        """Returns the same call with options of its own; see `StreamCall.options`."""
+        """Returns the same call with call options; see `StreamCall.options`."""
         return BlockingStreamCall(self._call.options(**options), self._run, self._batcher)
 
 
@@ -183,7 +183,7 @@ class _BlockingContext:
         self._backend = backend
 
     def __enter__(self) -> BlockingFace:
-        if EventLoop.here().trio_run is not None:  # which lets no portal be waited for
+        if EventLoop.here().trio_run is not None:  # a trio task can't wait for a portal
             raise RuntimeError(
                 "shoal.blocking() is for plain code, and trio runs here; write:\n"
                 "    async with shoal.open_batchers(f):\n"
@@ -198,8 +198,8 @@ class _BlockingContext:
         closing = threading.Event()
         self._stack.callback(closing.set)
         run = _PortalRun(portal, closing, self)
-        # It keeps what is to be closed, and has it closed where nobody else does. Nothing of that
-        # may keep this block, which calls do.
+        # The finalizer closes the stack if the block is dropped. The stack must not refer to this
+        # block, or the block would never be collected; calls do refer to it.
         self._process = os.getpid()
         self._dropped = weakref.finalize(self, _close_dropped, self._stack, self._process)
         self._dropped.atexit = False
@@ -231,7 +231,7 @@ def _close_dropped(stack: ExitStack, process: int) -> None:
 
 
 def _close_elsewhere(stack: ExitStack) -> None:
-    """Closes a block in a thread of its own, which nobody waits for."""
+    """Closes a block in a new thread, without waiting for it."""
     threading.Thread(target=stack.close, name="shoal closes a block", daemon=True).start()
 
 
@@ -241,7 +241,7 @@ class _PortalRun:
     Args:
         portal: The portal.
         closing: Set when the block is left.
-        block: The block, which must live as long as there are calls to be made.
+        block: The block, which is kept alive as long as calls can be made.
     """
 
     def __init__(self, portal: BlockingPortal, closing: threading.Event, block: object) -> None:
@@ -251,7 +251,7 @@ class _PortalRun:
         self._process = os.getpid()
 
     def sync(self, function: Callable[[], T]) -> T:
-        """Runs a plain function in the event loop, and returns what it returns.
+        """Runs a plain function in the event loop, and returns its result.
 
         Raises:
             BatcherClosed: The block has been left.
@@ -264,7 +264,7 @@ class _PortalRun:
             raise self._closed(error) from error
 
     def run_sync(self, function: Callable[[], None]) -> None:
-        """Runs a plain function in the event loop, if there still is one."""
+        """Runs a plain function in the event loop, if that still runs."""
         if os.getpid() != self._process:
             return
         try:
@@ -289,8 +289,8 @@ class _PortalRun:
         if os.getpid() != self._process:
             raise NotOpen(
                 f"shoal.blocking() was entered in process {self._process}, and this is "
-                f"{os.getpid()}, a fork of it, which has no copy of the block's thread; enter a "
-                "block of its own here:\n    with shoal.blocking(f) as call:\n        call(item)"
+                f"{os.getpid()}, a fork of it, which has no copy of the block's thread; enter "
+                "another block here:\n    with shoal.blocking(f) as call:\n        call(item)"
             )
 
     def _closed(self, error: RuntimeError) -> Exception:

@@ -1,4 +1,4 @@
-"""`shoal.batch` makes a handler of a list a function of one item; `open_batchers` serves it."""
+"""`shoal.batch` turns a handler of a list into a function of one item; `open_batchers` opens it."""
 
 from __future__ import annotations
 
@@ -105,31 +105,31 @@ def batch(
 
     Use it bare, ``@shoal.batch``, or with options, ``@shoal.batch(max_batch_size=64)``, on a
     function, a method, a coroutine function, or a generator function of either kind; in a class put
-    it above ``@classmethod`` or ``@staticmethod``. What it gives is called with one item while its
-    batcher is open (`open_batchers`), and answers with that item's own result. A method is batched
-    for each instance apart.
+    it above ``@classmethod`` or ``@staticmethod``. The decorated function is called with one item
+    while its batcher is open (`open_batchers`), and returns that item's own result. A method is
+    batched separately for each instance.
 
     Args:
-        handler: A function that takes a list of items and gives back as many results, in their
+        handler: A function that takes a list of items and returns as many results, in the same
             order; a generator function yields one slot for each item in every step. With several
-            parameters it takes a list for each; with none it gives back as many results as
+            parameters it takes a list for each; without parameters it returns as many results as
             `current_batch` has requests.
-        signature: A function of one item whose parameter names, types and defaults the call takes,
-            where a handler has several parameters and type checkers should know their names.
-        fill: ``"closed"`` gives the handler whole batches. With ``"open"`` it starts when the first
-            request arrives and takes the others as they come, with ``"continuous"`` it takes
-            requests between its steps for as long as the batcher is open; then it is an async
-            function of an `OpenBatch`.
-        streams: Whether such a handler answers calls by streams.
+        signature: A function of one item. The call takes its parameter names, types and defaults;
+            for handlers with several parameters whose names type checkers should know.
+        fill: ``"closed"`` passes complete batches to the handler. With ``"open"`` it starts when
+            the first request arrives and gets later ones as they arrive; with ``"continuous"`` it
+            takes requests between its steps for as long as the batcher is open. For both it is an
+            async function of an `OpenBatch`.
+        streams: Whether an open or continuous handler answers calls with streams.
         **options: As in `BatchOptions`.
 
     Returns:
-        The function of one item: awaited for a result, or giving a `ResultStream` where the handler
+        The function of one item: awaited for a result, or returning a `ResultStream` if the handler
         is a generator function.
 
     Raises:
-        TypeError: The handler is no function of a list, as where a parameter is annotated as
-            something that no list fits; or an option is unknown or of a wrong type.
+        TypeError: The handler is no function of a list, such as with a parameter whose annotation
+            does not allow a list; or an option is unknown or of a wrong type.
         ValueError: An option is out of its range.
     """
     if handler is None:
@@ -154,22 +154,22 @@ def _decorated(
 
 @asynccontextmanager
 async def open_batchers(*batched: Any) -> AsyncGenerator[None]:
-    """Opens batchers for this event loop, for the length of a block.
+    """Opens batchers in this event loop for the duration of a block.
 
     Without arguments each batched function or method is opened at its first call in this event
-    loop, in the nursery and the context of the block, whoever calls it; an instance's methods until
-    the instance is dropped. A program's ``main`` needs no more than that::
+    loop, in the nursery and context of the block, whichever task calls it. An instance's methods
+    stay open until the instance is collected. A program's ``main`` needs only this::
 
         async with shoal.open_batchers():
             ...
 
-    Leaving such a block refuses calls from outside, lets what is in line and running end, with the
-    calls that running handlers make, and then closes all.
+    Leaving such a block refuses calls from outside, finishes queued and running requests and the
+    calls that running handlers make, and then closes all batchers.
 
-    With arguments those are opened, and no others. They close in reverse order, so a function that
-    others call in their handlers comes first. Leaving the block stops intake and runs what is in
-    line. Either way what has not ended after ``graceful_shutdown_timeout_s`` is cancelled: every
-    caller ends with a result or an error.
+    With arguments only those are opened. They are closed in reverse order, so list a function that
+    other handlers call first. Leaving the block stops intake and runs the queued requests. In both
+    cases requests that have not ended after ``graceful_shutdown_timeout_s`` are cancelled. Every
+    call ends with a result or an error.
 
     Args:
         *batched: Functions decorated with `batch`, methods of instances, or instances, all of whose
@@ -177,11 +177,11 @@ async def open_batchers(*batched: Any) -> AsyncGenerator[None]:
 
     Raises:
         TypeError: One of them is not decorated with `batch`, and has no batched methods.
-        RuntimeError: One of them is open in this event loop already, by another such block that
+        RuntimeError: One of them is open in this event loop already, in another such block that
             names it.
 
-    Cancellation: while the block is being cancelled batchers go on until it is left, so that code
-    which cleans up gets answers; then callers fail with `BatcherClosed`.
+    Cancellation: while the block is being cancelled, batchers keep running until it is left, so
+    that clean-up code gets results; then callers fail with `BatcherClosed`.
     """
     if not batched:
         async with BatcherBlock():
@@ -200,7 +200,7 @@ def _faces_of(batched: Any) -> Iterator[Decorated]:
         return
     under = getattr(batched, "__func__", None)
     if isinstance(batched, MethodType) and isinstance(under, Decorated):
-        # What @classmethod above @shoal.batch gives from Python 3.13 on.
+        # The result of @classmethod above @shoal.batch since Python 3.13.
         yield under.bound(batched.__self__)
         return
     cls = type(cast("object", batched))

@@ -1,8 +1,7 @@
-"""What `shoal.batch` gives back, for type checkers.
+"""The types of what `shoal.batch` returns, for type checkers.
 
-A type can't say "the handler's parameters, each without its list", so the numbers of parameters
-that handlers have are spelled out, up to three. Beyond that, and for names and defaults, there is
-``signature=``.
+A type can't express "the handler's parameters, each without its list", so there is an overload for
+each number of parameters up to three. For more, and for names and defaults, use ``signature=``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class BatchedMethod(Protocol[S_contra, P, R]):
-    """A batched handler in a class, for type checkers: each instance has a call of its own."""
+    """A batched handler in a class, for type checkers: each instance has its own call."""
 
     def __call__(
         self, receiver: S_contra, /, *args: P.args, **kwargs: P.kwargs
@@ -55,7 +54,7 @@ class BatchedGeneratorMethod(Protocol[S_contra, P, R]):
 
 
 class Decorator(Protocol):
-    """What `batch` gives back for options alone: it decorates a handler."""
+    """What `batch` returns if called with options only: it decorates a handler."""
 
     # fmt: off
     @overload
@@ -102,7 +101,7 @@ class Decorator(Protocol):
 
 
 class OpenDecorator(Protocol):
-    """What `batch` gives back for ``fill="open"`` or ``"continuous"``."""
+    """What `batch` returns for ``fill="open"`` or ``"continuous"``."""
 
     # fmt: off
     @overload
@@ -128,7 +127,7 @@ class OpenStreamDecorator(Protocol):
 
 
 class DecoratorOf(Protocol[P, R]):
-    """What `batch` gives back for ``signature=``: the call has the parameters of that function."""
+    """What `batch` returns for ``signature=``: the call has the parameters of that function."""
 
     @overload
     def __call__(self, handler: Callable[..., Steps[Any]], /) -> BatchedGenerator[P, R]: ...

@@ -1,14 +1,14 @@
-"""Which batchers of a decorated handler are open, and how one is opened.
+"""Opens the batchers of a decorated handler, and finds the open ones.
 
-A decorated function is a constant of the program; its batcher belongs to one event loop, and to one
-instance where the handler is a method. So there is a table of what is open now, by event loop and
-receiver; opening adds to it and takes out again. Keeping the batcher in a context variable would
-look tidier, but tasks that a server starts from elsewhere would not see it. What is not in the
-table is opened by the block that the call is made in (`block`), if there is one.
+A decorated function is a constant of the program; its batcher belongs to one event loop and, if the
+handler is a method, to one instance. So there is a table of the open batchers by event loop and
+receiver. A context variable would look simpler, but tasks that a server starts from elsewhere would
+not have it. A batcher that is not in the table is opened by the block of the call (`block`), if
+there is one.
 
-Which event loop this is costs more to ask than which thread. Nearly always a thread has one, so the
-usual call looks by thread first, unless two loops of a thread have the same function open; and
-where it is awaited it finds out whether the one that it found is another loop's.
+Identifying the event loop costs more than identifying the thread. A thread nearly always has one
+loop, so the usual call looks up its thread first, unless two loops of a thread have the same
+function open. When it is awaited it checks whether the batcher it found is another loop's.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ logger: Final = logging.getLogger("shoal")
 
 
 class Opening:
-    """One decorated handler: how to make its batchers, and which of them are open.
+    """Makes the batchers of one decorated handler, and has the table of the open ones.
 
     Attributes:
-        handler: The handler, adapted; unbound where it is a method.
+        handler: The handler; unbound if it is a method.
         is_static: Whether it never has a receiver.
         is_class_method: Whether its receiver is a class.
-        is_method: Whether it is defined in a class, and has an instance for its receiver.
-        face: What a function is called through; of a method, what is bound to instances.
-        table: What is open, by event loop and receiver.
-        settings: What was set of the options since it was decorated.
-        entries: Where the calls of a function enter, by thread.
-        call_signature: What a call of one item looks like.
+        is_method: Whether it is defined in a class, with an instance as its receiver.
+        face: The callable of the function; for a method, the object that is bound to instances.
+        table: The open batchers, by event loop and receiver.
+        settings: The options changed since it was decorated.
+        entries: The entries for calls of a function, by thread.
+        call_signature: The signature of a call with one item.
     """
 
     face: Face
@@ -92,7 +92,7 @@ class Opening:
         self._in_thread: dict[tuple[int, int | None], list[OpenedBatcher]] = {}
         self.settings = Settings()
         self.entries: dict[int, Entry] = {}
-        # The keys of what was opened by name, or is being opened or closed so.
+        # The keys of the batchers opened by name, also while they are opening or closing.
         self._taken: set[object] = set()
         self._signature = signature
         self._options = options
@@ -100,7 +100,7 @@ class Opening:
 
     @cached_property
     def bound_signature(self) -> Signature:
-        """What a call of one item looks like on an instance."""
+        """The signature of a call with one item on an instance."""
         if self._signature is not None:
             return self.call_signature
         _self, *parameters = self.call_signature.parameters.values()
@@ -111,12 +111,12 @@ class Opening:
         return EventLoop.here(), None if receiver is None else id(receiver)
 
     def loops(self, receiver: object) -> list[EventLoop]:
-        """Returns the event loops in which something is open for a receiver.
+        """Returns the event loops in which a batcher is open for a receiver.
 
-        Where nothing is, it is that of the block to which the caller's context belongs.
+        If there is none, it returns that of the block of the caller's context.
         """
         number = None if receiver is None else id(receiver)
-        process = os.getpid()  # a fork has a copy of the table, and of no other thread
+        process = os.getpid()  # a fork has a copy of the table, but no copies of other threads
         found = [
             loop
             for (loop, there), opened in list(self.table.items())
@@ -125,15 +125,15 @@ class Opening:
         return found or loops_of_context()
 
     def in_thread(self, receiver: object) -> OpenedBatcher | None:
-        """Returns what is open for a receiver in some event loop of this thread."""
+        """Returns a batcher that is open for a receiver in some event loop of this thread."""
         there = self._in_thread.get((get_ident(), id(receiver)))
         return there[0] if there else None
 
     def found(self, receiver: object) -> OpenedBatcher:
-        """Returns what is open for a receiver in this event loop; in a block it is opened.
+        """Returns the batcher open for a receiver in this event loop; opens one in a block.
 
         Raises:
-            NotOpen: Nothing is, and there is no block in which it could be.
+            NotOpen: None is open, and there is no block to open it.
             BatcherClosed: There is such a block, and it is being left.
             Exception: It can't be opened.
         """
@@ -151,7 +151,7 @@ class Opening:
 
         Args:
             receiver: The instance or class that a method is batched for; None for a function.
-            face: What callers call.
+            face: The callable.
         """
         batcher = self.new_batcher(receiver, self.new_handler(receiver))
         with self._taking(receiver):
@@ -166,14 +166,14 @@ class Opening:
         face: Face,
         batcher: Batcher[Any],
     ) -> Generator[None]:
-        """Has calls enter a batcher that is kept open elsewhere; arguments as for `opened`."""
+        """Routes calls to a batcher that is kept open elsewhere; arguments as for `opened`."""
         with self._taking(receiver), self._known(receiver, face, batcher):
             yield
 
     def parts(
         self, receiver: object
     ) -> tuple[Callable[..., Any], Callable[..., Any] | None, dict[str, Any]]:
-        """Returns what makes a batcher for a receiver: the handler, the signature, the options."""
+        """Returns the arguments to make a batcher for a receiver: handler, signature, options."""
         function = self.handler.function
         kind: dict[str, Any] = {}
         if self.handler.fill != "closed":
@@ -185,17 +185,17 @@ class Opening:
         return {**self._options, **self.settings.of(receiver)}
 
     def options(self, receiver: object) -> BatchOptions:
-        """Returns the options of a receiver's batcher here, or of the next that is opened."""
+        """Returns the options of a receiver's batcher here, or of the next one to be opened."""
         opened = self.table.get(self.key(receiver))
         if opened is not None:
             return opened.batcher.options
         return checked_options(self._options_of(receiver), self.handler)
 
     def configure(self, receiver: object, changes: Mapping[str, Any]) -> None:
-        """Changes options of a receiver's batcher here, if one is open, and of those to come.
+        """Changes options of a receiver's batcher here, if one is open, and of later ones.
 
-        In a thread that runs no event loop, as a plain ``reconfigure()`` has one, it is those that
-        are open anywhere: each takes them in soon, and nobody waits for that.
+        In a thread without an event loop, such as that of a plain ``reconfigure()``, it changes the
+        batchers that are open anywhere: each applies the options soon, without waiting for it.
 
         Raises:
             TypeError: A name is no option, or a value has the wrong type; nothing is changed.
@@ -220,13 +220,13 @@ class Opening:
         return Handler(function, signature, fill=kind, streams=self._streams)
 
     def new_batcher(self, receiver: object, handler: Handler) -> Batcher[Any]:
-        """Makes the batcher for a receiver, of its handler.
+        """Makes the batcher for a receiver from its handler.
 
         Raises:
             TypeError: An option does not fit the handler.
             ValueError: An option is out of its range.
         """
-        make: Any = Batcher  # no overload takes a handler of which nothing is known
+        make: Any = Batcher  # no overload takes a handler of unknown type
         batcher: Batcher[Any] = make(
             handler,
             signature=self._signature,
@@ -236,17 +236,17 @@ class Opening:
         return batcher
 
     def face_of(self, receiver: object) -> Face:
-        """Returns what the calls of a receiver are made through."""
+        """Returns the callable for a receiver."""
         return self.face if receiver is None else self.face.bound_to(receiver)
 
     def publish(self, receiver: object, opened: OpenedBatcher) -> None:
-        """Has calls find a batcher that was opened in a block."""
+        """Registers a batcher that was opened in a block, so that calls find it."""
         self._add(self.key(receiver), opened)
-        if opened.face is not None:  # else the batcher must not keep its instance
+        if opened.face is not None:  # if None, the batcher must not keep its instance
             opened.entry.intake.find_here = lambda: self.found(receiver).entry
 
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
-        """Has no more calls find it; in its thread, or where its instance has gone."""
+        """Removes a batcher from the table; in its thread, or when its instance was collected."""
         if self.table.get(key) is opened:
             self._remove(key, opened)
 
@@ -269,7 +269,7 @@ class Opening:
             self._tell_faces(place)
 
     def _tell_faces(self, place: tuple[int, int | None]) -> None:
-        """Has calls of a thread enter where it is clear by the thread alone."""
+        """Sets the entries for calls of a thread if the thread alone determines the batcher."""
         there = self._in_thread[place]
         for opened in there:
             if opened.face is None:
@@ -299,7 +299,7 @@ class Opening:
     ) -> Generator[None]:
         key = self.key(receiver)
         opened = OpenedBatcher(batcher, batcher.find(), face)
-        unnamed = self.table.get(key)  # the batcher that was opened at a call waits meanwhile
+        unnamed = self.table.get(key)  # a batcher opened by a call; hidden meanwhile
         if unnamed is not None:
             self._remove(key, unnamed)
         self._add(key, opened)
@@ -313,7 +313,7 @@ class Opening:
                 self._add(key, unnamed)
 
     def check_loop(self, receiver: object) -> None:
-        """Refuses a call where nothing could await it: plain code has forgotten more than that.
+        """Refuses a call in a thread without an event loop, where it could not be awaited.
 
         Raises:
             NotOpen: No event loop runs in this thread.
@@ -322,7 +322,7 @@ class Opening:
             raise self.not_open(receiver)
 
     def not_open(self, receiver: object) -> NotOpen:
-        """Makes the error of a call that finds no batcher."""
+        """Returns the error for a call that finds no batcher."""
         number = None if receiver is None else id(receiver)
         homes = [
             opened.entry.intake.home
@@ -339,21 +339,21 @@ class Opening:
                 f"{self.handler.name} was called in a thread that runs no event loop; plain code "
                 f"writes:\n    with shoal.blocking({name}) as call:\n"
                 f"        ...  # call(item)\n"
-                "and in a thread beside an event loop in which it is open: "
+                "and in a thread of a program that has it open in an event loop: "
                 f"{name}.from_thread(item)"
             )
         return NotOpen(
             f"{self.handler.name} is not open in this event loop; open it around the calls:\n"
             f"    async with shoal.open_batchers({name}):\n"
             f"        ...  # {name}(item)\n"
-            "or have everything opened at its first call, by one line in main:\n"
+            "or open all batched functions at their first call, with one line in main:\n"
             "    async with shoal.open_batchers():"
         )
 
 
 def _configure(batcher: Batcher[Any], changes: Mapping[str, Any]) -> None:
-    """Changes options of a batcher that another thread has checked; in the batcher's event loop."""
+    """Changes options of a batcher in its event loop; another thread has checked them."""
     try:
         batcher.configure(**cast("OptionKeywords", changes))
-    except Exception:  # a rule of the user's; it must not end the event loop
-        logger.exception("%s could not take in new options", batcher.name)
+    except Exception:  # of a user's policy; it must not end the event loop
+        logger.exception("%s could not apply new options", batcher.name)

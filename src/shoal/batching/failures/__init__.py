@@ -1,1 +1,1 @@
-"""What code of the user's raises: a copy for each caller, and no end of its neighbours."""
+"""Errors of user code: a copy for each caller, and limits on what they can end."""

@@ -1,8 +1,8 @@
-"""One exception for each caller.
+"""A copy of a handler's exception for each caller, and the classification of exceptions.
 
-A handler raises one exception and many callers must catch it. Were they to share the object, each
-would add its traceback to it, and one caller's ``raise ... from`` or ``add_note`` would show in
-another's log. So each gets an object of its own, of the same type, with the original as its cause.
+A handler raises one exception, and many callers catch it. If they shared the object, each would add
+its traceback to it, and one caller's ``raise ... from`` or ``add_note`` would show up in another's
+log. So each caller gets an object of the same type, with the original as its cause.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 @holds_ctrl_c
 def own_copy(error: BaseException, name: str = "the handler") -> Exception:
-    """Makes a caller's own copy of an error.
+    """Returns a copy of an error for one caller.
 
     Args:
-        error: What the handler raised, or put into a slot.
-        name: What to call it that raised the error, in words.
+        error: What the handler raised, or returned in a result position.
+        name: A description of the code that raised the error, for messages.
 
     Returns:
-        An exception of the same type, arguments and attributes, with `error` as its cause; or a
-        `HandlerFailed` with `error` as its cause where the type does not let itself be copied, or
-        where it is no `Exception`: a caller who is not ready for one would end with it.
+        An exception of the same type, arguments and attributes, with `error` as its cause. It is a
+        `HandlerFailed` with that cause if the type can't be copied, or if `error` is no
+        `Exception`: one that is not expected could end the caller's program.
     """
-    with suppress(BaseException):  # whatever a foreign class does
+    with suppress(BaseException):  # user code may raise anything
         if isinstance(error, Exception):
             twin = _copied(error)
             if twin is not error:
@@ -52,12 +52,12 @@ def own_copy(error: BaseException, name: str = "the handler") -> Exception:
                 twin.__traceback__ = None
                 return twin
     said = ""
-    with suppress(BaseException):  # whatever a foreign class does
+    with suppress(BaseException):  # user code may raise anything
         said = f": {error}" if str(error) else ""
     if isinstance(error, cancellations()):
         said += (
-            "; nothing was cancelled, so it awaited something that was, or has kept or made this "
-            "exception itself"
+            "; no cancellation was requested, so it awaited something cancelled, or stored or "
+            "created this exception itself"
         )
     failure = HandlerFailed(f"{name} raised {type(error).__name__}{said}")
     failure.__cause__ = error
@@ -65,14 +65,14 @@ def own_copy(error: BaseException, name: str = "the handler") -> Exception:
 
 
 def ends_the_program(error: BaseException) -> bool:
-    """Says whether an error is, or is a group that holds, what must not be swallowed."""
+    """Returns whether an error is `KeyboardInterrupt` or `SystemExit`, or a group with one."""
     return _holds(error, (KeyboardInterrupt, SystemExit))
 
 
 def is_of_a_signal(error: BaseException) -> bool:
-    """Says whether one of the program's signal handlers raised what ends the program.
+    """Returns whether a signal handler of the program raised an error that ends the program.
 
-    It may have come upon any code of the main thread, and is no mistake of that.
+    Such an error can be raised in any code of the main thread, and is no bug of that code.
     """
     if threading.current_thread() is not threading.main_thread() or not ends_the_program(error):
         return False
@@ -84,9 +84,9 @@ def is_of_a_signal(error: BaseException) -> bool:
 
 
 def _is_pythons_own(error: BaseException) -> bool:
-    """Says whether Python raised it for Ctrl-C: that leaves no frame, and comes at any instruction.
+    """Returns whether Python raised it for Ctrl-C, which leaves no frame at any instruction.
 
-    Code raises it by an instruction that does nothing else.
+    Code raises an error only by a raise instruction.
     """
     traceback = error.__traceback__
     if not isinstance(error, KeyboardInterrupt) or traceback is None:
@@ -114,16 +114,16 @@ def _frames_of(error: BaseException) -> Iterator[FrameType]:
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Says whether an error is, or is a group that holds, this event loop's cancellation."""
+    """Returns whether an error is this event loop's cancellation, or a group with one."""
     return _holds(error, anyio.get_cancelled_exc_class())
 
 
 def goes_on(error: BaseException, parking: Parking) -> bool:
-    """Says whether what came out of user code is more than its own error, and has to go on.
+    """Returns whether an error raised by user code must propagate.
 
-    That is what ends the program, a cancellation if a cancel scope was cancelled, and the end of a
-    coroutine that is thrown away. All else, a cancellation that nobody asked for included, is a
-    mistake of the code, whatever class it has.
+    These must: an error that ends the program, a cancellation if a cancel scope was cancelled, and
+    the `GeneratorExit` of a discarded coroutine. All others are errors of the code itself, whatever
+    their class, also a cancellation that was not requested.
     """
     if isinstance(error, Exception):
         return False
@@ -151,11 +151,10 @@ def _holds(
 def _copied(error: Exception) -> Exception:
     cls = type(error)
     if not isinstance(cls.__init__, FunctionType):
-        # A builtin, or a plain subclass of one: its fields are set by calling it with its
-        # arguments.
+        # A builtin, or a plain subclass of one: the constructor sets its fields.
         twin = copy.copy(error)
     else:
-        # Calling a constructor of the user's again could do anything, so it is gone round.
+        # A user-defined constructor could have any effect, so it is not called again.
         twin = cls.__new__(cls, *error.args)
         twin.args = error.args
         for name in _slots(cls):

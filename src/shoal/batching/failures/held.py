@@ -1,7 +1,7 @@
-"""Holding code of the user's to `Exception`s, where what else it raises would end its neighbours.
+"""Limits user code to raising `Exception`s, where others would end unrelated requests too.
 
-A function that runs such code is marked with `holds_ctrl_c`, so that what the person at the
-terminal wants is not taken for the code's.
+A function that runs such code is marked with `holds_ctrl_c`, so that a Ctrl-C at the terminal is
+not mistaken for an error of the code.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 
 def held(function: F, name: str = "the code") -> F:
-    """Returns the same plain function, which raises nothing but an `Exception`.
+    """Wraps a plain function so that it raises nothing but `Exception`s.
 
     Args:
         function: The function.
-        name: What to call it in words, for the text of that.
+        name: A description of it, for messages.
     """
 
     @functools.wraps(function, updated=())
@@ -49,10 +49,10 @@ def _call(
 
 @holds_ctrl_c
 def shown(value: object) -> str:
-    """Returns the `repr` of an object of the user's, or its type's name if it has none."""
+    """Returns the `repr` of a user's object, or its type's name if `repr` fails."""
     try:
         return repr(value)
-    except BaseException as error:  # whatever a foreign class does
+    except BaseException as error:  # user code may raise anything
         if is_of_a_signal(error):
             raise
         return f"<{type(value).__name__}>"

@@ -1,4 +1,4 @@
-"""Holding code of the user's to `Exception`s in a task: a block for `held`'s purpose."""
+"""A block that limits user code in a task to raising `Exception`s; see `held`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ def _of_the_code(error: BaseException) -> Exception:
 
 @contextmanager
 def holding(told: Callable[[BaseException], Exception] = _of_the_code) -> Generator[None]:
-    """Code of the user's may run in this block, of a task's function marked with `holds_ctrl_c`.
+    """Runs user code in a block, so that it raises only `Exception`s.
+
+    The function that uses it, which a task runs, must be marked with `holds_ctrl_c`.
 
     Args:
-        told: Makes an `Exception` of what it raised that is none.
+        told: Converts another exception that the code raised to an `Exception`.
 
     Raises:
-        HandlerFailed: It raised what is no `Exception`; or what `told` has made of that.
-        Exception: What it raised.
+        HandlerFailed: The code raised something that is no `Exception`; or what `told` returned.
+        Exception: What the code raised.
 
-    Cancellation: goes on.
+    Cancellation: propagates.
     """
     try:
         yield

@@ -1,14 +1,14 @@
-"""Binding: from one caller's arguments to an item, and from a batch's items to the handler's lists.
+"""Binding: from a caller's arguments to an item, and from a batch's items to the handler's lists.
 
-A handler of one parameter is the usual case, and then the item is the argument itself. A handler of
-several gets one list for each of them, so an item is a tuple in the order of the parameters, with
-the handler's defaults filled in. A handler of none gets no list: its calls have no arguments, and
-how many there are is the size of `current_batch`. A call is bound when it is made: a wrong one is a
-`TypeError` of its caller and never meets a batch.
+Usually a handler has one parameter, and the item is the argument itself. A handler with several
+parameters gets one list for each, so an item is a tuple in the order of the parameters, with the
+handler's defaults filled in. A handler without parameters gets no list: its calls have no
+arguments, and their number is the size of `current_batch`. A call is bound when it is made: wrong
+arguments raise a `TypeError` in the caller and never reach a batch.
 
-What a `functools.partial` has filled in already is not batched: it reaches the handler as it is.
+Arguments that a `functools.partial` has filled in are not batched; the handler gets them as is.
 
-Where no function of lists is at hand, the signature of the call of one item says the same.
+If there is no function of lists, the signature of a call with one item has the same information.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _ONE_LIST = Parameter("items", Parameter.POSITIONAL_ONLY)
 
 
 class Binding:
-    """How calls of one item become calls of a handler.
+    """Converts calls with one item to calls of a handler.
 
     Args:
-        signature: What the call of one item looks like.
+        signature: The signature of a call with one item.
         parameters: The handler's parameters that are batched.
-        gives: What the handler gets of a batch: a list for each parameter; or its items as they
-            are, in one list; or, of a batch of one, the arguments of its only call.
+        gives: What the handler gets of a batch: ``"lists"``, a list for each parameter;
+            ``"items"``, its items in one list; ``"arguments"``, the arguments of its only call.
 
     Attributes:
         names: The names of the handler's parameters that are batched.
         signature: As above.
         gives: As above.
         single: Whether an item is one bare argument.
-        takes_bare: Whether a call may give it without its name.
+        takes_bare: Whether a call may pass it as a positional argument.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Binding:
         *,
         of_batch: bool = False,
     ) -> Binding:
-        """Binds calls of a function of lists.
+        """Returns the binding for a function of lists.
 
-        Its parameters' names and defaults hold for the call of one item, and each annotation
+        A call with one item has the same parameter names and defaults, and each annotation
         ``list[T]`` becomes ``T``.
 
         Args:
             handler: The function of lists, or of a batch.
-            prototype: A function of one item that says what calls look like.
-            of_batch: Whether the handler takes a batch that is open instead of lists.
+            prototype: A function of one item with the signature of calls; None for the handler's.
+            of_batch: Whether the handler takes an open batch instead of lists.
 
         Raises:
             TypeError: The handler, or the prototype, has a parameter that can't be batched.
@@ -94,10 +94,10 @@ class Binding:
 
     @classmethod
     def of_items(cls, signature: Signature, gives: Literal["items", "arguments"]) -> Binding:
-        """Binds calls by a signature, for a handler that knows what to do with their items.
+        """Returns the binding for a signature, for a handler that processes the items itself.
 
         Raises:
-            TypeError: It takes any number of arguments, so that an item would have no form.
+            TypeError: It takes any number of arguments, so that items would have no fixed form.
         """
         for parameter in signature.parameters.values():
             if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD):
@@ -107,7 +107,7 @@ class Binding:
         return cls(signature, signature.parameters.values(), gives)
 
     def item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Binds one call.
+        """Binds one call and returns its item.
 
         Raises:
             TypeError: The arguments don't fit the signature.
@@ -124,7 +124,7 @@ class Binding:
         return tuple(bound.arguments[name] for name in self.names)
 
     def columns(self, items: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Turns a batch's items into the handler's arguments.
+        """Converts a batch's items to the handler's arguments.
 
         Returns:
             The positional and the keyword arguments.
@@ -152,14 +152,14 @@ class Binding:
 def _parameters(handler: Callable[..., Any]) -> list[Parameter]:
     try:
         signature = inspect.signature(handler)
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         return [_ONE_LIST]
     parameters = _open_parameters(handler, signature)
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise TypeError(
             f"a handler's parameters must be named, but {handler!r} takes {signature}: "
             "each of them is batched into a list of its own. Name them; a decorator under "
-            "@shoal.batch keeps the names of what it wraps by functools.wraps"
+            "@shoal.batch keeps the names of the wrapped function with functools.wraps"
         )
     return parameters
 
@@ -182,7 +182,7 @@ def _check_lists(handler: Callable[..., Any], parameters: list[Parameter]) -> No
         raise TypeError(
             f"a handler gets a list for each of its parameters, but {name!r} of {handler!r} is "
             f"annotated as {kind}. If it is batched, with a value for each call, write "
-            f"{name}: list[{kind}]; if it is the same for all calls, fill it in before: "
+            f"{name}: list[{kind}]; if it is the same for all calls, set it in advance: "
             f"{constant}"
         )
 
@@ -201,11 +201,11 @@ def _per_item(handler: Callable[..., Any], parameters: list[Parameter]) -> Signa
 
 
 def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signature:
-    """Returns the signature of a function of one item that stands for a handler's own.
+    """Returns the signature of a function of one item that replaces a handler's own.
 
     Args:
         prototype: The function.
-        *allowed: The names that its parameters may have, in one of these orders.
+        *allowed: The lists of parameter names that it may have.
 
     Raises:
         TypeError: It is no function, or has other parameters.
@@ -223,7 +223,7 @@ def signature_of(prototype: Callable[..., Any], *allowed: list[str]) -> Signatur
 
 
 def signature_of_call(function: Callable[..., Any]) -> Signature:
-    """Returns a function's own signature with its annotations evaluated, where they can be."""
+    """Returns a function's signature with those annotations evaluated that can be."""
     hints = _type_hints(function)
     signature = inspect.signature(function)
     return Signature(
@@ -252,12 +252,12 @@ def _without_self(prototype: Callable[..., Any]) -> Signature:
 def signature_of_batch(
     handler: Callable[..., Any], prototype: Callable[..., Any] | None
 ) -> Signature:
-    """Returns what a call of one item looks like where the handler takes an open batch.
+    """Returns the signature of a call with one item for a handler of open batches.
 
     Args:
         handler: The handler; a method may be unbound.
-        prototype: A function of one item that says it; None for the item of the annotation,
-            ``OpenBatch[T, R]``.
+        prototype: A function of one item with that signature; None for the item type of the
+            annotation ``OpenBatch[T, R]``.
 
     Raises:
         TypeError: The prototype is no function, or the handler takes no batch.
@@ -282,10 +282,10 @@ def signature_of_batch(
 
 
 def annotations_of(function: Callable[..., Any]) -> list[Any]:
-    """Returns the annotations of a function's parameters, as they are written where unreadable.
+    """Returns the annotations of a function's parameters; those that can't be evaluated as written.
 
-    What a `functools.partial` has filled in does not count. Nothing is returned for a builtin that
-    does not tell its parameters.
+    Parameters that a `functools.partial` has filled in are left out. The list is empty for a
+    builtin without a signature.
     """
     try:
         signature = inspect.signature(function)
@@ -296,10 +296,10 @@ def annotations_of(function: Callable[..., Any]) -> list[Any]:
 
 
 def unreadable_annotations(function: Callable[..., Any]) -> dict[str, Exception]:
-    """Says which annotations of a handler's parameters can't be read, by name, and why.
+    """Returns the annotations of a handler's parameters that can't be evaluated, with the errors.
 
-    One that names something which is there for type checkers only is the usual case. The engine
-    does without; who checks items against the annotations can't.
+    Usually they name something that is imported for type checkers only. Batching works without
+    them; checking items against the annotations does not.
     """
     _hints, unreadable = _read_annotations(function)
     unreadable.pop("return", None)
@@ -311,7 +311,7 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exception]]:
-    """Evaluates annotations one by one, so that one which can't be read spoils no other."""
+    """Evaluates annotations one by one, so that an error in one does not affect the others."""
     while isinstance(function, functools.partial):
         function = function.func
     if not (inspect.isroutine(function) or inspect.isclass(function)):
@@ -325,12 +325,12 @@ def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exceptio
         try:
             hints |= typing.get_type_hints(alone, globalns=namespace, include_extras=True)
         except (NameError, TypeError, AttributeError, SyntaxError) as error:
-            # Its traceback would hold this frame, and all that called it, in a cycle.
+            # Its traceback would keep this frame and its callers in a reference cycle.
             unreadable[name] = error.with_traceback(None)
     return hints, unreadable
 
 
 def element_of(annotation: Any) -> Any:
-    """Turns ``list[T]`` into ``T``, and anything whose element is not known into no annotation."""
+    """Returns ``T`` for ``list[T]``, and no annotation if the element type is not known."""
     arguments = typing.get_args(bare(annotation))
     return arguments[0] if arguments and held_by(annotation) is Holds.LIST else Parameter.empty

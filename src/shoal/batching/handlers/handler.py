@@ -1,9 +1,9 @@
-"""The user's function, of whatever kind, as one shape.
+"""One interface to user functions of all kinds.
 
-A handler is called with lists and answers for all of a batch: once (``results``), or step by step
-(``steps``). Coroutine functions and async generators run in the event loop. Plain functions and
-plain generators run in worker threads, since they may block; a thread can't be interrupted, so a
-cancellation is only seen when the call, or the generator's step, has ended.
+A handler is called with lists and returns the results of a whole batch: at once (``results``), or
+step by step (``steps``). Coroutine functions and async generators run in the event loop. Plain
+functions and plain generators run in worker threads, since they may block. A thread can't be
+interrupted, so a cancellation takes effect only when the call, or the generator's step, has ended.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _DONE: Any = object()
 
 
 class Handler:
-    """A user's function, adapted.
+    """A user's function with a common interface.
 
     Attributes:
         function: The function as it was given.
-        name: What to call it in messages.
-        binding: How calls of one item become calls of it.
+        name: Its name in messages.
+        binding: Converts calls with one item to calls of the function.
         fill: Whether its batches are ``"closed"`` when it gets them, ``"open"`` or
             ``"continuous"``.
-        streams: Whether it is a generator function, or answers by streams.
+        streams: Whether it is a generator function, or answers with streams.
         threaded: Whether it runs in worker threads.
-        told: Makes of what would end the program, if the handler raises it, the error that it fails
-            its batch with; None to let it end the program.
+        told: Converts an exception of the handler that would end the program to the error that
+            fails its batch; None to let it end the program.
     """
 
     told: Callable[[BaseException], Exception] | None = None
@@ -94,7 +94,7 @@ class Handler:
 
     @classmethod
     def of_one(cls, function: Callable[..., Any]) -> Handler:
-        """Makes a handler of a function of one item: its batches have one request each."""
+        """Returns a handler for a function of one item, whose batches have one request each."""
         return cls(function, binding=Binding.of_items(signature_of_call(function), "arguments"))
 
     async def results(self, items: list[Any]) -> Any:
@@ -127,8 +127,8 @@ class Handler:
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         """Calls a function in a worker thread."""
 
-        # A tuple, since trio would take an awaitable for a mistake of ours; and not every class of
-        # exception gets through the futures of asyncio.
+        # A tuple, since trio rejects an awaitable that a thread returns, and asyncio futures don't
+        # accept every class of exception.
         def call() -> tuple[Any, BaseException | None]:
             try:
                 return function(), None
@@ -136,8 +136,8 @@ class Handler:
                 return None, error
 
         if self._threads is None:
-            # Slots bound how many threads run at once, so it has nothing left to limit. It belongs
-            # to an event loop, which may not be the one that this was made in.
+            # The slots limit how many threads run at once, so this needs no limit. It belongs to an
+            # event loop, which may not be the one in which this object was created.
             self._threads = anyio.CapacityLimiter(math.inf)
         result, error = await anyio.to_thread.run_sync(call, limiter=self._threads)
         if error is None:
@@ -158,8 +158,8 @@ class Handler:
         return _of_one(steps) if self._is_of_one else steps
 
     async def _threaded_steps(self, generator: Generator[Any]) -> AsyncGenerator[Any, None]:
-        # One context for all steps, as a generator in one thread has. It is copied in the thread:
-        # the event loop's own says that there is one here.
+        # One context for all steps, as for a generator that runs in one thread. It is copied in the
+        # thread: the event loop's context would make code believe that it runs in the loop.
         context: Context | None = None
 
         def next_step() -> Any:
@@ -188,7 +188,7 @@ async def _of_one(steps: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]
 
 
 def _innermost(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Looks through partials, bound methods and callable objects for the function that runs."""
+    """Returns the function inside of partials, bound methods and callable objects."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func

@@ -1,14 +1,13 @@
-"""The one rule by which code that is served gets lists, or one item at a time.
+"""Determines whether served code gets lists or one item at a time.
 
-1. What is marked (`shoal.accept_batch`), or declared to take open batches, gets what that says.
+1. A mark (`shoal.accept_batch`), or a declaration to take open batches, decides.
 2. Code whose parameters are all annotated as lists gets lists.
 3. Code whose parameters are annotated as something else gets one item at a time. A mixture is
-   refused: it may be a handler of lists with a flag, or code of one item that holds a list.
-4. Code without annotations gets one item at a time, as in Ray Serve; where options of batches were
-   given for it that is refused, since it is unclear what was meant.
+   refused: it may be a handler of lists with a flag, or code of one item that contains a list.
+4. Code without annotations gets one item at a time, as in Ray Serve. If batch options were given
+   for it, it is refused, since the intention is unclear.
 
-The code that `shoal.batch` and `shoal.Batcher` are given needs no rule: it is written for them, and
-gets lists.
+Functions passed to `shoal.batch` and `shoal.Batcher` need no rule: they always get lists.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ if TYPE_CHECKING:
     from inspect import Signature
 
 MARK: Final = "__shoal_accept_batch__"
-"""The attribute by which code says what it takes."""
+"""The attribute that marks whether code takes lists."""
 
 
 def takes_lists(function: Callable[..., Any]) -> bool:
-    """Says whether a function takes lists: by its mark, or by its annotations.
+    """Returns whether a function takes lists, by its mark or by its annotations.
 
     Raises:
         TypeError: Some of its parameters are annotated as lists, and others are not.
@@ -48,19 +47,19 @@ def takes_lists(function: Callable[..., Any]) -> bool:
     raise TypeError(
         f"it is unclear whether {function!r} takes lists or one item at a time: some of its "
         f"parameters are annotated as lists and others are not, in {inspect.signature(function)}. "
-        "Annotate all of them as lists, or fill in what is the same for all calls by "
+        "Annotate all of them as lists, or set what is the same for all calls with "
         "functools.partial; if it takes one item at a time, mark it with "
         "@shoal.accept_batch(False)"
     )
 
 
 def described(signature: Signature, size: int, *, batched: bool, fill: str = "closed") -> str:
-    """Says in words what code is given.
+    """Returns a description of what code gets, for messages.
 
     Args:
-        signature: That of a call of one item.
+        signature: The signature of a call with one item.
         size: ``max_batch_size``.
-        batched: Whether it takes lists.
+        batched: Whether the code takes lists.
         fill: When its batches are complete.
     """
     parameters = list(signature.parameters.values())

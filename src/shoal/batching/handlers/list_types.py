@@ -1,9 +1,9 @@
-"""Whether an annotation can hold a list: what tells code of lists from code of one item.
+"""Whether an annotation allows a list, to tell code of lists from code of one item.
 
-A handler's parameters get lists, whatever they are annotated as. An annotation that no list fits is
-a mistake then: ``normalize: bool = False`` would get ``[False]``, which is true. So it is refused,
-but only where that is certain. Arrays and tables are let pass, since what has a length and elements
-may be meant as a batch; so is everything that can't be read or that says nothing.
+A handler's parameters get lists, whatever their annotations. An annotation that does not allow a
+list is a mistake: ``normalize: bool = False`` would get ``[False]``, which is true. So it is
+refused, but only if that is certain. Arrays and tables are accepted, since a type with a length and
+elements may be meant as a batch; so are annotations that are missing or can't be evaluated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_LISTS: Final = (str, bytes, bytearray, memoryview, tuple, Mapping, AbstractS
 
 
 class Holds(Enum):
-    """What an annotation can hold."""
+    """What an annotation allows."""
 
     LIST = "a list"
     ITEM = "no list"
@@ -34,8 +34,8 @@ class Holds(Enum):
 
 
 def held_by(annotation: Any) -> Holds:
-    """Says whether an annotation is of a list, of something else for certain, or of either."""
-    if isinstance(annotation, str):  # it can't be read
+    """Returns whether an annotation is a list type, certainly another type, or either."""
+    if isinstance(annotation, str):  # it can't be evaluated
         return Holds.LIST if _TEXT_OF_LIST.match(annotation) else Holds.EITHER
     annotation = bare(annotation)
     if annotation is None or annotation is NoneType:
@@ -52,14 +52,14 @@ def held_by(annotation: Any) -> Holds:
 
 
 def is_unannotated(annotation: Any) -> bool:
-    """Says whether an annotation tells nothing."""
+    """Returns whether an annotation gives no information."""
     annotation = bare(annotation)
     is_open = annotation is Parameter.empty or annotation is Any or annotation is object
     return is_open or isinstance(annotation, (TypeVar, str))
 
 
 def bare(annotation: Any) -> Any:
-    """Takes off what says nothing of the type: `Annotated`, `NewType`, names of types."""
+    """Returns the type inside of `Annotated`, `NewType` and type aliases."""
     while True:
         if typing.get_origin(annotation) is Annotated:
             annotation = typing.get_args(annotation)[0]
@@ -79,9 +79,9 @@ def _held_by_class(cls: type) -> Holds:
     try:
         if issubclass(list, cls):
             return Holds.EITHER
-    except TypeError:  # a protocol, which can't be asked
+    except TypeError:  # a protocol that does not support issubclass
         return Holds.EITHER
-    # Not of its metaclass: an enum has a length, and its members have none.
+    # Not those of its metaclass: an enum class has a length, but its members have none.
     names = {name for base in cls.__mro__ for name in vars(base)}
     is_array_like = {"__len__", "__getitem__"} <= names or "__array__" in names
     return Holds.EITHER if is_array_like else Holds.ITEM

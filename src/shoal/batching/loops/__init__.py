@@ -1,1 +1,1 @@
-"""Event loops: which one runs, and how a task waits in it."""
+"""Event loops: detecting the running one, and waiting in it."""

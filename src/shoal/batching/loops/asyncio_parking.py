@@ -1,4 +1,4 @@
-"""How tasks of asyncio wait and are woken."""
+"""Waiting and waking of asyncio tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AsyncioParking(Parking):
-    """Waits on asyncio, and on the loops that stand in for its own."""
+    """Waiting on asyncio, and on loops that replace its own, such as uvloop."""
 
     name = "asyncio"
 
@@ -32,8 +32,8 @@ class AsyncioParking(Parking):
         self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
         self.soon = loop.call_soon_threadsafe
-        # Nothing public tells which scope of a task is the innermost. With an anyio that keeps this
-        # elsewhere, only code that never leaves a scope takes more down than its own batch.
+        # No public API tells a task's innermost scope. With an anyio that stores this elsewhere,
+        # only code that never leaves a scope breaks more than its own batch.
         self._states: Any = getattr(import_module("anyio._backends._asyncio"), "_task_states", {})
 
     def wake(self, waiter: Any) -> None:
@@ -65,7 +65,8 @@ class AsyncioParking(Parking):
     def seems_here(self) -> bool:
         if asyncio._get_running_loop() is not self._loop:
             return False
-        # In a turn of a guest no task runs. To ask for one of trio's where there is none is dear.
+        # While a guest run has its turn, no asyncio task runs. Asking trio for one is slow if there
+        # is none.
         return asyncio.current_task(self._loop) is not None or not in_trio_task()
 
     def is_waited_for_by(self, coroutines: Collection[object]) -> bool:
@@ -99,7 +100,7 @@ class AsyncioParking(Parking):
         return state is None or state.cancel_scope is scope
 
     def leave_scopes_in(self, scope: Scope) -> bool:
-        # A scope of anyio's that was not left breaks every scope around it, up to the task group's.
+        # An anyio scope that was not left breaks all scopes around it, up to the task group's.
         state = self._states.get(asyncio.current_task())
         innermost = outer = getattr(state, "cancel_scope", None)
         if innermost is scope:
@@ -117,10 +118,10 @@ class AsyncioParking(Parking):
 
 
 def _awaiting(future: Any) -> Iterator[Any]:
-    """Yields the tasks of asyncio that wait for a future, or gather it with others.
+    """Yields the asyncio tasks that await a future, or gather it with others.
 
-    Nothing public tells of them before Python 3.14, so it is told by what the future calls when it
-    is done. Where a loop keeps that elsewhere, it seems that nobody waits.
+    There is no public API before Python 3.14, so this reads the future's done callbacks. If a loop
+    stores them elsewhere, no task is found.
     """
     for callback, *_ in getattr(future, "_callbacks", None) or ():
         owner = getattr(callback, "__self__", None)

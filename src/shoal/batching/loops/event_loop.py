@@ -1,14 +1,14 @@
-"""Which event loop this is, and what is known of event loops where there may be none.
+"""Identifies the current event loop, also where none may be running.
 
-A batcher belongs to the event loop that opened it. Nearly always a thread has one, but not always:
-trio's guest mode runs trio and a host's loop by turns in one thread, and code that is called in one
-loop may run another inside. So a loop is known by two things (`EventLoop`): the run of trio whose
-task runs now, and the loop of asyncio that runs now. A run of trio that is a guest of asyncio has
-its host beside it, always the same one, and the host's own tasks have no run of trio.
+A batcher belongs to the event loop that opened it. A thread nearly always has one loop, but there
+are exceptions: trio's guest mode runs trio and a host loop alternately in one thread, and code
+called in one loop may run another inside. So `EventLoop` identifies a loop by two things: the trio
+run of the current task, and the running asyncio loop. A trio run that is a guest of asyncio always
+has the same host loop; the host's own tasks have no trio run.
 
-A worker process of plain code needs neither trio nor asyncio, a program on asyncio no trio, and to
-load them takes longer than all the rest of a start. So nothing here loads them: code that runs in a
-loop finds it loaded.
+A worker process with plain code needs neither trio nor asyncio, and a program on asyncio needs no
+trio. Importing them takes longer than all the rest of a start. So this module imports neither: code
+that runs in a loop has loaded its library.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _to_mark: Final[list[Callable[..., Any]]] = []
 
 
 def holds_ctrl_c(function: F) -> F:
-    """Marks a function whose callees are not ended by Ctrl-C; trio then gives it to the main task.
+    """Marks a function in whose callees trio raises no KeyboardInterrupt for Ctrl-C.
 
-    So a KeyboardInterrupt that comes out of them was raised by the code itself.
+    trio raises it in its main task instead. So one that comes out of them is of the code itself.
     """
     _to_mark.append(function)
     if _mark is not None:
@@ -45,7 +45,7 @@ def holds_ctrl_c(function: F) -> F:
 
 
 def mark_what_holds_ctrl_c(mark: Callable[[Any], object]) -> None:
-    """Hears how trio is told of such functions, before one is called in it."""
+    """Sets how functions are marked for trio, and marks those known; called when trio is in use."""
     global _mark
     _mark = mark
     with suppress(IndexError):  # all are marked, by this thread or another
@@ -54,40 +54,40 @@ def mark_what_holds_ctrl_c(mark: Callable[[Any], object]) -> None:
 
 
 def _if_loaded(module: str, name: str) -> Any:
-    """Returns what is in a module; None if it is not loaded, or not yet so far."""
+    """Returns an attribute of a module; None if the module is not loaded, or only in part."""
     return getattr(sys.modules.get(module), name, None)
 
 
 def in_trio_task() -> bool:
-    """Says whether a task of trio runs the caller."""
+    """Returns whether the caller runs in a trio task."""
     ask = _if_loaded("trio.lowlevel", "in_trio_task")
     return ask is not None and ask()
 
 
 def running_asyncio_loop() -> asyncio.AbstractEventLoop | None:
-    """Returns the loop of asyncio that runs in this thread; None if none does."""
+    """Returns the asyncio loop that runs in this thread; None if none does."""
     ask = _if_loaded("asyncio.events", "_get_running_loop")
     return None if ask is None else ask()
 
 
 def cancellations() -> tuple[type[BaseException], ...]:
-    """Returns what either event loop tells a task that is cancelled."""
+    """Returns the cancellation exceptions of the loaded event loop libraries."""
     told = _if_loaded("asyncio.exceptions", "CancelledError"), _if_loaded("trio", "Cancelled")
     return tuple(each for each in told if each is not None)
 
 
 def loop_ended() -> tuple[type[BaseException], ...]:
-    """Returns what a thread meets that waits for an event loop which ends."""
+    """Returns the exceptions raised in a thread that waits for an event loop which ends."""
     met = _if_loaded("trio", "RunFinishedError"), _if_loaded("trio", "Cancelled")
     return ConcurrentCancelled, *(each for each in met if each is not None)
 
 
 class EventLoop(NamedTuple):
-    """An event loop, or none where both are None; two are equal if they are the same one.
+    """An event loop; none if both fields are None. Two are equal if they are the same loop.
 
     Attributes:
-        trio_run: What trio knows the run by whose task runs now.
-        loop: The loop of asyncio that runs now.
+        trio_run: The token of the trio run whose task runs now.
+        loop: The asyncio loop that runs now.
     """
 
     trio_run: trio.lowlevel.TrioToken | None
@@ -101,13 +101,13 @@ class EventLoop(NamedTuple):
 
     @staticmethod
     def is_in_thread() -> bool:
-        """Says whether an event loop runs in this thread, also where none of its tasks does."""
+        """Returns whether an event loop runs in this thread, even if the caller is in no task."""
         in_trio_run = _if_loaded("trio.lowlevel", "in_trio_run")
         return (in_trio_run is not None and in_trio_run()) or running_asyncio_loop() is not None
 
     @property
     def is_here(self) -> bool:
-        """Whether it runs the caller."""
+        """Whether the caller runs in it."""
         return EventLoop.here() == self
 
     @property
@@ -116,10 +116,10 @@ class EventLoop(NamedTuple):
         return self.trio_run is None and self.loop is None
 
     def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Runs an async function in it, for a thread that has no event loop, and waits for it.
+        """Runs an async function in this loop from a thread without one, and waits for the result.
 
         Raises:
-            RuntimeError: It has ended.
+            RuntimeError: The loop has ended.
             Exception: What the function raised.
         """
         if self.trio_run is not None:
@@ -139,7 +139,7 @@ class EventLoop(NamedTuple):
             raise
 
     def soon(self, function: Callable[[], None]) -> None:
-        """Has it call a function soon, for any thread; not if it has ended."""
+        """Schedules a function call in this loop, from any thread; nothing if it has ended."""
         with suppress(RuntimeError):
             if self.trio_run is not None:
                 self.trio_run.run_sync_soon(function)
@@ -147,9 +147,10 @@ class EventLoop(NamedTuple):
                 self.loop.call_soon_threadsafe(function)
 
     def described(self) -> str:
-        """Says which one it is, in words; to be asked in its thread."""
+        """Returns a description of the loop for messages; call it in the loop's thread."""
         where = f"thread {threading.current_thread().name!r}"
-        # In a turn of a guest no task of its host runs; in a loop inside a run of trio one does.
+        # While a guest run has its turn no task of its host runs; in a loop that runs inside a trio
+        # run a task does.
         is_guest = self.loop is not None and sys.modules["asyncio"].current_task(self.loop) is None
         if self.trio_run is not None and (self.loop is None or is_guest):
             return f"trio's run {id(self.trio_run):#x} in {where}"

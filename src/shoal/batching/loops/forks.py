@@ -1,4 +1,4 @@
-"""What a process has that was forked: copies of all objects, and of no thread but its own."""
+"""Forked processes, which have copies of all objects but only one thread."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 
 
 def keep_for_ever(block: object) -> None:
-    """Keeps the copy of a block whose thread is the parent's.
+    """Keeps the copy of a block whose thread exists only in the parent process.
 
-    To drop it would close it, and that waits for the thread. A thread keeps it, since whatever else
-    could lets go of it when the process ends.
+    Dropping it would close it, and closing waits for that thread. A daemon thread keeps it, since
+    any other reference would be released when the process ends.
     """
     wait = partial(_wait, block)
     threading.Thread(target=wait, name="shoal keeps a block", daemon=True).start()

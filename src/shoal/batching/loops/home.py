@@ -1,4 +1,4 @@
-"""Where a batcher lives: in one event loop of one process."""
+"""The event loop and process that a batcher belongs to."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 class Home:
-    """The event loop that a batcher belongs to: the one that it was made in.
+    """The event loop that a batcher belongs to: the one that it was created in.
 
     Attributes:
         loop: The event loop.
         thread: Its thread.
-        process: The process of that; one that was forked has no copy of it.
-        described: The same in words.
+        process: The id of its process; the loop does not exist in forked processes.
+        described: A description of the loop, for messages.
     """
 
     __slots__ = ("described", "loop", "process", "thread")
@@ -33,12 +33,12 @@ class Home:
 
 
 def not_open_here(name: str, homes: Iterable[Home]) -> NotOpen:
-    """Makes the error of a caller in another event loop than those where something is open."""
+    """Returns the error for a caller in another event loop than those where something is open."""
     here = EventLoop.here()
     advice = (
         "plain code calls it by:\n    with shoal.blocking(...) as call:\n        call(item)"
         if here.is_none
-        else "an event loop of its own opens it for itself:\n"
+        else "each event loop opens its own batcher:\n"
         "    async with shoal.open_batchers(...):\n        ..."
     )
     return NotOpen(

@@ -1,19 +1,19 @@
-"""Where a task waits in its event loop.
+"""Waiting and waking of tasks in an event loop.
 
-The problem: a caller waits for one thing, once, and is woken by another task that has many callers
-to wake. `anyio.Event` does that, and a memory channel does it too, but each costs more than all the
-rest of a call (a channel a request was measured at four times a bare park). So callers park on the
-loop's own primitive: on trio by `trio.lowlevel.wait_task_rescheduled`, on asyncio on a future.
+The problem: a caller waits once, for one result, and is woken by a task that has many callers to
+wake. `anyio.Event` and memory channels do that, but each costs more than all the rest of a call (a
+channel per request was measured at four times a bare wait). So callers wait on the loop's own
+primitive: on trio with `trio.lowlevel.wait_task_rescheduled`, on asyncio on a future.
 
-A cell is that one-shot wait: made by the task that will wait, awaited once, woken at most once. It
-carries no value; the result is on the request by the time the cell is woken. On asyncio the cell is
-the future itself, since any wrapper in Python costs more than the future does. Each loop's way is
-in a file of its own; `this_loop` has the one that runs.
+A waiter is such a one-shot wait: created by the task that will wait, awaited once, woken at most
+once. It carries no value; the result is stored on the request before the waiter is woken. On
+asyncio the waiter is the future itself, since any wrapper in Python costs more than the future.
+Each event loop has its implementation in a module of its own; `this_loop` returns the one in use.
 
-A cancelled wait is told to nobody by the loop. The caller's own ``except`` does that at its next
-turn, and whoever takes requests before that turn asks `Parking.departed`. On trio the abort
-function forgets the task: a task that is rescheduled twice, by a wake after a cancellation in the
-same tick, takes the whole run down.
+The loop does not report a cancelled wait. The caller's own ``except`` does that when it runs next;
+code that takes requests before then checks `Parking.departed`. On trio the abort function forgets
+the task: a task that is rescheduled twice, by a wake after a cancellation in the same tick, crashes
+the whole run.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 Scope: TypeAlias = "anyio.CancelScope | trio.CancelScope"
-"""A cancel scope of either making; they have the same face."""
+"""A cancel scope of anyio or trio; both have the same interface."""
 
 
 class SharedWaiter(Protocol):
-    """What stands in a request's cell where its caller waits for more than this one request."""
+    """The waiter of a request whose caller waits for more than this one request."""
 
     def wake(self) -> None:
-        """Tells the caller that the request has come to an end."""
+        """Tells the caller that the request has ended."""
         ...
 
     def departed(self) -> bool:
-        """Says whether the caller has left and has not yet had the turn to say so."""
+        """Returns whether the caller was cancelled but has not run since."""
         ...
 
 
 class Parking(ABC):
-    """How tasks of one event loop wait and are woken.
+    """Waiting and waking of the tasks of one event loop.
 
     Attributes:
-        name: What anyio calls the event loop: "trio" or "asyncio".
+        name: anyio's name of the event loop: "trio" or "asyncio".
         now: The event loop's clock: a function that returns the time in seconds.
-        new_waiter: Makes a cell for the task that calls it.
-        new_scope: Makes a cancel scope; the loop's own where anyio's would only wrap it.
-        soon: Has a function called in the event loop, soon; from any thread, and at any time.
-            It raises `RuntimeError` once the loop has ended.
+        new_waiter: Creates a waiter for the task that calls it.
+        new_scope: Creates a cancel scope; the loop's own if anyio's would only wrap it.
+        soon: Schedules a function call in the event loop, from any thread, at any time. It raises
+            `RuntimeError` once the loop has ended.
     """
 
     name: Literal["trio", "asyncio"]
@@ -67,7 +67,7 @@ class Parking(ABC):
 
     @abstractmethod
     def wake(self, waiter: Any) -> None:
-        """Wakes whoever waits on the cell; does nothing if it was woken or its wait cancelled."""
+        """Wakes the task at a waiter; does nothing if it was woken or its wait cancelled."""
 
     @abstractmethod
     def wake_all(self, requests: Iterable[Request]) -> None:
@@ -75,51 +75,52 @@ class Parking(ABC):
 
     @abstractmethod
     def is_spent(self, waiter: Any) -> bool:
-        """Says whether a cell was woken or its wait cancelled."""
+        """Returns whether a waiter was woken or its wait cancelled."""
 
     @abstractmethod
     def departed(self, requests: Iterable[Request]) -> list[Request]:
-        """Returns those requests whose callers were cancelled but had no turn since."""
+        """Returns those requests whose callers were cancelled but have not run since."""
 
     @abstractmethod
     def seems_here(self) -> bool:
-        """Says whether this event loop runs the caller, or a task of it what runs the caller.
+        """Returns whether the caller seems to run in this event loop.
 
-        It is no exact answer, and costs a fifth of `EventLoop.is_here`.
+        It is also True in a loop that a task of this one runs. It costs a fifth of
+        `EventLoop.is_here`.
         """
 
     @abstractmethod
     def is_waited_for_by(self, coroutines: Collection[object]) -> bool:
-        """Says whether a task with one of these coroutines surely waits for the calling task.
+        """Returns whether a task with one of these coroutines certainly waits for the calling task.
 
-        So it does for itself, and for a task that is in a nursery of its own; on asyncio, which has
+        That is certain for the task itself and for tasks in its nurseries; on asyncio, which has
         tasks outside of nurseries, also for one that it awaits or gathers now.
         """
 
     @abstractmethod
     def is_in_task(self) -> bool:
-        """Says whether a task runs the caller, and not whoever throws its coroutine away."""
+        """Returns whether the caller runs in a task, not in a coroutine that is being discarded."""
 
     def is_cancelled(self) -> bool:
-        """Says whether a cancel scope around the calling task was cancelled."""
+        """Returns whether a cancel scope around the calling task was cancelled."""
         return anyio.current_effective_deadline() == -math.inf
 
     @abstractmethod
     def uncancel(self) -> None:
-        """Takes back that the task was cancelled by something other than a cancel scope."""
+        """Undoes a cancellation of the task that came from something other than a cancel scope."""
 
     @abstractmethod
     def is_innermost(self, scope: Scope) -> bool:
-        """Says whether user code has left all scopes that it has entered inside of one of ours."""
+        """Returns whether user code has left all scopes that it entered inside of `scope`."""
 
     @abstractmethod
     def leave_scopes_in(self, scope: Scope) -> bool:
-        """Leaves the scopes that user code has entered inside of one of ours, and not left.
+        """Leaves the scopes that user code has entered inside of `scope` and not left.
 
         Returns:
-            Whether there were any that the loop itself does not tell of when `scope` is left.
+            Whether there were any that the loop itself does not report when `scope` is left.
         """
 
     @abstractmethod
     async def one_pass(self) -> None:
-        """Lets every task that can run now run once; a checkpoint."""
+        """Lets each task that is ready run once; a checkpoint."""

@@ -1,4 +1,4 @@
-"""How tasks wait in the event loop that runs; the other loop's library stays unloaded."""
+"""The `Parking` of the running event loop; the other loop's library is not imported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 def parking_of_this_loop() -> Parking:
-    """Returns the parking for the event loop that runs the caller.
+    """Returns the `Parking` for the caller's event loop.
 
     Raises:
-        RuntimeError: No event loop runs the caller.
+        RuntimeError: The caller runs in no event loop.
     """
     if in_trio_task():
         from shoal.batching.loops.trio_parking import TrioParking

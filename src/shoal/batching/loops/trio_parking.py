@@ -1,4 +1,4 @@
-"""How tasks of trio wait and are woken."""
+"""Waiting and waking of trio tasks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
 
 
 class TrioWaiter:
-    """A parked trio task.
+    """A waiting trio task.
 
-    Invariant: once it is awaited, `task` is None from when the task has been rescheduled, by us or
+    Invariant: once awaited, `task` is None as soon as the task has been rescheduled, by `wake` or
     by its cancellation.
     """
 
@@ -41,7 +41,7 @@ class TrioWaiter:
 
 
 class TrioParking(Parking):
-    """Waits on trio."""
+    """Waiting on trio."""
 
     name = "trio"
 
@@ -83,7 +83,7 @@ class TrioParking(Parking):
         ]
 
     def seems_here(self) -> bool:
-        # A thread has one run of trio at a time.
+        # A thread has one trio run at a time.
         return (
             get_ident() == self._thread
             and running_asyncio_loop() is self._host
@@ -100,10 +100,10 @@ class TrioParking(Parking):
         return trio.lowlevel.in_trio_task()
 
     def uncancel(self) -> None:
-        pass  # only scopes cancel
+        pass  # on trio only scopes cancel
 
     def is_innermost(self, scope: Scope) -> bool:
-        # Nothing public tells. With a trio that keeps this elsewhere, they are always the same.
+        # No public API tells. With a trio that stores this elsewhere, it returns True.
         here = getattr(current_task(), "_cancel_status", None)
         return here is getattr(scope, "_cancel_status", None)
 
@@ -111,6 +111,6 @@ class TrioParking(Parking):
         return False  # trio leaves them with the outer one, and raises a RuntimeError
 
     async def one_pass(self) -> None:
-        # A tick's tasks run in either order, so the first checkpoint may come before the others.
+        # trio shuffles the tasks of a tick, so this one may run first after the first checkpoint.
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()

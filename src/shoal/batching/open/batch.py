@@ -1,8 +1,7 @@
-"""Batches that take requests while their handler runs, as the handler meets them.
+"""The handler's interface to batches that take requests while the handler runs.
 
-The handler answers each request by itself and when it likes. How requests come to it is the slot's
-business (`slots`): here is where they wait until the handler looks, and what it may do with
-them.
+The handler answers each request separately, at any time. The worker slot adds requests to the batch
+(`slots`). This module holds them until the handler takes them, and has the methods to answer them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ R = TypeVar("R")
 
 
 class BatchResponder(Protocol):
-    """What answers the requests of an open batch."""
+    """Answers the requests of an open batch."""
 
     async def send(self, request: Request, chunk: Any) -> None:
         """Puts an item into a request's stream, once there is room."""
@@ -43,10 +42,10 @@ class BatchResponder(Protocol):
 
 
 class OpenRequest(Generic[T, R]):
-    """One request of an open batch, which the handler answers by itself.
+    """One request of an open batch, which the handler answers separately.
 
     Attributes:
-        item: What the caller passed; a tuple where a ``signature`` has several parameters.
+        item: What the caller passed; a tuple if a ``signature`` has several parameters.
     """
 
     __slots__ = ("_has_ended", "_request", "_run", "item")
@@ -61,22 +60,22 @@ class OpenRequest(Generic[T, R]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for its results any more."""
+        """Whether its caller does not wait any more."""
         return self._request.state is not RUNNING and not self._has_ended
 
     @property
     def ended(self) -> bool:
-        """Whether it has been finished or failed, or nobody waits for it any more."""
+        """Whether it has been finished or failed, or its caller does not wait any more."""
         return self._request.state is not RUNNING
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """What the caller passed as ``options(metadata=...)``; empty if nothing."""
+        """What the caller passed as ``options(metadata=...)``; empty by default."""
         return self._request.metadata
 
     @property
     def deadline(self) -> float | None:
-        """When it must have ended, on the event loop's clock; None for never."""
+        """When it must have ended, on the event loop's clock; None for no deadline."""
         return self._request.deadline
 
     @property
@@ -86,7 +85,7 @@ class OpenRequest(Generic[T, R]):
 
     @property
     def cost(self) -> float:
-        """How much of ``max_batch_size`` it takes up."""
+        """How much of ``max_batch_size`` it uses."""
         return self._request.cost
 
     @property
@@ -95,27 +94,27 @@ class OpenRequest(Generic[T, R]):
         return self._request.arrived_at
 
     async def send(self, chunk: R) -> None:
-        """Sends one item of a stream; does nothing where nobody waits for it any more.
+        """Sends one item of a stream; does nothing if the caller does not wait any more.
 
         It waits while the reader's buffer is full; a reader that is too slow fails alone with
         `SlowReader`.
 
         Raises:
-            TypeError: Calls are not answered by streams.
+            TypeError: Calls are not answered with streams.
             RuntimeError: The request has been finished or failed.
 
-        Cancellation: the item was not sent. Checkpoint: always.
+        Cancellation: the item is not sent. Checkpoint: always.
         """
         self._check_open("send an item")
         await self._run.send(self._request, chunk)
 
     def finish(self, value: R | None = None) -> None:
-        """Ends the request: with its result, or the end of its stream.
+        """Ends the request with its result, or ends its stream.
 
-        It does nothing where nobody waits for it any more.
+        It does nothing if the caller does not wait any more.
 
         Raises:
-            TypeError: A stream was given a result; its items are sent.
+            TypeError: A result was given for a stream; send its items instead.
             RuntimeError: The request has been finished or failed.
         """
         self._check_open("finish it")
@@ -124,7 +123,7 @@ class OpenRequest(Generic[T, R]):
         self._has_ended = was_running
 
     def fail(self, error: BaseException) -> None:
-        """Ends the request with an error, of which the caller gets a copy of its own.
+        """Ends the request with an error; the caller gets a copy of it.
 
         Raises:
             RuntimeError: The request has been finished or failed.
@@ -145,10 +144,10 @@ class OpenRequest(Generic[T, R]):
 class OpenBatch(Generic[T, R]):
     """A batch that takes requests while its handler runs.
 
-    ``async for request in batch`` gives each request as it joins. With ``fill="open"`` it ends when
-    the batch is full or its wait is over; with ``fill="continuous"`` when the batcher closes.
+    ``async for request in batch`` yields each request as it joins. With ``fill="open"`` it ends
+    when the batch is full or its wait is over; with ``fill="continuous"`` when the batcher closes.
     ``async for joined in batch.steps()`` is for handlers that work in steps: before each step it
-    gives the requests that join now, and it waits only while none is active.
+    yields the requests that join now, and it waits only while no request is active.
     """
 
     def __init__(self, joining: Joining, run: BatchResponder) -> None:
@@ -156,52 +155,52 @@ class OpenBatch(Generic[T, R]):
         self._joining = joining
         self._run = run
         self._active: list[OpenRequest[T, R]] = []
-        # Those that have joined and that no iteration has given yet.
+        # Requests that have joined and were not yielded yet.
         self._ahead: list[OpenRequest[T, R]] = []
 
     @property
     def id(self) -> int:
-        """A number that no other batch of this batcher has."""
+        """A number that is unique among the batches of this batcher."""
         return self._batch.id
 
     @property
     def size(self) -> int:
-        """How many requests have joined until now."""
+        """How many requests have joined so far."""
         return self._batch.size
 
     @property
     def reason(self) -> DispatchReason:
-        """Why it was closed; ``open`` as long as it is not."""
+        """Why the batch was closed to further requests; ``open`` while it is not."""
         return self._batch.reason
 
     @property
     def draining(self) -> Draining:
-        """Set when the batcher begins to end; requests that would stay for ever are to end then."""
+        """Set when the batcher begins to close; endless requests should be ended then."""
         return self._batch.draining
 
     @property
     def active(self) -> list[OpenRequest[T, R]]:
-        """The requests that the handler was given and that wait for an answer, in that order."""
+        """The requests that the handler has taken and not answered, in the order of taking."""
         self._active = [request for request in self._active if not request.ended]
         return list(self._active)
 
     def join_nowait(self) -> list[OpenRequest[T, R]]:
-        """Returns the requests that join now, in order; maybe none."""
+        """Returns the requests that join now, in order; can be empty."""
         self._look()
         joined, self._ahead = self._ahead, []
         self._active = [*self.active, *joined]
         return joined
 
     def leave(self) -> None:
-        """Takes no more requests in, and ends with those that it has.
+        """Takes no more requests, and ends when the present ones have ended.
 
-        It is for whoever runs the handler somewhere that is about to go.
+        For handlers that run in a place that will shut down, such as a replica.
         """
         self._joining.is_leaving = True
         self._joining.changed()
 
     def _look(self) -> None:
-        """Takes in those that join now."""
+        """Takes the requests that join now."""
         self._joining.pull()
         joined = [
             OpenRequest[T, R](request, self._run)
@@ -210,12 +209,12 @@ class OpenBatch(Generic[T, R]):
         ]
         self._joining.joined.clear()
         self._ahead = [request for request in self._ahead if not request.ended] + joined
-        self._active = self.active  # what has ended is not kept
+        self._active = self.active  # drop ended requests
 
     async def join(self) -> list[OpenRequest[T, R]]:
-        """Waits until requests join, and returns them; an empty list when none will any more.
+        """Waits until requests join, and returns them; an empty list if no more will join.
 
-        Cancellation: nothing is lost. Checkpoint: always.
+        Cancellation: no request is lost. Checkpoint: always.
         """
         await anyio.lowlevel.checkpoint()
         while not (joined := self.join_nowait()):
@@ -224,9 +223,9 @@ class OpenBatch(Generic[T, R]):
         return joined
 
     def steps(self) -> AsyncIterator[list[OpenRequest[T, R]]]:
-        """Gives, before each step of the handler, the requests that join now; maybe none.
+        """Yields the requests that join before each step of the handler; can be an empty list.
 
-        It waits only while no request is active, and ends when none is and none will join.
+        It waits only while no request is active, and ends when none is active and none will join.
         """
         return _Steps(self)
 
@@ -236,7 +235,7 @@ class OpenBatch(Generic[T, R]):
     async def __anext__(self) -> OpenRequest[T, R]:
         """Waits for the next request that joins.
 
-        Cancellation: nothing is lost. Checkpoint: always.
+        Cancellation: no request is lost. Checkpoint: always.
         """
         await anyio.lowlevel.checkpoint()
         while True:

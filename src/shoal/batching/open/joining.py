@@ -1,12 +1,13 @@
-"""How requests get from the line into a batch whose handler runs already.
+"""Moves requests from the queue into a batch whose handler is already running.
 
-`fill="open"`: the batch has the line to itself until it is closed: by being full, by the first
-request that does not fit, by its wait, by a flush or a drain. A task of the slot puts requests into
-it as they come, whether the handler looks at them or not, so the wait ends on time whatever the
-handler does. (TensorFlow's streaming scheduler does the same with a thread that closes batches.)
+`fill="open"`: only this batch takes from the queue until it is closed. It is closed when it is
+full, by the first request that does not fit, by its wait timeout, by a flush or a drain. A task of
+the worker slot adds requests as they arrive, whether the handler takes them or not, so the wait
+ends on time whatever the handler does. (TensorFlow's streaming scheduler does the same with a
+thread that closes batches.)
 
-`fill="continuous"`: the batch takes requests when its handler asks, between two steps, as many as
-have ended meanwhile. It never has the line to itself; an idle slot lets it go first.
+`fill="continuous"`: the batch takes requests when its handler asks for them between two steps, as
+many as have ended meanwhile. It has no exclusive use of the queue; an idle slot lets it go first.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ if TYPE_CHECKING:
 
 
 class Gateway(Protocol):
-    """What a batch needs of the slots, to take requests from the line."""
+    """What a batch needs from the slots, to take requests from the queue."""
 
     @property
     def former(self) -> Former:
-        """The line."""
+        """The queue."""
         ...
 
     def taken_within(self, room: float) -> list[Request]:
-        """Takes those from the line that fit, in order."""
+        """Takes the requests that fit from the queue, in order."""
         ...
 
     def pass_turn(self) -> None:
-        """Lets the next slot come to the line."""
+        """Passes the turn at the queue to the next slot."""
         ...
 
     async def listen(self, until: float) -> None:
-        """Waits for the line to change, or for a time on the loop's clock; with the turn."""
+        """Waits until the queue changes, or until a time on the loop's clock; needs the turn."""
         ...
 
     async def queue_changes(self) -> None:
-        """Waits for the line to change, without the turn."""
+        """Waits until the queue changes; needs no turn."""
         ...
 
     def now(self) -> float:
@@ -53,22 +54,22 @@ class Gateway(Protocol):
         ...
 
     def tell_room(self) -> None:
-        """Says that a batch has more room, or less, or something new for its handler."""
+        """Reports that the room of a batch has changed, or that its handler should look again."""
         ...
 
     def takes_no_more(self, batch: Batch) -> bool:
-        """Says whether no request will come to a batch any more."""
+        """Returns whether no more requests will join a batch."""
         ...
 
 
 class Joining(ABC):
-    """How one batch takes requests in.
+    """Adds requests to one batch.
 
     Attributes:
         batch: The batch.
-        joined: Those of its requests that the handler has not been told of.
-        has_ended: Whether the handler has ended, and takes nobody any more.
-        is_leaving: Whether it is to end once those that it has have ended.
+        joined: Its requests that the handler has not taken yet.
+        has_ended: Whether the handler has ended, and takes no more requests.
+        is_leaving: Whether it takes no more requests, and ends when the present ones have ended.
     """
 
     def __init__(self, batch: Batch, gateway: Gateway) -> None:
@@ -77,40 +78,40 @@ class Joining(ABC):
         self.has_ended = self.is_leaving = False
         self._gateway = gateway
         self._has_turn = True
-        # What those sum up to that take up room.
+        # The total cost of the requests that use room in the batch.
         self._size = sum([request.cost for request in batch.members])
 
     @property
     @abstractmethod
     def room(self) -> float:
-        """How much more the batch takes now."""
+        """How much more cost the batch can take now."""
 
     @property
     @abstractmethod
     def is_abandoned(self) -> bool:
-        """Whether the handler has nobody left to work for."""
+        """Whether the batch has no callers and will get none."""
 
     @abstractmethod
     def pull(self) -> None:
-        """Takes those in that may join because the handler asks, and drops those that have ended.
+        """Adds requests that may join when the handler asks, and drops those that have ended.
 
-        Else a batch that is open for long, or for ever, would keep all that it had.
+        Otherwise a batch that stays open for long would keep all requests that it ever had.
         """
 
     @abstractmethod
     async def wait(self) -> bool:
-        """Waits until a request may have joined; returns False when none will any more."""
+        """Waits until a request may have joined; returns False if no more will join."""
 
     @abstractmethod
     def ended(self, request: Request) -> None:
-        """Notes that one of the batch's requests has ended."""
+        """Handles that one of the batch's requests has ended."""
 
     def changed(self) -> None:
-        """Notes that a place is free, or that the handler may find something new."""
+        """Reports that room is free, or that the handler should look again."""
         self._gateway.tell_room()
 
     def leave_queue(self) -> None:
-        """Lets the next slot come to the line, if the batch has it to itself."""
+        """Passes the turn at the queue to the next slot, if the batch has the turn."""
         if self._has_turn:
             self._has_turn = False
             self._gateway.pass_turn()
@@ -134,7 +135,7 @@ class Joining(ABC):
 
 
 class OpenJoining(Joining):
-    """For ``fill="open"``."""
+    """Adds requests to a batch with ``fill="open"``."""
 
     def __init__(self, batch: Batch, gateway: Gateway) -> None:
         super().__init__(batch, gateway)
@@ -149,7 +150,7 @@ class OpenJoining(Joining):
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody joins any more."""
+        """Whether no more requests join."""
         return self.has_ended or self.batch.reason is not DispatchReason.OPEN
 
     @property
@@ -162,7 +163,7 @@ class OpenJoining(Joining):
         self.changed()
 
     async def feed(self) -> None:
-        """Puts requests into the batch until it is closed; with the turn at the line."""
+        """Adds requests to the batch until it is closed; needs the turn at the queue."""
         gateway = self._gateway
         try:
             while not self.has_ended:
@@ -180,14 +181,14 @@ class OpenJoining(Joining):
             self.leave_queue()
         self.changed()
         if self._has_lost and self.batch.on_left is not None:
-            self.batch.on_left(None)  # they left when others could have come
+            self.batch.on_left(None)  # callers left while others could still have joined
 
     def flush(self) -> None:
-        """Closes the batch as soon as it has taken what is in line."""
+        """Closes the batch as soon as it has taken the queued requests."""
         self._is_flushed = True
 
     def pull(self) -> None:
-        self._drop_ended()  # requests are put in as they come
+        self._drop_ended()  # `feed` adds requests as they arrive
 
     async def wait(self) -> bool:
         if self.is_closed:
@@ -215,7 +216,7 @@ class OpenJoining(Joining):
 
 
 class ContinuousJoining(Joining):
-    """For ``fill="continuous"``."""
+    """Adds requests to a batch with ``fill="continuous"``."""
 
     @property
     def room(self) -> float:
@@ -225,7 +226,7 @@ class ContinuousJoining(Joining):
 
     @property
     def is_abandoned(self) -> bool:
-        return False  # others will come, and starting the handler again has its price
+        return False  # others may join, and restarting the handler is expensive
 
     def ended(self, request: Request) -> None:
         self._size = self._size - request.cost if self.batch.active else 0

@@ -1,4 +1,4 @@
-"""One run of a handler that answers the requests of an open batch by itself."""
+"""One run of a handler that answers each request of an open batch separately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OpenRun(Run):
     """Runs a handler on batches that take requests meanwhile.
 
     Attributes:
-        opened: How requests join each of the batches that are running.
+        opened: The `Joining` of each running batch.
     """
 
     opened: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
@@ -108,7 +108,7 @@ class OpenRun(Run):
         self._fail_all(requests, self._unfinished)
 
     def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
-        self.opened[batch].has_ended = True  # or others would join a handler that is to end
+        self.opened[batch].has_ended = True  # so that no more requests join
         Run._time_is_up(self, batch, requests, scope)
 
     def _fail_slow_reader(self, request: Request) -> None:

@@ -1,4 +1,4 @@
-"""The slots of a batcher whose batches take requests while their handler runs."""
+"""The worker slots of a batcher whose batches take requests while their handler runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OpenSlots(Slots):
-    """Slots that start the handler with the first request, and hand it the others as they come."""
+    """Slots that start the handler with the first request, and add others as they arrive."""
 
     def __init__(self, *args: Any, fill: str) -> None:
         self._open: dict[Batch, Joining] = {}
@@ -33,18 +33,18 @@ class OpenSlots(Slots):
 
     @property
     def former(self) -> Former:
-        """The line."""
+        """The queue."""
         return self._former
 
     def ring(self) -> None:
-        """Makes everybody look again who waits for the line to change."""
+        """Wakes all tasks that wait for the queue to change."""
         super().ring()
         if self._change is not None:
             self._change.set()
             self._change = None
 
     def flush(self) -> None:
-        """Closes the batch that takes what is in line."""
+        """Closes the open batch after it has taken the queued requests."""
         for joining in self._open.values():
             if isinstance(joining, OpenJoining) and not joining.is_closed:
                 joining.flush()
@@ -59,7 +59,7 @@ class OpenSlots(Slots):
         )
 
     def pass_turn(self) -> None:
-        """Lets the next slot come to the line."""
+        """Passes the turn at the queue to the next slot."""
         super().pass_turn()
         if self._intake.adopt is not None:
             self._intake.adopt()
@@ -69,7 +69,7 @@ class OpenSlots(Slots):
         return self._parking.now()
 
     def taken_within(self, room: float) -> list[Request]:
-        """Takes those from the line that fit, in order, and whose callers are there."""
+        """Takes the requests that fit and whose callers still wait from the queue, in order."""
         self._intake.deadlines.expire_all()
         there: list[Request] = []
         while room > 0 and (requests := self._former.take_within(room)):
@@ -80,28 +80,28 @@ class OpenSlots(Slots):
             there += [request for request in requests if request.state is State.QUEUED]
             if not departed:
                 break
-            self._former.reform()  # their places are free
+            self._former.reform()  # their room in the queue is free
             room -= sum([request.cost for request in requests if request.state is State.QUEUED])
         return there
 
     def takes_no_more(self, batch: Batch) -> bool:
-        """Says whether no request will come to a batch any more."""
+        """Returns whether no more requests will join a batch."""
         former = self._former
         if former.room.closed and not former.live:
             return True
         return self._is_one_too_many() and list(self._open).index(batch) >= self._most
 
     def tell_room(self) -> None:
-        """Says how much the slots take at once, and that something has changed."""
+        """Updates how much the slots can take at once, and wakes the tasks that wait."""
         self._tell_idle()
         self.ring()
 
     async def listen(self, until: float) -> None:
-        """Waits for the line to change, or for a time on the loop's clock; with the turn."""
+        """Waits until the queue changes, or until a time on the loop's clock; needs the turn."""
         await self._listen(None if until == math.inf else until)
 
     async def queue_changes(self) -> None:
-        """Waits for the line to change, without the turn."""
+        """Waits until the queue changes; needs no turn."""
         if self._change is None:
             self._change = anyio.Event()
         await self._change.wait()
@@ -110,9 +110,8 @@ class OpenSlots(Slots):
         has_run = False
         while not self._are_enough_idle():
             if has_run:
-                await (
-                    anyio.lowlevel.checkpoint()
-                )  # a handler may never wait, and others want to run
+                # The handler may never wait, and other tasks must be able to run.
+                await anyio.lowlevel.checkpoint()
             has_run = True
             await self.take_turn()
             batch = None
@@ -134,7 +133,7 @@ class OpenSlots(Slots):
         former = self._former
         while not self._is_one_too_many():
             if former.live and self._open:
-                await self._parking.one_pass()  # a batch that runs goes first
+                await self._parking.one_pass()  # a running batch may take them first
             is_due = bool(former.live)
             if self._room is not None and not is_due:
                 self._room.rest()
@@ -181,7 +180,7 @@ class OpenSlots(Slots):
                 if self._parking.leave_scopes_in(tasks.cancel_scope):
                     logger.warning(LEFT_OPEN)
                 tasks.cancel_scope.cancel()
-        except RuntimeError as error:  # trio leaves them with the nursery, and says so
+        except RuntimeError as error:  # trio leaves the scopes with the nursery, and raises this
             if not has_run:
                 raise
             logger.warning(LEFT_OPEN, exc_info=error)
@@ -192,7 +191,7 @@ class OpenSlots(Slots):
             del failure  # its traceback holds this frame
 
     def _are_at_work(self) -> bool:
-        # A continuous handler never ends by itself: it is at work while it has a request.
+        # A continuous handler never ends by itself: it is busy while it has a request.
         return any(
             batch.active or isinstance(joining, OpenJoining)
             for batch, joining in self._open.items()

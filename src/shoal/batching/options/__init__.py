@@ -1,1 +1,1 @@
-"""Options of a batcher as they are given: checked, adapted, and changed while it runs."""
+"""The options of a batcher: checked, adapted to the handler, and changed while it runs."""

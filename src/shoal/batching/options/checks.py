@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 def checked_options(
     given: Mapping[str, Any], handler: Handler, before: BatchOptions | None = None
 ) -> BatchOptions:
-    """Makes the options of a batcher.
+    """Checks options against each other and the handler, and returns them as `BatchOptions`.
 
     Args:
-        given: Option names to values, as a user typed them.
-        handler: What it runs.
-        before: The options in force, where some are changed; None for the defaults.
+        given: Option names and values, as the user gave them.
+        handler: The handler.
+        before: The current options, if some are to be changed; None for the defaults.
 
     Raises:
         TypeError: A name is no option, or a value has the wrong type.
-        ValueError: A value is out of its range, or does not go with the handler or another option.
+        ValueError: A value is out of its range, or does not fit the handler or another option.
     """
     if callable(given.get("batch_size_fn")):
         cost_of: Any = given["batch_size_fn"]
@@ -45,5 +45,5 @@ def checked_options(
     if refusal is not None:
         raise ValueError(refusal)
     if options.policy is not None:
-        users_own(options.policy, options)  # one that is none is refused here, not when it opens
+        users_own(options.policy, options)  # refuses an invalid policy here, not when it opens
     return options

@@ -1,7 +1,8 @@
-"""The functions among a batcher's options, held to `Exception`s where a server is not to end.
+"""Limits the functions among a batcher's options to raising `Exception`s, for servers.
 
-They size items, put them into buckets, divide them, pad and form batches. What they raise fails the
-call, the batch or the change that they were asked about, even where it would end a program.
+They size items, assign them to buckets, split them, pad and form batches. What they raise fails
+only the call, the batch or the change that they were called for, even an error that would end a
+program.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PLAIN: Final = (str, int, bool, float, bytes, type(None))
 
 
 def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a batcher with each function `held`, and what it makes."""
+    """Returns the options of a batcher with each function, and what it returns, `held`."""
     functions = {
         name: held(options[name], name) for name in _FUNCTIONS if callable(options.get(name))
     }
@@ -41,7 +42,7 @@ def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def held_as_handler(options: Mapping[str, Any], handler: Handler) -> Mapping[str, Any]:
-    """Returns options whose functions raise no more than the handler may."""
+    """Returns the options with `held` functions if the handler's errors are limited too."""
     return options if handler.told is None else with_held_functions(options)
 
 
@@ -51,7 +52,7 @@ def _listed(function: Callable[..., Any], *args: Any) -> Any:
 
 
 class _Key:
-    """A key of a bucket, whose hash is known and whose comparison is held."""
+    """A bucket key with a stored hash and a `held` comparison."""
 
     __slots__ = ("_hash", "_key")
 
@@ -80,7 +81,7 @@ def _as_key(key: Any) -> Any:
         return key
     try:
         return _Key(key)
-    except TypeError:  # it can't be hashed, and is refused as it is
+    except TypeError:  # it can't be hashed, which is refused later
         return key
 
 
@@ -93,7 +94,7 @@ _of_policy = functools.partial(held, name="the policy")
 
 
 class _HeldPolicy(BatchPolicy):
-    """A rule of the user's; what it raises breaks its batcher at most."""
+    """A user's policy; what it raises breaks at most its batcher."""
 
     def __init__(self, policy: BatchPolicy) -> None:
         self._policy = policy

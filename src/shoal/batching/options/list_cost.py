@@ -1,10 +1,10 @@
-"""Ray Serve's ``batch_size_fn``, a function of the list of items, as ours, a function of one item.
+"""Adapts Ray Serve's ``batch_size_fn``, a function of the list of items, to one of a single item.
 
-Ray calls the function on the growing list, again for each item that comes, and looks at what it
-says of the whole. Ours is called once a request, when the call is made, and a batch costs the sum.
-The two agree where the function adds up, which is what counts of tokens, nodes or pixels do. They
-differ where it does not: for ``max(map(len, items)) * len(items)``, the size of a padded batch, the
-sum of the items' own sizes is lower. Such a cost goes with ``bucket_by`` the padded length.
+Ray calls the function on the growing list, again for each arriving item, and uses the result for
+the whole list. Shoal calls it once per request, when the call is made, and the cost of a batch is
+the sum. The two agree if the function is additive, like counts of tokens, nodes or pixels. They
+differ for others: for ``max(map(len, items)) * len(items)``, the size of a padded batch, the sum of
+the items' own sizes is lower. Such a cost needs ``bucket_by`` with the padded length.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CostOfOne:
-    """The cost of one item by a function of a list; equal to another of the same function."""
+    """The cost of one item, by a function of a list; equal to another with the same function."""
 
     of_list: Callable[[list[Any]], float]
 
@@ -33,7 +33,7 @@ class CostOfOne:
 
 @dataclass(frozen=True, slots=True)
 class CostOfFirst:
-    """The same where a call has several arguments, of which Ray's function sees the first."""
+    """The same for calls with several arguments, of which Ray's function gets the first."""
 
     of_list: Callable[[list[Any]], float]
 
@@ -43,18 +43,18 @@ class CostOfFirst:
 
 
 def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
-    """Makes a ``batch_size_fn`` from Ray Serve's form of it: ``batch_size_fn=shoal.of_list(fn)``.
+    """Adapts a function written for Ray Serve: ``batch_size_fn=shoal.of_list(fn)``.
 
-    Where the annotation of the function's parameter is that of the handler's, ``list[T]``, this is
-    done without being asked. Ray's function sees the whole list, so it may count what does not add
-    up, such as the size of a padded batch; here a batch costs the sum of its items' costs.
+    If the function's parameter has the same annotation ``list[T]`` as the handler's, this is done
+    automatically. Ray's function gets the whole list, so its cost need not be additive, such as the
+    size of a padded batch; here the cost of a batch is the sum of its items' costs.
 
     Args:
-        fn: What a list of items costs. It is called with each item alone in a list; where the
+        fn: Returns the cost of a list of items. It is called with a list of one item; if the
             handler has several parameters, an item is the tuple of a call's arguments.
 
     Returns:
-        What one item costs.
+        A function that returns the cost of one item.
 
     Raises:
         TypeError: `fn` is no function.
@@ -67,9 +67,9 @@ def of_list(fn: Callable[[list[Any]], float], /) -> Callable[[Any], float]:
 def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable[[Any], float]:
     """Returns a user's ``batch_size_fn`` as a function of one item, whichever form it has.
 
-    It is Ray Serve's form if its first parameter has the annotation of the handler's first, both
-    ``list[T]``. Everything else is taken for a function of one item: also a bare ``list``, which
-    may as well be one item, and no annotation at all.
+    It has Ray Serve's form if its first parameter has the same annotation ``list[T]`` as the
+    handler's first. All others are taken as functions of one item, also with a bare ``list``, which
+    may be the type of one item, and without annotations.
     """
     given, wanted = annotations_of(fn), annotations_of(handler)
     if not given or not wanted or not _is_lists_of_same(given[0], wanted[0]):
@@ -78,7 +78,7 @@ def adapted(fn: Callable[[Any], float], handler: Callable[..., Any]) -> Callable
 
 
 def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callable[[Any], float]:
-    """Does the same where only the signature of a call of one item is known."""
+    """Does the same if only the signature of a call with one item is known."""
     given, parameters = annotations_of(fn), list(signature.parameters.values())
     if not given or not parameters or element_of(given[0]) is Parameter.empty:
         return fn
@@ -88,7 +88,7 @@ def adapted_to_items(fn: Callable[[Any], float], signature: Signature) -> Callab
 
 
 def _is_lists_of_same(given: Any, wanted: Any) -> bool:
-    if isinstance(given, str):  # it can't be read, because it names what only type checkers see
+    if isinstance(given, str):  # unresolvable: it names something imported for type checkers only
         return isinstance(wanted, str) and given == wanted
     if element_of(wanted) is Parameter.empty:
         return False

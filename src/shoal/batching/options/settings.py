@@ -1,9 +1,8 @@
-"""What was set of a decorated handler's options, by whoever holds it: for all of its batchers.
+"""The options set on a decorated handler with `configure`, for all of its batchers.
 
-A decorated function outlives the batchers that serve it, and may be set before there is one: a
-class sets the size of its own batched method in its constructor, before anybody opens it. So what
-is set is kept here, for a method apart for each instance, and each batcher that is opened later
-begins with it.
+A decorated function outlives its batchers, and its options may be set before one is open: a class
+can set the size of its own batched method in its constructor. So the changes are stored here, for a
+method separately for each instance, and each batcher that is opened later starts with them.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ if TYPE_CHECKING:
 class Settings:
     """The options that were set, by receiver; None is the receiver of a plain function.
 
-    Invariant: ``_of_instances`` has no instance that is gone, and keeps none alive.
+    Invariant: ``_of_instances`` has no entry of a collected instance, and keeps none alive.
     """
 
     def __init__(self) -> None:
         self._of_function: dict[str, Any] = {}
-        # By id, since an instance need not be hashable, nor equal to itself alone.
+        # By id, since an instance may be unhashable, or equal to another one.
         self._of_instances: dict[int, tuple[weakref.ref[Any], dict[str, Any]]] = {}
 
     def of(self, receiver: object) -> Mapping[str, Any]:
-        """Returns what was set for a receiver."""
+        """Returns the options set for a receiver."""
         if receiver is None:
             return self._of_function
         found = self._of_instances.get(id(receiver))
         return {} if found is None else found[1]
 
     def own(self, receiver: object) -> dict[str, Any]:
-        """Returns what was set for a receiver, for more to be put into it.
+        """Returns the options set for a receiver, as a dict to change.
 
         Raises:
-            TypeError: The receiver can't be kept track of.
+            TypeError: The receiver allows no weak references.
         """
         if receiver is None:
             return self._of_function

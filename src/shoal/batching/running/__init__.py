@@ -1,1 +1,1 @@
-"""The handlers' side: the tasks that take batches and run the handler on them."""
+"""The handlers' side: the worker slots, tasks that take batches and run the handler on them."""

@@ -1,9 +1,9 @@
-"""Room: what a handler can take beyond its slots, where something behind it decides that.
+"""The capacity of a handler that forwards batches, such as to replicas.
 
-A slot says how many batches may be in the handler. Where the handler hands them on to replicas,
-how many there are, and how many of them are idle, changes by itself, and a batch should be cut only
-when one of them can take it: until then its requests are better off in line, where others join
-them and those whose callers leave cost nothing.
+Otherwise the number of worker slots limits how many batches run. If the handler forwards them to
+replicas, the numbers of replicas and of idle ones change, and a batch should be formed only when a
+replica can take it. Until then its requests stay in the queue, where others join them and those
+whose callers leave cost nothing.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
 
 class Room(Protocol):
-    """What a batcher asks before it cuts a batch.
+    """The free capacity of a handler, which a batcher checks before it forms a batch.
 
-    The handler must take its place before it first waits for anything.
+    The handler must take up capacity for its batch before its first wait.
     """
 
     @property
     def free(self) -> float:
-        """How many more batches the handler can take now; infinity for any number."""
+        """How many more batches the handler can take now; infinity for no limit."""
         ...
 
     def is_full(self) -> bool:
-        """Says whether a batch that is due has to wait; the batcher then has a place in the queue.
+        """Returns whether a batch that is due must wait; if so, adds the batcher to a wait queue.
 
-        It keeps that until its batch is in the handler, or until it rests.
+        It stays in the wait queue until the handler has its batch, or until `rest`.
         """
         ...
 
     def rest(self) -> None:
-        """Gives up the place in the queue: there is no batch that is due any more."""
+        """Leaves the wait queue, because no batch is due any more."""
         ...
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Has a function called whenever there is more or less room.
+        """Calls a function whenever the free capacity changes.
 
         Returns:
-            What ends that.
+            A function that ends the subscription.
         """
         ...

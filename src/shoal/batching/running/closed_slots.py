@@ -1,4 +1,4 @@
-"""The slots of a batcher whose handler gets whole batches."""
+"""The worker slots of a batcher whose handler gets complete batches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class ClosedSlots(Slots):
-    """Slots that take a batch when the queue has one for them, and then run the handler."""
+    """Slots that take a batch when one is due, and then run the handler."""
 
     @property
     def is_gathering(self) -> bool:
-        """Whether a free slot waits for more requests with those that are in the queue."""
+        """Whether a free slot waits for more requests to join the queued ones."""
         return self._former.is_gathering
 
     def _are_at_work(self) -> bool:
@@ -42,7 +42,7 @@ class ClosedSlots(Slots):
             if batch is None:
                 return False
             await self._run(batch, scope)
-            del batch  # an idle slot must not keep its items and results
+            del batch  # an idle slot must not keep items and results alive
             has_run = True
             if self._is_used_up(scope):
                 return True
@@ -53,7 +53,7 @@ class ClosedSlots(Slots):
         former = self._former
         fresh = has_run
         while not self._is_one_too_many():
-            # Or a request could get a slot in the tick of its end.
+            # Otherwise a request could be dispatched in the tick in which it expires.
             self._intake.deadlines.expire_all()
             decision = former.decide(self._parking.now())
             if isinstance(decision, Dispatch):
@@ -61,8 +61,8 @@ class ClosedSlots(Slots):
                     await self._listen(None)
                     continue
                 if fresh:
-                    # The callers of the batch that has just ended had no turn yet. They may come
-                    # again, and a batch that is not full should take them along.
+                    # The callers of the batch that has just ended have not run yet. They may call
+                    # again, and a batch that is not full should include those calls.
                     fresh = False
                     if decision.reason is DispatchReason.FULL:
                         await anyio.lowlevel.checkpoint()
@@ -84,16 +84,16 @@ class ClosedSlots(Slots):
         return None
 
     def _dispatch(self, dispatch: Dispatch) -> Batch | None:
-        """Takes a batch from the line; None if some whose turn it was have just left."""
+        """Takes a batch from the queue; None if some of its callers have just left."""
         requests = self._former.take(dispatch)
         departed = self._parking.departed(requests)
         if departed:
-            # They were counted when the cut was decided, so it is decided again without them.
+            # The decision included these requests, so decide again without them.
             for request in departed:
                 request.state = State.CANCELLED
             self._counters.cancelled += len(departed)
             self._former.put_back(requests)
-            self._former.reform()  # their places are free
+            self._former.reform()  # their room in the queue is free
             return None
         batch = self._begun(requests, dispatch.reason)
         self._counters.batches[dispatch.reason] += 1

@@ -1,13 +1,13 @@
-"""One run of a handler on one batch: what is common to unary and streamed results.
+"""One run of a handler on one batch: the common base for unary and streamed results.
 
-A run answers every request of its batch that is still waited for, and returns; it raises only what
-must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. Whatever
-else comes out of a handler, of any class, is a failure of its batch and of nothing more.
+A run answers all requests of its batch whose callers still wait, and returns. It raises only what
+must not be swallowed: `KeyboardInterrupt`, `SystemExit`, and cancellation from outside. All other
+exceptions of a handler, of any class, fail only its batch.
 
-The handler runs in its slot's cancel scope, which is cancelled when the callers have all left and
-when the handler's time is up. Neither interrupts a handler in a thread, or one that shields its
-clean-up: its callers are told in time, and the run, and with it the slot, ends when the handler
-does.
+The handler runs in its slot's cancel scope, which is cancelled when all callers have left and when
+the handler's time is up. Neither interrupts a handler in a thread, or one that shields its
+clean-up. Its callers still get their errors in time; the run, and so the slot, ends when the
+handler does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger: Final = logging.getLogger("shoal")
 
 
 class ScopesMixedUp(Exception):
-    """A generator has not left its cancel scopes though it is closed."""
+    """A generator has not left its cancel scopes although it was closed."""
 
 
 @dataclass(slots=True)
@@ -53,11 +53,11 @@ class Run(ABC):
 
     Attributes:
         name: The batcher's name, for messages.
-        handler: What to run.
-        options: The options that were in force when the batch was cut.
-        parking: How to wake the callers.
-        counters: Where to count how the requests ended.
-        limits: What ends a batch in time.
+        handler: The handler.
+        options: The options with which the batch was formed.
+        parking: The event loop's way to wake callers.
+        counters: The counts of how requests ended.
+        limits: Ends batches that run for too long.
     """
 
     name: str
@@ -71,24 +71,24 @@ class Run(ABC):
         """Runs the handler on a batch, and ends each of its requests.
 
         Args:
-            batch: What to run.
-            scope: The slot's cancel scope, which interrupts the handler; the run is in it.
+            batch: The batch.
+            scope: The slot's cancel scope, which interrupts the handler; the run is inside of it.
 
-        Cancellation: goes on to the handler and is raised again. If it was `scope` that was
-        cancelled, no request is left unended; else those that are left are the caller's to end.
+        Cancellation: propagates to the handler and is raised again. If `scope` was cancelled, all
+        requests have ended; otherwise the caller of this method must end the remaining ones.
         """
         if self._wants_to_know:
             batch.on_left = partial(self._left, batch, scope)
         token = running_batch.set(batch)
         try:
             await self._run_requests(batch, batch.members, scope)
-        except (ScopesMixedUp, RuntimeError) as error:  # that is what a scope makes of it
+        except (ScopesMixedUp, RuntimeError) as error:  # a scope raises RuntimeError for it
             self._fail_all(batch.members, partial(self._yields_in_scope, error.__cause__ or error))
-            scope.cancel()  # so that the slot leaves it, and finds out whether it can go on
+            scope.cancel()  # so that the slot leaves it, and detects whether it can continue
         except BaseException as error:
             if not scope.cancel_called or ends_the_program(error):
                 raise
-            # The handler was interrupted, and ended with whatever it liked.
+            # The handler was interrupted, and may then raise anything.
         finally:
             batch.on_left = None
             running_batch.reset(token)
@@ -97,11 +97,11 @@ class Run(ABC):
 
     @property
     def _wants_to_know(self) -> bool:
-        """Whether it matters that a caller leaves."""
+        """Whether the run must be notified when a caller leaves."""
         return self.options.cancel_abandoned
 
     def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
-        """Notes that the caller of a request has left."""
+        """Handles that the caller of a request has left."""
         if batch.active == 0:
             scope.cancel()
 
@@ -124,7 +124,7 @@ class Run(ABC):
                 failure = self.handler.told(error)
         if failure is None:
             return
-        # Out of the block above: errors of later runs would have this one as their context.
+        # Outside of the block above: errors of later runs would have this one as their context.
         try:
             if scope.cancel_called and batch.active:
                 self._fail_all(requests, self._timed_out)
@@ -144,10 +144,10 @@ class Run(ABC):
             self.limits.forget(timer)
 
     def _items(self, requests: Sequence[Request]) -> list[Any]:
-        """Returns the items of a run, padded to a size that the handler may be given.
+        """Returns the items of a run, padded to an allowed batch size.
 
         Raises:
-            ValueError: ``pad`` gave back another number of items.
+            ValueError: ``pad`` returned another number of items.
             Exception: What ``pad`` raised.
         """
         items = [request.item for request in requests]
@@ -171,16 +171,17 @@ class Run(ABC):
 
     @abstractmethod
     async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
-        """Calls the handler and hands out what it gives back."""
+        """Calls the handler and distributes its results."""
 
     async def _failed(
         self, batch: Batch, requests: Sequence[Request], scope: Scope, failure: BaseException
     ) -> None:
-        """Ends the requests for which the handler raised, or runs them again in halves."""
+        """Fails the requests for which the handler raised, or runs them again in halves."""
         if not self.options.isolate_errors or len(requests) < 2:
             self._fail_with(batch, requests, failure)
             return
-        # One that is left alone is run again too: another, whose caller has left, may be to blame.
+        # A single remaining request is run again too: the error may be due to another request,
+        # whose caller has left.
         waiting = [r for r in still_running(requests) if self._may_run_again(r)]
         again = set(waiting)
         self._fail_with(batch, [r for r in requests if r not in again], failure)
@@ -200,17 +201,17 @@ class Run(ABC):
                     part_batch.members = []
 
     def _may_run_again(self, request: Request) -> bool:
-        """Says whether a request can be answered by another run of the handler."""
+        """Returns whether a request can be answered by another run of the handler."""
         return True
 
     def _fail_with(self, batch: Batch, requests: Sequence[Request], failure: BaseException) -> None:
         """Fails requests with what the handler raised."""
         if batch.active == 0:
-            # One that called others for them in the same time has run out of it as they have.
+            # A handler whose own calls have the same deadline raises this when its callers expire.
             late = isinstance(failure, DeadlineExceeded)
             logger.log(
                 logging.DEBUG if late else logging.WARNING,
-                "%s: the handler raised when nobody waited for batch %d any more",
+                "%s: the handler raised after all callers of batch %d had left",
                 self.name,
                 batch.id,
                 exc_info=failure,
@@ -218,9 +219,9 @@ class Run(ABC):
         self._fail_all(requests, lambda: own_copy(failure))
 
     def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
-        """Tells the callers that their handler's time is up, and interrupts it if it can be."""
+        """Fails the callers because the handler's time is up, and interrupts it if possible."""
         self._fail_all(requests, self._timed_out)
-        scope.cancel()  # of one in a thread, a generator is not asked for another step
+        scope.cancel()  # a generator in a thread is asked for no further step
 
     def _yields_in_scope(self, cause: BaseException) -> HandlerFailed:
         error = HandlerFailed(
@@ -242,7 +243,7 @@ class Run(ABC):
     def _fail_all(
         self, requests: Sequence[Request], make_error: Callable[[], BaseException]
     ) -> None:
-        """Fails each request that is still running with an error of its own."""
+        """Fails each request that is still running, each with a new error."""
         for request in requests:
             if request.state is RUNNING:
                 self._fail(request, make_error())
@@ -254,7 +255,7 @@ class Run(ABC):
         self.parking.wake_all((request,))
 
     def _finish_stream(self, request: Request) -> None:
-        """Ends a stream after the items that it has."""
+        """Ends a stream after its buffered items."""
         self._end(request, State.FINISHED)
         self.counters.finished += 1
         request.waiter.wake()
@@ -266,7 +267,7 @@ class Run(ABC):
         request.state = state
 
     def _counted(self, results: Any, wanted: int) -> int:
-        """Returns the length of what a handler gave back."""
+        """Returns the length of what a handler returned."""
         if results is None or isinstance(results, (str, bytes, bytearray, Mapping, AbstractSet)):
             raise self._not_results(results, wanted)
         try:
@@ -275,7 +276,7 @@ class Run(ABC):
             raise self._not_results(results, wanted) from None
 
     def _listed(self, results: Any, count: int) -> list[Any]:
-        """Returns what a handler gave back as a list; its length may not be `count` even so."""
+        """Returns what a handler returned as a list, whose length may still differ from `count`."""
         if getattr(results, "__iter__", None) is not None:
             return list(results)
         return [results[index] for index in range(count)]
@@ -288,5 +289,5 @@ class Run(ABC):
 
 
 def still_running(requests: Sequence[Request]) -> list[Request]:
-    """Returns those of the requests that still wait for an answer."""
+    """Returns those requests that have not ended."""
     return [request for request in requests if request.state is RUNNING]

@@ -1,21 +1,20 @@
-"""The slots: the tasks that take batches from the line and run the handler on them.
+"""The worker slots: the tasks that take batches from the queue and run the handler on them.
 
-Each slot is a task, and so the permit to run a batch can't be lost: it is the task itself. A slot
-loops: wait for its turn at the line, take the next batch, run the handler. Only the slot whose turn
-it is looks at the line, so batches are cut one at a time and only for a slot that is free; with
-``max_concurrent_batches=1`` a request meets no task but its caller's and the one slot's.
+Each slot is a task. The task itself is the permit to run a batch, so permits can't be lost. A slot
+loops: wait for its turn at the queue, take the next batch, run the handler. Only the slot that has
+the turn looks at the queue, so batches are formed one at a time and only for a free slot. With
+``max_concurrent_batches=1`` a request involves only its caller's task and the slot's.
 
-A slot is made when one is wanted: whoever leaves the line with a batch makes the next slot, if none
-waits and there may be one more. So opening makes one, whatever the bound, and there need not be
-any. Of the slots that have nothing to do, `IDLE_SLOTS_KEPT` wait behind the one at the line for the
-next burst; the others end.
+Slots are created on demand: a slot that has taken a batch creates the next one, if none waits for
+the turn and the limit allows it. So opening creates one slot, whatever the limit, and no limit is
+needed. Of the idle slots, `IDLE_SLOTS_KEPT` wait for the next burst behind the one that has the
+turn; the others end.
 
-The rival shape, one task that forms batches and starts another for each, costs a task and a task
-switch a batch, and has permits to guard.
+The alternative, one task that forms batches and starts another task for each, costs a task and a
+task switch per batch, and has permits to manage.
 
-The slot that waits at the line has told it how many requests it waits for. An arrival rings when
-there are that many, so filling a batch wakes the slot twice at most, and an idle one is never
-woken.
+The slot that has the turn registers how many requests it waits for. The arrival that reaches this
+number wakes it, so filling a batch wakes the slot at most twice, and an idle slot is never woken.
 """
 
 from __future__ import annotations
@@ -51,24 +50,24 @@ logger: Final = logging.getLogger("shoal")
 
 RUNNING = State.RUNNING
 LEFT_OPEN: Final = "a handler has left a cancel scope open"
-"""What is logged of one that does, whichever of its batches that was."""
+"""The log message for such a handler; which batch it was is not known."""
 
 IDLE_SLOTS_KEPT: Final = 8
-"""How many slots wait for their turn at the line when there is nothing to do."""
+"""How many idle slots wait for their turn at the queue."""
 
 
 class Slots(ABC):
-    """The slots of one open batcher; its subclasses say what a slot does.
+    """The worker slots of one open batcher; subclasses define what a slot does.
 
-    Invariant: as long as calls are taken and there may be one more slot, one is at the line, or
-    waits for its turn there, or has been made or woken and has not run yet.
+    Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
+    queue, or waits for it, or has been created or woken and has not run yet.
 
     Attributes:
-        run: How a batch is run; another one when the options change.
-        batches: The batches in the handler now, and since when, in seconds on the loop's clock.
-        draining: Set when the batcher begins to end; handlers may ask for it.
+        run: Runs a batch; replaced when the options change.
+        batches: The running batches and their start times, in seconds on the loop's clock.
+        draining: Set when the batcher begins to close; handlers can check it.
         ended: Set when the last slot has ended.
-        on_change: Called whenever they may have come to rest; None where nobody asks.
+        on_change: Called whenever the batcher may have become idle; None if not needed.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Slots(ABC):
         self.batches: dict[Batch, float] = {}
         self._former.batches = self.batches
         self.coroutines: list[object] = []
-        # A scope of each slot's own; cancelling them leaves alone who waits for the slots to end.
+        # One scope per slot; cancelling them does not cancel the task that waits for the slots.
         self._lives: set[Any] = set()
         self._are_cancelled = False
         self.ended = anyio.Event()
@@ -114,18 +113,18 @@ class Slots(ABC):
         self._tell_idle()
 
     def cancel(self) -> None:
-        """Cancels the handlers; one that ends with results nevertheless still hands them out."""
+        """Cancels the handlers; one that still returns results answers its callers."""
         self._are_cancelled = True
         for life in tuple(self._lives):
             life.cancel()
 
     def flush(self) -> None:
-        """Sends what is in line without waiting for more."""
+        """Dispatches the queued requests without waiting for more."""
         self._former.flush()
         self.ring()
 
     def resize(self) -> None:
-        """Takes in a changed number of slots; those that are too many end after their batch."""
+        """Applies a changed number of slots; surplus slots end after their batch."""
         if self.ended.is_set():
             return
         if self._tasks is not None:
@@ -136,32 +135,32 @@ class Slots(ABC):
     @property
     @abstractmethod
     def is_gathering(self) -> bool:
-        """Whether a batch gathers requests, under the options with which it began."""
+        """Whether a batch is filling, with the options with which it began."""
 
     def room_changed(self) -> None:
-        """Looks again whether the handler can take a batch."""
+        """Checks again whether the handler can take a batch."""
         self._tell_idle()
         self.ring()
 
     def ring(self) -> None:
-        """Makes the slot that waits at the line decide again."""
+        """Wakes the slot that has the turn at the queue, to decide again."""
         if self._bell is not None:
             self._parking.wake(self._bell)
 
     @property
     def are_at_rest(self) -> bool:
-        """Whether nothing is in line, and no handler is at work."""
+        """Whether the queue is empty and no handler is running."""
         return not (self._former.live or self._former.parked or self._are_at_work())
 
     @abstractmethod
     def _are_at_work(self) -> bool:
-        """Says whether a handler has a request."""
+        """Returns whether a handler has a request."""
 
     def is_blocked_by(self, batch: Batch) -> bool:
-        """Says whether a call that a batch's handler makes here, and waits for, can't be answered.
+        """Returns whether a call of a batch's handler to its own batcher would wait for ever.
 
-        That is certain where its batch has the only slot, and its thread makes the call, or its
-        task, or one that this waits for. Any other task that it has started may outlive it.
+        That is certain if its batch has the only slot, and the call is made by the handler's
+        thread, its task, or a task that this one waits for. Other tasks may outlive the handler.
         """
         if self._most > 1 or self.run.handler.fill != "closed":
             return False
@@ -170,11 +169,11 @@ class Slots(ABC):
         return self._parking.is_waited_for_by(self.coroutines)
 
     def _is_running(self, batch: Batch) -> bool:
-        """Says whether a batch, or one of which it is a part, is in the handler."""
+        """Returns whether a batch, or one of which it is a part, is running."""
         return batch in self.batches or any(r.batch in self.batches for r in batch.members)
 
     def running(self) -> Iterator[Request]:
-        """Yields the requests that are in a handler."""
+        """Yields the running requests."""
         for batch in self.batches:
             yield from [request for request in batch.members if request.state is RUNNING]
 
@@ -186,8 +185,8 @@ class Slots(ABC):
         life = self._parking.new_scope()
         self._lives.add(life)
         try:
-            # A scope is good for one cancellation. Entering one for each batch would cost more than
-            # the rest of the slot's work, so it lasts until an interrupted handler has used it up.
+            # A scope can be cancelled only once. Entering one per batch would cost more than the
+            # rest of the slot's work, so it is replaced only after a handler was interrupted.
             with life:
                 is_needed = not self._are_cancelled
                 while is_needed:
@@ -215,11 +214,11 @@ class Slots(ABC):
                 self.ended.set()
 
     def _is_spoilt(self, error: BaseException, failure: BaseException | None) -> bool:
-        """Says whether a slot's task can't go on because a handler has not left its cancel scopes.
+        """Returns whether a slot's task can't continue because a handler has left scopes open.
 
         Args:
-            error: What came out of the slot's own scope.
-            failure: What came up in it; None if nothing did.
+            error: What left the slot's own scope.
+            failure: What was raised inside of it; None if nothing was.
         """
         if failure is None:
             return True  # the scope could not be left
@@ -228,16 +227,16 @@ class Slots(ABC):
         return error is not failure or not self._parking.is_cancelled()
 
     def _is_used_up(self, scope: Scope) -> bool:
-        """Says whether a scope can't be that of another batch.
+        """Returns whether a scope can't be used for another batch.
 
-        It may have been cancelled, or a handler may not have left a scope inside of it: when that
-        is cancelled, whatever runs there is.
+        It may have been cancelled, or a handler may not have left a scope inside of it, whose
+        cancellation would cancel the next batch.
         """
         return scope.cancel_called or not self._parking.is_innermost(scope)
 
     async def _run(self, batch: Batch, scope: Scope) -> None:
         started = self.batches[batch]
-        run = self.run  # that of the options under which the batch gathered
+        run = self.run  # with the options with which the batch was filled
         if self._intake.adopt is not None:
             self._intake.adopt()
         self._tell_idle()
@@ -246,12 +245,12 @@ class Slots(ABC):
         except BaseException as error:
             if is_cancellation(error):
                 self._intake.stop([r for r in batch.members if r.state is RUNNING])
-            elif batch.active:  # the requests that are left are found by their batch
+            elif batch.active:  # the remaining requests are found through their batch
                 self._on_death(error)
             raise
         finally:
             del self.batches[batch]
-            batch.members = []  # not cleared, since it may be gone through just now
+            batch.members = []  # not cleared, since it may be iterated just now
             run_s = self._parking.now() - started
             self._counters.run_s.observe(run_s)
             if scope.cancel_called:
@@ -261,7 +260,7 @@ class Slots(ABC):
             self._tell_idle()
 
     async def take_turn(self) -> None:
-        """Waits until no other slot is at the line."""
+        """Waits until no other slot has the turn at the queue."""
         while self._at_queue:
             waiter = self._parking.new_waiter()
             self._next_at_queue.append(waiter)
@@ -271,17 +270,17 @@ class Slots(ABC):
                 if waiter in self._next_at_queue:
                     self._next_at_queue.remove(waiter)
                 else:
-                    self._fill_turn()  # this one had been called
+                    self._fill_turn()  # this one had been woken
                 raise
         self._at_queue = True
 
     def pass_turn(self) -> None:
-        """Lets the next slot come to the line."""
+        """Passes the turn at the queue to the next slot."""
         self._at_queue = False
         self._fill_turn()
 
     def _fill_turn(self) -> None:
-        """Wakes the slot whose turn it is; makes one where none waits and there may be more."""
+        """Wakes the next slot; creates one if none waits and the limit allows it."""
         if self._at_queue:
             return
         if self._next_at_queue:
@@ -292,15 +291,15 @@ class Slots(ABC):
     def _start_slot(self) -> None:
         assert self._tasks is not None
         self._count += 1
-        # In the batcher's context, whoever asks for another slot.
+        # In the batcher's context, whichever task needs another slot.
         self._context.run(partial(self._tasks.start_soon, self._slot, name="shoal slot"))
 
     def _are_enough_idle(self) -> bool:
-        """Says whether a slot that has nothing to do may end: enough others wait."""
+        """Returns whether an idle slot may end, because enough others wait."""
         return len(self._next_at_queue) >= IDLE_SLOTS_KEPT
 
     async def _listen(self, until: float | None) -> None:
-        """Waits for the bell, or for a time on the loop's clock."""
+        """Waits for `ring`, or until a time on the loop's clock."""
         if self.on_change is not None:
             self.on_change()
         self._bell = bell = self._parking.new_waiter()
@@ -316,14 +315,14 @@ class Slots(ABC):
             self._bell = None
 
     def _begun(self, requests: list[Request], reason: DispatchReason) -> Batch:
-        """Makes a batch of requests that have been taken from the line."""
+        """Returns a batch with requests that were taken from the queue."""
         self._last_id += 1
         load = load_of(requests, self._former.options)
         batch = Batch(self._last_id, reason, requests, load, self.draining)
         for request in requests:
             request.state = RUNNING
             request.batch = batch
-        # From here on they are found by their batch, whatever happens.
+        # From here on the requests are found through their batch.
         self.batches[batch] = now = self._parking.now()
         # In order of arrival the first is the oldest.
         oldest_at = requests[0].arrived_at
@@ -343,21 +342,21 @@ class Slots(ABC):
 
     @abstractmethod
     def _open_room(self) -> float:
-        """Returns how much more the batches take that are open."""
+        """Returns how much more room the open batches have."""
 
     @abstractmethod
     async def _serve(self, scope: Scope) -> bool:
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
 
     def _is_full(self) -> bool:
-        """Says whether the handler can take no batch now, though a slot is free."""
+        """Returns whether the handler can take no batch now, although a slot is free."""
         return self._room is not None and self._room.is_full()
 
     def _is_one_too_many(self) -> bool:
-        """Says whether there are more slots than there should be."""
+        """Returns whether there are more slots than allowed."""
         return self._count > self._most
 
     @property
     def _most(self) -> float:
-        """How many slots there may be; a room says by itself how many batches may run."""
+        """The maximum number of slots; with a `Room` that alone limits the running batches."""
         return math.inf if self._room is not None else self._former.options.slots

@@ -1,8 +1,7 @@
-"""One run of a generator handler: one slot for each request in every step.
+"""One run of a generator handler, which yields one slot for each request in every step.
 
-The handler is held back, between its steps, while some reader's buffer is full. A reader that holds
-it back for longer than ``slow_reader_timeout_s`` in all, without having caught up once, fails
-alone.
+The handler is blocked between its steps while some reader's buffer is full. A reader that blocks it
+for longer than ``slow_reader_timeout_s`` in total, without having caught up once, fails alone.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ class StreamRun(Run):
         failure: BaseException | None = None
         has_ended = False
         try:
-            # A generator that yields in a cancel scope of its own leaves it only when it is closed.
-            # So every scope of ours is left before it goes on, or was there before it began.
+            # A generator that yields in its own cancel scope leaves it only when it is closed. So
+            # Shoal's scopes are left before it continues, or were entered before it began.
             with self.parking.new_scope() as around:
                 try:
                     interruption = await self._pump(batch, requests, steps, width)
                 except BaseException as error:
                     failure = error
-                # One that is left between steps has clean-up of its own to do, and gets the time
-                # that closing a batcher gets.
+                # A generator that is stopped between steps may have to clean up, and gets as much
+                # time for it as closing a batcher.
                 around.deadline = self.parking.now() + self.options.graceful_shutdown_timeout_s
                 around.shield = True
                 try:
@@ -83,13 +82,13 @@ class StreamRun(Run):
         steps: AsyncGenerator[Any, None],
         width: int,
     ) -> BaseException | None:
-        """Hands out the steps of a generator, until it ends or nobody wants them any more.
+        """Distributes the steps of a generator, until it ends or has no readers any more.
 
         Returns:
-            What interrupted a wait of ours between two steps.
+            What interrupted a wait of Shoal's own between two steps.
 
         Raises:
-            BaseException: What the generator raised, or that a step is wrong.
+            BaseException: What the generator raised, or an error for a wrong step.
         """
         is_part = len(requests) < batch.size
         async for step in steps:
@@ -100,9 +99,8 @@ class StreamRun(Run):
                     limit_s = self.options.slow_reader_timeout_s
                     await wait_for_readers(full, limit_s, self.parking, self._fail_slow_reader)
                 elif not self.handler.threaded and (active or self._goes_on_alone(requests)):
-                    # An async generator may come to its next step without a pause, and then the
-                    # readers would get no turn. A step in a thread is a pause, and they read
-                    # beside it.
+                    # An async generator may reach its next step without a checkpoint, and then the
+                    # readers could not run. While a step runs in a thread they can.
                     await anyio.lowlevel.checkpoint()
             except BaseException as error:
                 return error
@@ -119,9 +117,9 @@ class StreamRun(Run):
         """Puts each slot of a step into its stream; returns the requests whose buffer is full.
 
         Args:
-            requests: The requests that the handler runs.
+            requests: The requests of the run.
             step: What the handler has yielded.
-            width: How many slots it must have: one for each request, and for padding.
+            width: The required number of slots: one for each request, and for padding.
         """
         got = self._counted(step, width)
         slots: list[Any] = self._listed(step, got)
@@ -138,7 +136,7 @@ class StreamRun(Run):
                 continue
             if slot is END or slot is StopIteration or slot is StopAsyncIteration:
                 self._finish_stream(request)
-            elif issubclass(type(slot), BaseException):  # its own __class__ may do anything
+            elif issubclass(type(slot), BaseException):  # __class__ may be overridden
                 self._fail(request, own_copy(slot))
             else:
                 buffer = request.waiter

@@ -1,8 +1,8 @@
-"""What ends batches whose handlers run for too long: one task, for all batches of a batcher.
+"""Ends batches whose handlers run for too long, with one task for all batches of a batcher.
 
-A deadline of the handler's cancel scope would do for handlers that end when they are cancelled. But
-one may shield its clean-up, and one in a thread can't be cancelled at all; their callers are told
-in time even so. A task beside each run would cost more than the run.
+A deadline on the handler's cancel scope would do for handlers that end when they are cancelled. But
+a handler may shield its clean-up, and one in a thread can't be cancelled at all; their callers must
+get the error in time too. A task for each run would cost more than the run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class TimeLimits:
-    """Calls functions at their times, unless they are forgotten before.
+    """Calls functions at given times, unless they are forgotten before.
 
     Args:
-        parking: How to wait.
+        parking: The event loop's way to wait.
     """
 
     def __init__(self, parking: Parking) -> None:
@@ -33,21 +33,21 @@ class TimeLimits:
         self._asleep_until = math.inf
 
     def add(self, at: float, on_time: Callable[[], object]) -> Timer:
-        """Has a function called at a time on the loop's clock, in seconds."""
+        """Schedules a function call at a time on the loop's clock, in seconds."""
         if at < self._asleep_until and self._bell is not None:
             self._parking.wake(self._bell)
         return self._timers.add(at, on_time)
 
     def forget(self, timer: Timer) -> None:
-        """Has it not called any more, if it was not."""
+        """Cancels a call that has not been made."""
         self._timers.forget(timer)
 
     async def run(self) -> None:
-        """Watches until it is cancelled."""
+        """Runs the task, until it is cancelled."""
         while True:
             for on_time in self._timers.due(self._parking.now()):
                 on_time()
-            on_time = None  # or it would keep the last batch alive
+            on_time = None  # it would keep the last batch alive
             self._bell = bell = self._parking.new_waiter()
             with self._parking.new_scope() as scope:
                 scope.deadline = self._asleep_until = self._timers.next_at()

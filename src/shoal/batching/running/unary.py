@@ -1,4 +1,4 @@
-"""One run of a handler that gives back one result for each request."""
+"""One run of a handler that returns one result for each request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class UnaryRun(Run):
         results = await self.handler.results(items)
         values = self._one_each(width, results)
         if width > len(requests):
-            values = values[: len(requests)]  # what padding gave is dropped
+            values = values[: len(requests)]  # the results of padding are dropped
         for kind in set(map(type, values)):
             if issubclass(kind, BaseException):
                 self._fail_slots(requests, values)
@@ -58,7 +58,7 @@ class UnaryRun(Run):
         return values
 
     def _fail_slots(self, requests: Sequence[Request], values: Sequence[Any]) -> None:
-        """Fails the requests whose slot holds an exception instance."""
+        """Fails the requests whose result is an exception instance."""
         for request, value in zip(requests, values, strict=True):
             if issubclass(type(value), BaseException) and request.state is RUNNING:
                 self._fail(request, own_copy(value))

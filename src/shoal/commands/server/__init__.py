@@ -1,1 +1,1 @@
-"""The process of a server, and how commands find and reach it."""
+"""The server process, and how commands find and reach it."""

@@ -1,4 +1,4 @@
-"""How a command finds the server that it drives, asks it for a verb, and tells of errors."""
+"""Finds the server that a command is for, runs a request on it, and reports errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import anyio
 
 from shoal.commands.server.locations import ServerLocation
 from shoal.commands.support.arguments import add_json_argument, add_name_argument
-from shoal.commands.support.saying import in_one_line, say
+from shoal.commands.support.messages import in_one_line, say
 from shoal.commands.support.tokens import add_token_argument, token_of
 from shoal.errors import ShoalError
 from shoal.planning.mistake import CommandError
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# So long does a verb take before its user is told what it waits for.
+# How long a request may take before the terminal shows what it waits for.
 _PATIENCE_S: Final = 1.0
 
 
 def add_server_arguments(parser: ArgumentParser) -> None:
-    """Describes which server a command is for, and ``--json``."""
+    """Adds the arguments that select a server, and ``--json``."""
     server = parser.add_argument_group("server")
     which = server.add_mutually_exclusive_group()
     add_name_argument(which)
     which.add_argument(
         "--url",
         metavar="URL",
-        help="the server's URL in place of its name: http://host:port or unix:/path/of.sock",
+        help="the server's URL instead of its name: http://host:port or unix:/path/of.sock",
     )
-    add_token_argument(server, "a file with the operator's token, for a server that asks for one")
+    add_token_argument(server, "a file with the operator's token, for a server that requires one")
     add_json_argument(parser)
 
 
@@ -47,15 +47,15 @@ def ask(
     *,
     waits_for: str | None = None,
 ) -> T:
-    """Asks the server for something.
+    """Connects to the server and runs a request on it.
 
     Args:
-        arguments: What the command line said of the server.
-        verb: What to do with a client of it.
-        waits_for: What it may have to wait for, which is told on a terminal.
+        arguments: The parsed arguments of `add_server_arguments`.
+        verb: The request: takes a client of the server, returns the result.
+        waits_for: What the request may have to wait for; shown on a terminal after a second.
 
     Raises:
-        Mistake: There is no such server, or it refused.
+        CommandError: The server does not exist, or refused the request.
     """
     url = arguments.url or ServerLocation.of(arguments.name).url()
     try:
@@ -73,9 +73,9 @@ def ask(
             raise _not_there(arguments, url) from None
         raise CommandError(in_one_line(error), 1) from None
     except (TypeError, ValueError) as error:
-        # 2 where the command can't be right, 1 where the server's state is against it.
+        # 2 for a wrong command, 1 if the state of the server does not allow it.
         raise CommandError(in_one_line(error), 1 if isinstance(error, ShoalError) else 2) from None
-    except Exception as error:  # the user's code may raise whatever it likes
+    except Exception as error:  # the user's code may raise anything
         raise CommandError(in_one_line(error), 1) from None
 
 
@@ -87,10 +87,10 @@ async def _asked(
     try:
         async with anyio.create_task_group() as tasks:
             if waits_for is not None and sys.stderr.isatty():
-                tasks.start_soon(_tell, waits_for)
+                tasks.start_soon(_show_wait, waits_for)
             try:
                 result = await verb(client)
-            except Exception as error:  # to be raised outside of the group
+            except Exception as error:  # raised outside the task group
                 failure = error
             tasks.cancel_scope.cancel()
     finally:
@@ -101,7 +101,7 @@ async def _asked(
     return cast("T", result)
 
 
-async def _tell(waits_for: str) -> None:
+async def _show_wait(waits_for: str) -> None:
     await anyio.sleep(_PATIENCE_S)
     say(f"waiting for {waits_for} ...")
 
@@ -122,6 +122,6 @@ def _not_there(arguments: Namespace, url: str) -> CommandError:
     named = "" if arguments.name == "default" else f" --name {arguments.name}"
     return CommandError(
         f"no server named {arguments.name!r} runs here; start one with "
-        f"`shoal start --detach{named}`, or say where it is with --url",
+        f"`shoal start --detach{named}`, or give its URL with --url",
         1,
     )

@@ -1,7 +1,7 @@
-"""Starting a server that goes on when the command that started it has ended.
+"""Starts a server that keeps running when the command that started it ends.
 
-It is a process in a session of its own, whose output goes into its log. A pipe tells the command
-when it is ready.
+The server is a process in its own session, with its output redirected to its log. It reports over
+a pipe when it is ready.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from shoal.commands.server.locations import ServerLocation, already_running
-from shoal.commands.support.saying import say
+from shoal.commands.support.messages import say
 from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
@@ -22,31 +22,32 @@ if TYPE_CHECKING:
 
 _SHOWN_LINES: Final = 20
 
-_LOOK_S: Final = 0.1
-"""How often it is looked whether a process that says nothing has ended."""
+_POLL_S: Final = 0.1
+"""Interval between checks whether the process has ended, while it reports nothing."""
 
 
-def start_detached(place: ServerLocation, argv: Sequence[str]) -> dict[str, Any]:
-    """Starts a server, and waits until it is ready.
+def start_detached(location: ServerLocation, argv: Sequence[str]) -> dict[str, Any]:
+    """Starts a server and waits until it is ready.
 
     Args:
-        place: Where its files are.
-        argv: The arguments of ``shoal`` that start it in the foreground.
+        location: The location of its files.
+        argv: The arguments of ``shoal`` that start the server in the foreground.
 
     Returns:
-        Where it is: ``url``, ``socket``, ``log`` and ``pid``.
+        The server's ``url``, ``socket``, ``log`` and ``pid``.
 
     Raises:
-        Mistake: There is one of that name, or it did not start; what it said has been said.
-        KeyboardInterrupt: The user would not wait; then it is ended.
+        CommandError: A server of that name runs already, or the server did not start; its output
+            has then been printed.
+        KeyboardInterrupt: The user interrupted the wait; the server is then terminated.
     """
-    if place.holder() is not None:
-        raise already_running(place)
-    place.make_directory()
+    if location.holder() is not None:
+        raise already_running(location)
+    location.make_directory()
     try:
-        log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = os.open(location.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
-        raise CommandError(f"can't write {place.log}: {error.strerror}", 1) from None
+        raise CommandError(f"can't write {location.log}: {error.strerror}", 1) from None
     begun_at = os.fstat(log).st_size
     readable, writable = os.pipe()
     try:
@@ -62,27 +63,27 @@ def start_detached(place: ServerLocation, argv: Sequence[str]) -> dict[str, Any]
         os.close(writable)
         os.close(log)
     if sys.stderr.isatty():
-        say(f"waiting for it to be ready; its log is {place.log} ...")
+        say(f"waiting for the server to be ready; its log is {location.log} ...")
     try:
         with open(readable, encoding="utf-8") as pipe:
-            told = _first_line(pipe, child)
+            line = _first_line(pipe, child)
     except BaseException:
         child.terminate()
         raise
-    if told:
-        child.returncode = 0  # it is not ours to wait for
-        ready: dict[str, Any] = json.loads(told)
+    if line:
+        child.returncode = 0  # so that Popen does not warn that it still runs
+        ready: dict[str, Any] = json.loads(line)
         return ready
     code = child.wait()
-    raise _failed(place, begun_at, code)
+    raise _failed(location, begun_at, code)
 
 
 def _first_line(pipe: TextIO, child: subprocess.Popen[bytes]) -> str:
-    """Reads what a process tells; nothing if it has ended before.
+    """Reads the line that the process reports; returns an empty string if the process ended first.
 
-    The end of the pipe would not do: what the application has forked holds it open as well.
+    The end of the pipe is no sign that the process ended: its forked children hold the pipe open.
     """
-    while not select.select([pipe], [], [], _LOOK_S)[0]:
+    while not select.select([pipe], [], [], _POLL_S)[0]:
         if child.poll() is not None:
             break
     else:
@@ -90,23 +91,23 @@ def _first_line(pipe: TextIO, child: subprocess.Popen[bytes]) -> str:
     return ""
 
 
-def tell_ready(fd: int, place: ServerLocation, url: str) -> None:
-    """Tells the command that started this process that it is ready."""
+def tell_ready(fd: int, location: ServerLocation, url: str) -> None:
+    """Reports to the command that started this process that it is ready."""
     ready = {
         "url": url,
-        "socket": str(place.socket),
-        "log": str(place.log),
+        "socket": str(location.socket),
+        "log": str(location.log),
         "pid": os.getpid(),
     }
     with open(fd, "w", encoding="utf-8") as pipe:
         pipe.write(f"{json.dumps(ready)}\n")
 
 
-def _failed(place: ServerLocation, begun_at: int, code: int) -> CommandError:
-    with open(place.log, "rb") as log:
+def _failed(location: ServerLocation, begun_at: int, code: int) -> CommandError:
+    with open(location.log, "rb") as log:
         log.seek(begun_at)
         lines = log.read().decode(errors="replace").strip().splitlines()
-    *others, last = lines or [f"it ended with {code}, and said nothing"]
+    *others, last = lines or [f"the server ended with exit code {code} and wrote nothing"]
     for line in others[-_SHOWN_LINES:]:
         say(line)
     return CommandError(last.removeprefix("shoal: "), code if code in (1, 2) else 1)

@@ -1,9 +1,9 @@
-"""Where the servers of this user on this machine have their doors, by name.
+"""Files of this user's named servers on this machine.
 
-A server named NAME has its door at ``NAME.sock``, a socket that only its user can open, in a
-directory that only its user can look into. Beside it are the log of a detached one, and
-``NAME.pid``, which says which process the server is. The process holds a lock on that file for as
-long as it lives, so what one that was killed has left there is known for what it is.
+A server named NAME has its admin socket at ``NAME.sock``, which only its user can open, in a
+directory that only its user can read. Beside it are ``NAME.log``, the log of a detached server, and
+``NAME.pid``, which contains its process id. The process holds a lock on ``NAME.pid`` while it runs,
+so a file that a killed server left behind is recognised as stale.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 from shoal.planning.mistake import CommandError
-from shoal.serving.local_servers import door_directory
+from shoal.serving.local_servers import admin_socket_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 _PRIVATE_DIRECTORY: Final = 0o700
 _PRIVATE_FILE: Final = 0o600
 
-# Who asks whether there is a server holds its lock for a moment.
+# A process that checks whether the server runs holds its lock for a moment.
 _TRIES: Final = 20
 _BETWEEN_S: Final = 0.01
 
 
 @dataclass(frozen=True)
 class ServerLocation:
-    """Where one server's files are.
+    """The location of one server's files.
 
     Attributes:
         name: The server's name.
@@ -44,33 +44,33 @@ class ServerLocation:
 
     @classmethod
     def of(cls, name: str) -> ServerLocation:
-        """Returns the place of a name; nothing is made there."""
-        return cls(name, door_directory())
+        """Returns the location for a name, without creating anything."""
+        return cls(name, admin_socket_directory())
 
     @property
     def socket(self) -> Path:
-        """The door."""
+        """The UNIX socket of the admin API."""
         return self.directory / f"{self.name}.sock"
 
     @property
     def log(self) -> Path:
-        """What a detached server says."""
+        """The log of a detached server."""
         return self.directory / f"{self.name}.log"
 
     @property
     def process(self) -> Path:
-        """What the running server holds a lock on; it has the number of its process."""
+        """The file that the running server holds a lock on; it contains its process id."""
         return self.directory / f"{self.name}.pid"
 
     def url(self) -> str:
-        """Returns what a client connects to."""
+        """Returns the URL that clients connect to."""
         return f"unix:{self.socket}"
 
     def make_directory(self) -> None:
-        """Makes the directory, for its user alone.
+        """Creates the directory, accessible to its user only.
 
         Raises:
-            Mistake: It can't be made, or is another user's.
+            CommandError: It can't be created, or belongs to another user.
         """
         try:
             self.directory.mkdir(mode=_PRIVATE_DIRECTORY, parents=True, exist_ok=True)
@@ -83,7 +83,11 @@ class ServerLocation:
             ) from None
 
     def holder(self) -> int | None:
-        """Returns the process that is the server of this name; None if none runs."""
+        """Returns the process id of the running server of this name.
+
+        Returns:
+            None if no server runs; 0 if it has not written its process id yet.
+        """
         try:
             file = os.open(self.process, os.O_RDWR)
         except FileNotFoundError:
@@ -98,32 +102,32 @@ class ServerLocation:
         return None
 
 
-class Held:
-    """Makes this process the server of a name, until the block ends.
+class ServerLock:
+    """Makes this process the server of a name until the ``with`` block ends.
 
     Args:
-        place: The name's place.
+        location: The server's location.
 
     Raises (on entering):
-        Mistake: There is such a server, or the files can't be made.
+        CommandError: A server of that name runs already, or the files can't be created.
     """
 
-    def __init__(self, place: ServerLocation) -> None:
-        self._place = place
+    def __init__(self, location: ServerLocation) -> None:
+        self._location = location
         self._file = -1
 
     def __enter__(self) -> Self:
-        place = self._place
-        place.make_directory()
+        location = self._location
+        location.make_directory()
         try:
             self._file = os.open(
-                place.process, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE
+                location.process, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE
             )
         except OSError as error:
-            raise CommandError(f"can't write {place.process}: {error.strerror}", 1) from None
+            raise CommandError(f"can't write {location.process}: {error.strerror}", 1) from None
         if not _locked(self._file):
             os.close(self._file)
-            raise already_running(place)
+            raise already_running(location)
         os.ftruncate(self._file, 0)
         os.write(self._file, f"{os.getpid()}\n".encode())
         return self
@@ -148,13 +152,13 @@ def _locked(file: int) -> bool:
     return False
 
 
-def already_running(place: ServerLocation) -> CommandError:
-    """Says that there is a server of a name, and what to do about it."""
-    named = "" if place.name == "default" else f" --name {place.name}"
-    process = place.holder()
+def already_running(location: ServerLocation) -> CommandError:
+    """Returns the error for a name whose server runs already."""
+    named = "" if location.name == "default" else f" --name {location.name}"
+    process = location.holder()
     whose = f" as process {process}" if process else ""
     return CommandError(
-        f"a server named {place.name!r} runs already{whose}; see it with `shoal status{named}`, "
-        f"connect to it at {place.url()}, or end it with `shoal stop{named}`",
+        f"a server named {location.name!r} runs already{whose}; see it with `shoal status{named}`, "
+        f"connect to it at {location.url()}, or end it with `shoal stop{named}`",
         1,
     )

@@ -1,4 +1,4 @@
-"""The options of the commands that serve."""
+"""Options of the commands that serve an application."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def add_server_options(parser: ArgumentParser) -> None:
-    """Describes where and how to serve. What is not given is what the application's file says."""
+    """Adds the options of serving. Those not given are taken from the application's file."""
     parser.add_argument("--host", help="address to listen at (127.0.0.1)")
     parser.add_argument("--port", type=port, help="port to listen at, 0 for a free one (8000)")
     parser.add_argument(
         "--event-loop",
         choices=get_args(EventLoop),
-        help="what runs it: trio, or asyncio for code that needs that, by uvloop where it is "
+        help="event loop: trio, or asyncio for code that needs it, with uvloop if that is "
         "installed (trio)",
     )
     parser.add_argument(
@@ -32,20 +32,20 @@ def add_server_options(parser: ArgumentParser) -> None:
         dest="graceful_timeout_s",
         metavar="SECONDS",
         type=seconds,
-        help="how long requests that are under way at shutdown may take (20)",
+        help="how long running requests may take at shutdown (20)",
     )
     parser.add_argument(
         "--send-timeout",
         dest="send_timeout_s",
         metavar="SECONDS",
         type=more_than_0_seconds,
-        help="disconnect a client that takes longer over 256 KiB of its answer (10)",
+        help="disconnect a client that takes longer to read 256 KiB of its response (10)",
     )
     parser.add_argument(
         "--max-connections",
         metavar="N",
         type=count,
-        help="how many connections may be open at once; more wait (1000)",
+        help="how many connections may be open at once; others wait (1000)",
     )
     parser.add_argument(
         "--access-log",
@@ -57,17 +57,18 @@ def add_server_options(parser: ArgumentParser) -> None:
         "--log-level",
         choices=["debug", "info", "warning", "error", "critical"],
         default="info",
-        help="what to log, to stderr (%(default)s)",
+        help="level of the log on stderr (%(default)s)",
     )
     operator = parser.add_argument_group("for the operator")
     operator.add_argument(
         "--state",
         type=Path,
         metavar="FILE",
-        help="keep what is changed while it runs in this file, and restore it from there",
+        help="store changes made at run time in this file, and restore them from it",
     )
     add_token_argument(
-        operator, "a file with a token; the port then has the admin API, for who knows the token"
+        operator,
+        "a file with a token; the port then has the admin API, for clients with the token",
     )
     operator.add_argument(
         "--allow-module",
@@ -75,13 +76,13 @@ def add_server_options(parser: ArgumentParser) -> None:
         default=[],
         dest="allowed_modules",
         metavar="MODULE",
-        help="a module that may be imported for backends that are created while it runs, with all "
-        "below it; * for any; repeatable (none)",
+        help="a module, with its submodules, that backends created at run time may be imported "
+        "from; * for any; repeatable (none)",
     )
 
 
 def server_config(arguments: Namespace, from_file: Mapping[str, Any]) -> ServerConfig:
-    """Makes the server's config: what the command line gives, else what the file does."""
+    """Returns the server's config: command line options first, then those of the file."""
     from shoal.http.server.config import ServerConfig
 
     names = [field.name for field in fields(ServerConfig)]
@@ -91,6 +92,6 @@ def server_config(arguments: Namespace, from_file: Mapping[str, Any]) -> ServerC
 
 
 def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:
-    """Says which event loop runs the server: what the command line gives, else what the file."""
+    """Returns the event loop to use: the one of the command line, else of the file, else trio."""
     chosen: EventLoop = arguments.event_loop or from_file.get("event_loop", "trio")
     return chosen

@@ -1,4 +1,4 @@
-"""A server's process: from its application to its exit code."""
+"""The process of a server: serves an application until it is shut down."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import anyio
 
 from shoal.commands.server.signals import Signals
 from shoal.commands.support.applications import shoals_in
-from shoal.commands.support.saying import say
+from shoal.commands.support.messages import say
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.http.server.log_errors import contained
 from shoal.planning.mistake import CommandError
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 
     from shoal.http.app.app import App
     from shoal.http.server.config import Drained, ServerConfig
-    from shoal.http.server.listeners import Listening
+    from shoal.http.server.listeners import AppListener
     from shoal.serving.app_file.server import EventLoop
 
-# What the process may take over its own ending, beyond what it was asked to wait for.
+# How long the process may take to end, beyond the graceful timeout.
 _MARGIN_S: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerProcess:
-    """What a process serves, and how.
+    """Serves an application in this process.
 
     Attributes:
         app: The application.
-        spec: What its user calls it.
-        config: Where it is served.
-        event_loop: What runs it.
-        log_level: What to log.
-        state: Where to keep what is changed; None to keep nothing.
-        admin_socket: A UNIX socket for the operator; None for none.
-        token: Who knows it may use the admin API at the port; None for nobody.
-        allowed_modules: What may be imported by the operator.
+        spec: The user's name for the application, for messages.
+        config: The configuration of the HTTP server.
+        event_loop: The event loop that runs it.
+        log_level: The level of the log.
+        state: The file that run-time changes are stored in; None to store none.
+        admin_socket: The path of a UNIX socket with the admin API; None for no socket.
+        token: The token for the admin API at the port; None for no admin API there.
+        allowed_modules: Modules that the operator may import code from.
         started: Called with the URL once clients can connect.
     """
 
@@ -63,22 +63,22 @@ class ServerProcess:
 
     @property
     def shoals(self) -> App | None:
-        """The `shoal.App` in the application, which has a controller; None for others."""
+        """The `shoal.App` in the application, which has a controller; None if it has none."""
         return shoals_in(self.app)
 
     def to_its_end(self) -> int:
-        """Serves until a signal, or the operator, ends it.
+        """Serves until a signal or the operator ends the process.
 
         Returns:
             The exit code.
 
         Raises:
-            Mistake: It can't be served so, or did not start.
+            CommandError: The options do not fit the application, or it did not start.
         """
         if (self.state or self.admin_socket or self.token) and self.shoals is None:
             raise CommandError(
-                f"{self.spec} is no shoal.App, so there is nothing for --state, --admin-socket and "
-                "--token-file to be for; leave them out"
+                f"{self.spec} is not a shoal.App; leave out --state, --admin-socket and "
+                "--token-file, which need one"
             )
         logging.basicConfig(
             level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -101,7 +101,7 @@ class ServerProcess:
 
 
 def _write_plainly(name: str) -> None:
-    """Has a logger write its messages to stderr as they are, whatever the level of others."""
+    """Makes a logger write bare messages to stderr, from level INFO, whatever the log level is."""
     logger = logging.getLogger(name)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -128,7 +128,7 @@ async def _serve(run: ServerProcess) -> int:
     is_up = anyio.Event()
 
     async def until_ended() -> None:
-        """Waits until the operator has shut the application's controller down."""
+        """Waits until the operator shuts down the application's controller."""
         await is_up.wait()
         if run.shoals is not None and run.shoals.controller is not None:
             await run.shoals.controller.wait_ended()
@@ -151,8 +151,10 @@ async def _serve(run: ServerProcess) -> int:
                 begin_drain()
 
     try:
-        app, doors = _with_doors(run)
-        drained = await serve(app, run.config, shutdown=shutdown, started=started, doors=doors)
+        app, others = _with_admin_api(run)
+        drained = await serve(
+            app, run.config, shutdown=shutdown, started=started, extra_listeners=others
+        )
     except LifespanFailed as failure:
         say(failure.details.rstrip())
         if (hint := hint_for(failure.details)) is not None:
@@ -163,24 +165,24 @@ async def _serve(run: ServerProcess) -> int:
     return _report(drained, signals.first)
 
 
-def _with_doors(run: ServerProcess) -> tuple[ASGIApp, Sequence[Listening]]:
-    """Returns what answers at the port, and what else is listened at."""
+def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]:
+    """Returns the application for the port, and the other listeners."""
     from shoal.http.app.admin_mount import AppAdmin
-    from shoal.http.server.listeners import Listening, Unix
+    from shoal.http.server.listeners import AppListener, Unix
 
     app, inner = run.app, run.shoals
-    doors: list[Listening] = []
+    others: list[AppListener] = []
     if inner is None:
-        return app, doors
+        return app, others
     if run.admin_socket is not None:
-        # Who can open the socket is the user that it belongs to, so no token is asked for.
-        door = AppAdmin(inner, token=None, allowed_modules=run.allowed_modules, behind=run.app)
-        doors.append(Listening(address=Unix(str(run.admin_socket)), app=door))
+        # No token: only the user that the socket belongs to can open it.
+        admin = AppAdmin(inner, token=None, allowed_modules=run.allowed_modules, behind=run.app)
+        others.append(AppListener(address=Unix(str(run.admin_socket)), app=admin))
     if run.token is not None:
-        # Without one there is none, be it at a loopback address: what comes there may have come
-        # through a proxy, from anywhere.
+        # Without a token the port has no admin API, not even at a loopback address: a proxy may
+        # forward requests to it from anywhere.
         app = AppAdmin(inner, token=run.token, allowed_modules=run.allowed_modules, behind=run.app)
-    return app, doors
+    return app, others
 
 
 def _cant_listen(run: ServerProcess, error: OSError) -> str:

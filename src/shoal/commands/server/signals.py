@@ -1,15 +1,15 @@
 """The signals that end a server: the first asks it to drain, the second ends it at once.
 
-They are handled by plain handlers, not in the event loop, because the second one must work when the
-loop does not: an application may block it, or a thread that can't be interrupted may hold it open.
-For the same reason a watchdog thread stands by, which ends the process when a drain overruns its
-time. It waits on a `queue.SimpleQueue`, whose `put` is made to be called from wherever a signal
-handler interrupts.
+Signals are handled by plain signal handlers, not in the event loop, because the second signal must
+work even if an application blocks the loop, or a thread that can't be interrupted keeps it open.
+For the same reason a watchdog thread ends the process when a drain takes longer than allowed. The
+thread waits on a `queue.SimpleQueue`, because its `put` is reentrant: a signal handler may call it
+wherever it interrupts.
 
-SIGHUP, by which a closed terminal tells its programs, asks for a drain as well, but does not count:
-two others are needed to end the process. Who closes a terminal sends it twice, from the shell and
-from the kernel, and some supervisors send it together with SIGTERM, when Python hears of it first.
-Where it is ignored, as `nohup` has it, it stays so.
+SIGHUP, which a process receives when its terminal is closed, also starts a drain, but is not
+counted as the first of two signals. Closing a terminal sends it twice, from the shell and from the
+kernel, and some supervisors send it together with SIGTERM, with Python seeing SIGHUP first. If
+SIGHUP is ignored when the server starts, as under `nohup`, it stays ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.commands.support.saying import say
+from shoal.commands.support.messages import say
 from shoal.replicas.run_soon import into_this_loop
 
 if TYPE_CHECKING:
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 
 class Signals:
-    """The first signal asks for a drain, the second ends the process.
+    """Handles signals: the first starts a drain, the second ends the process.
 
     Args:
-        allowed_s: How long the process may then take to end.
+        allowed_s: How long the process may take to end after the first signal, in seconds.
 
     Attributes:
-        shutdown: Set when the process is to end.
-        first: The number of the first signal; None so far.
-        allowed_s: As above.
+        shutdown: Set when the process should shut down.
+        first: The number of the first signal; None before it.
+        allowed_s: As above; may be changed.
     """
 
     def __init__(self, allowed_s: float) -> None:
@@ -47,39 +47,39 @@ class Signals:
         self.first: int | None = None
         self.allowed_s = allowed_s
         _, self._soon = into_this_loop()
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def listen(self) -> None:
-        """Handles signals from here on, until the process ends."""
+        """Installs the signal handlers, which stay until the process ends."""
         threading.Thread(target=self._watch, name="shoal-watchdog", daemon=True).start()
-        # Not put back when the server has ended: a second signal must still be obeyed while the
-        # interpreter waits for threads of the application's own.
+        # Not restored when the server has ended: a second signal must still work while the
+        # interpreter waits for the application's own threads.
         for signum in (signal.SIGINT, signal.SIGTERM):
             signal.signal(signum, self._received)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             signal.signal(signal.SIGHUP, self._received)
 
     def ask(self) -> None:
-        """Asks for a drain without a signal; from the event loop."""
-        self._bell.put(None)
+        """Starts a drain without a signal. Call it in the event loop."""
+        self._asked.put(None)
         self.shutdown.set()
 
     def _received(self, signum: int, _frame: FrameType | None) -> None:
         if self.first not in (None, signal.SIGHUP):
             os._exit(128 + signum)
         self.first = signum
-        # It comes more than once, and the interpreter would end with its deadly default restored.
+        # SIGHUP comes more than once, and its default action would kill the interpreter at its end.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self._bell.put(None)
+        self._asked.put(None)
         try:
             self._soon(self.shutdown.set)
-        except RuntimeError:  # it has ended
+        except RuntimeError:  # the loop has ended
             os._exit(128 + signum)
 
     def _watch(self) -> None:
-        self._bell.get()
+        self._asked.get()
         allowed_s = self.allowed_s
-        time.sleep(allowed_s)  # what ends this wait, if all goes well, is the process's end
+        time.sleep(allowed_s)  # normally the process ends during this sleep
         say(
             f"Shoal ended by force: still busy {allowed_s:g} s after the signal, with a thread that"
             " can't be interrupted or a blocked event loop"

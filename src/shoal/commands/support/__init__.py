@@ -1,1 +1,1 @@
-"""What commands share: arguments, output, and the loading of applications."""
+"""Code that commands share: arguments, output, and the loading of applications."""

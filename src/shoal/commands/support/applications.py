@@ -1,4 +1,4 @@
-"""From what a command line names to an application: ``my_module:app``, or ``app.toml``."""
+"""Loads the application that a command line names: ``my_module:app`` or ``app.toml``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.support.code_names import show_failed_import
-from shoal.commands.support.saying import say
+from shoal.commands.support.messages import say
 from shoal.http.app.loading import NotAnApplication, load_application
 from shoal.planning.mistake import CommandError
 from shoal.serving.app_file.file import read_app_file
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
     from shoal.http.app.app import App
 
 APPLICATION: Final = "MODULE:ATTRIBUTE|FILE.toml"
-"""How it is written, for help."""
+"""The argument's form, for help texts."""
 
 
 def application_of(spec: str) -> ASGIApp:
-    """Imports an application, or makes the one that a file declares.
+    """Imports an application, or creates the one that a file declares.
 
-    What lies in the current directory can be imported, as for ``python -m``.
+    Modules in the current directory can be imported, as with ``python -m``.
 
     Raises:
-        Mistake: There is none, or it is wrong; all that is wrong has been said.
+        CommandError: It does not exist or is invalid. The other mistakes of a file, or the
+            traceback of a failed import, have been printed.
     """
     if spec.endswith(".toml"):
         return _of_file(spec)
@@ -46,15 +47,15 @@ def application_of(spec: str) -> ASGIApp:
 
 
 def empty_application() -> App:
-    """Makes an application that declares nothing."""
+    """Returns an application without backends and endpoints."""
     from shoal.http.app.app import App
 
-    _look_here()
+    _add_current_directory()
     return App()
 
 
 def shoals_in(app: Any) -> App | None:
-    """Returns the `shoal.App` that an application is, or is middleware around; None if neither."""
+    """Returns the application if it is a `shoal.App`, or the one its middleware wraps, or None."""
     from shoal.http.app.app import App
     from shoal.http.app.middleware import within
 
@@ -62,28 +63,28 @@ def shoals_in(app: Any) -> App | None:
 
 
 def server_settings(app: Any) -> Mapping[str, Any]:
-    """Returns what an application's file says of the server; nothing for others."""
+    """Returns the server settings of an application's file; empty if it has no file."""
     from shoal.http.app.app import App
 
     return app.file.server if isinstance(app, App) and app.file is not None else {}
 
 
 def need(package: str) -> ModuleType:
-    """Imports what only an extra installs.
+    """Imports a package that only an extra installs.
 
     Raises:
-        Mistake: It is not installed.
+        CommandError: It is not installed.
     """
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise CommandError(
-            f"serving needs {error.name}, which is not here: pip install 'shoal[serve]'", 1
+            f"serving needs {error.name}, which is not installed: pip install 'shoal[serve]'", 1
         ) from None
 
 
 def say_flaws(refused: AppFileRefused) -> CommandError:
-    """Says all that is wrong with a file but the last, which is returned."""
+    """Prints all flaws of a file except the last, which is returned as an error."""
     *others, last = refused.flaws
     for flaw in others:
         say(f"shoal: {flaw}")
@@ -97,9 +98,9 @@ def _of_file(spec: str) -> ASGIApp:
         file = read_app_file(spec)
     except AppFileRefused as refused:
         raise say_flaws(refused) from None
-    _look_here()
+    _add_current_directory()
     return App.of_file(file)
 
 
-def _look_here() -> None:
+def _add_current_directory() -> None:
     sys.path.insert(0, os.getcwd())

@@ -1,4 +1,4 @@
-"""Arguments of more than one command."""
+"""Arguments that several commands have, and their parser."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 
 class CommandParser(ArgumentParser):
-    """Takes a command's options before, between and behind its other words, and guesses at typos.
+    """Accepts a command's options anywhere among its positional arguments, and suggests for typos.
 
-    `ArgumentParser` alone gives all words of a kind to an argument of any number of them as soon as
-    it meets the first, so that in ``create small my:Code --arg 3 retries=1`` the last is unknown.
+    A plain `ArgumentParser` ends an argument with ``nargs="*"`` at the first option after it, so
+    that in ``create small my:Code --arg 3 retries=1`` the last word is an unknown argument.
     """
 
     _is_within = False
 
-    def parse_known_args(  # type: ignore[override]  # the stock one is overloads of the same
+    def parse_known_args(  # type: ignore[override]  # the base method is a set of overloads
         self, args: Any = None, namespace: Any = None
     ) -> tuple[Namespace, list[str]]:
         """See `ArgumentParser`."""
@@ -48,26 +48,27 @@ class CommandParser(ArgumentParser):
         finally:
             self._is_within = False
         if unknown:
-            # Said here, by the parser that knows the command's options, rather than by the first.
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
+            # Reported here, by the parser that knows the command's options, not by the top parser.
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggestion(unknown)}")
         return found, unknown
 
     @override
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong, and where the usage is told: that of a command fills a screen."""
+        """Prints the error and points to ``--help``: the usage of a command fills a screen."""
         self.exit(2, f"{self.prog}: error: {message}\nsee {self.prog} --help\n")
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
-        # CPython does so from 3.11.4 on. A reader that has seen enough of the help is no error.
+        # As in CPython from 3.11.4 on: it is no error if the reader of the help closes the pipe.
         with suppress(OSError):
             super()._print_message(message, file)
 
     def _check_first(self, args: Any) -> None:
-        # Else it is told that a command is missing, or that the option's value is none.
+        # Otherwise the error would say that a command is missing, or that the option's value is
+        # no command.
         first = str(args[0]).partition("=")[0] if args else ""
         known = [name for action in self._actions for name in action.option_strings]
         if first.startswith("-") and first not in known:
-            hint = _did_you_mean(first, known) or "; write options behind the command"
+            hint = _did_you_mean(first, known) or "; write options after the command"
             self.error(f"unrecognized arguments: {args[0]}{hint}")
 
     @override
@@ -78,7 +79,7 @@ class CommandParser(ArgumentParser):
             hint = _did_you_mean(value, [str(one) for one in action.choices or ()])
             raise ArgumentError(action, f"{error.message}{hint}") from None
 
-    def _meant(self, unknown: list[str]) -> str:
+    def _suggestion(self, unknown: list[str]) -> str:
         known = [name for action in self._actions for name in action.option_strings]
         options = [one.partition("=")[0] for one in unknown if one.startswith("--")]
         return _did_you_mean(options[0], known) if options else ""
@@ -94,12 +95,12 @@ def add_command(
     name: str,
     run: Callable[[Namespace], int] | None,
     *,
-    says: str,
+    summary: str,
     description: str,
     example: str,
 ) -> ArgumentParser:
-    """Describes a command, or with None for `run`, a family of commands."""
-    parser: ArgumentParser = commands.add_parser(name, help=says, allow_abbrev=False)
+    """Adds a command; or, with None for `run`, a family of commands."""
+    parser: ArgumentParser = commands.add_parser(name, help=summary, allow_abbrev=False)
     describe(parser, run, description, example)
     return parser
 
@@ -110,7 +111,7 @@ def describe(
     description: str,
     example: str,
 ) -> None:
-    """Says what a command does, with an example, and what runs it."""
+    """Sets a command's description and example, and the function that runs it."""
     parser.description = description
     parser.epilog = f"example:\n{example}"
     parser.formatter_class = RawDescriptionHelpFormatter
@@ -119,7 +120,7 @@ def describe(
 
 
 def add_name_argument(group: Any) -> None:
-    """Describes ``--name``."""
+    """Adds ``--name``."""
     group.add_argument(
         "--name",
         type=tag,
@@ -130,45 +131,45 @@ def add_name_argument(group: Any) -> None:
 
 
 def add_json_argument(parser: Any) -> None:
-    """Describes ``--json``."""
+    """Adds ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def tag(text: str) -> str:
-    """Reads a name."""
+    """Parses the name of a server."""
     if not is_tag(text):
         raise ArgumentTypeError(f"{text!r} can't be a name: {TAG_FORM}")
     return text
 
 
 def port(text: str) -> int:
-    """Reads the number of a port."""
+    """Parses a port number."""
     if not text.isdecimal() or int(text) > 65535:
         raise ArgumentTypeError(f"want a number from 0 to 65535, got {text!r}")
     return int(text)
 
 
 def count(text: str) -> int:
-    """Reads a number from 1 on."""
+    """Parses a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"want a number from 1 on, got {text!r}")
     return int(text)
 
 
 def seconds(text: str) -> float:
-    """Reads a time in seconds."""
+    """Parses a time in seconds."""
     try:
         found = float(text)
     except ValueError:
         found = -1.0
-    # NaN fails this, too; an endless wait would make the watchdog useless.
+    # NaN fails this check, too. An endless wait would make the watchdog useless.
     if not 0 <= found <= threading.TIMEOUT_MAX / 2:
         raise ArgumentTypeError(f"want seconds, e.g. 2.5, got {text!r}")
     return found
 
 
 def more_than_0_seconds(text: str) -> float:
-    """Reads a time above 0 in seconds."""
+    """Parses a time above 0 in seconds."""
     found = seconds(text)
     if found == 0:
         raise ArgumentTypeError("want more than 0 seconds")

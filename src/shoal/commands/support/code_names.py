@@ -1,4 +1,4 @@
-"""From ``my_module:function``, as written on a command line, to what it names."""
+"""Imports the object that ``my_module:function`` names on a command line."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _IMPORTERS: Final = frozenset({"shoal", "importlib", "_frozen_importlib"})
 
 
 def named(spec: str) -> Any:
-    """Imports a module and returns an attribute of it.
+    """Imports a module and returns one of its attributes.
 
-    What lies in the current directory can be imported, as for ``python -m``.
+    Modules in the current directory can be imported, as with ``python -m``.
 
     Args:
-        spec: A module's dotted name, a colon, and an attribute of it, which may be dotted as well.
+        spec: A module's dotted name, a colon, and an attribute's name, which may be dotted as well.
 
     Raises:
-        Mistake: The name is malformed, or nothing is there, or the module can't be imported; then
-            its traceback has been shown.
+        CommandError: The name is malformed, the module or attribute does not exist, or the import
+            failed; the traceback of a failed import has been printed.
     """
     module_name, colon, attribute = spec.partition(":")
     if not colon or not all(
@@ -48,10 +48,10 @@ def named(spec: str) -> Any:
 
 
 def show_failed_import(error: Exception) -> None:
-    """Shows the traceback of an import from where the imported code begins.
+    """Prints the traceback of a failed import, from the first frame of the imported code.
 
-    How it came to be imported is twenty lines that are the same for everyone. Of an error that no
-    code was run for, such as a `SyntaxError`, there is only what it says.
+    The frames before it belong to the import machinery, twenty lines that are always the same. An
+    error that occurred before any code ran, such as a `SyntaxError`, has no frames to print.
     """
     shown = error.__traceback__
     while shown is not None and _package(shown.tb_frame.f_globals) in _IMPORTERS:

@@ -1,4 +1,4 @@
-"""Lists of backends, replicas and endpoints, as tables for people."""
+"""Tables of backends, replicas and endpoints, for people."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _NONE: Final = "-"
 
 
 def listed(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lays out a list: columns of figures to the right, all others to the left."""
+    """Formats a table, with columns of numbers aligned to the right, all others to the left."""
     columns = list(zip(heads, *rows, strict=True))
     laid_out: list[list[str]] = []
     for head, *cells in columns:
         width = max(map(len, (head, *cells)))
-        told = [waiter for waiter in cells if waiter != _NONE]
-        are_figures = bool(told) and all(map(_FIGURE.fullmatch, told))
-        to_side = str.rjust if are_figures else str.ljust
-        laid_out.append([to_side(waiter, width) for waiter in (head, *cells)])
+        values = [cell for cell in cells if cell != _NONE]
+        are_figures = bool(values) and all(map(_FIGURE.fullmatch, values))
+        align = str.rjust if are_figures else str.ljust
+        laid_out.append([align(cell, width) for cell in (head, *cells)])
     return "\n".join("  ".join(line).rstrip() for line in zip(*laid_out, strict=True))
 
 
 def status_listed(status: Status) -> str:
-    """Shows all of a controller."""
+    """Returns the tables of a controller's backends, replicas and endpoints."""
     parts = [backends_listed(status.backends.values())]
     replicas = [
         (
@@ -53,7 +53,7 @@ def status_listed(status: Status) -> str:
 
 
 def backends_listed(backends: Iterable[BackendStatus]) -> str:
-    """Shows backends, a line for each."""
+    """Returns the table of backends."""
     rows = [
         (
             one.tag,
@@ -76,7 +76,7 @@ def backends_listed(backends: Iterable[BackendStatus]) -> str:
 
 
 def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
-    """Shows endpoints, a line for each."""
+    """Returns the table of endpoints."""
     rows = [
         (
             one.name,
@@ -97,7 +97,7 @@ def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
 
 
 def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
-    """Shows where requests go, a line for each endpoint and backend."""
+    """Returns the table of traffic, with a line for each endpoint and backend."""
     rows = [
         (one.name, _NONE if one.route is None else one.route, tag, share)
         for one in endpoints
@@ -108,7 +108,7 @@ def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
 
 
 def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
-    """Shows what is copied, a line for each endpoint and backend."""
+    """Returns the table of shadow traffic, with a line for each endpoint and backend."""
     rows = [
         (
             one.name,
@@ -131,12 +131,12 @@ def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
 
 
 def config_listed(config: Mapping[str, Any]) -> str:
-    """Shows options, a line for each."""
+    """Returns options, with a line for each."""
     return "\n".join(f"{name}={value!r}" for name, value in config.items()) or "all defaults"
 
 
 def weights(shares: Mapping[str, float]) -> str:
-    """Writes traffic: ``small 90%, large 10%``; nothing for none."""
+    """Formats shares of traffic: ``small 90%, large 10%``; empty if there are none."""
     return ", ".join(f"{tag} {_percent(share)}" for tag, share in shares.items())
 
 

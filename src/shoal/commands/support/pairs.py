@@ -1,7 +1,7 @@
-"""Options as they are written on a command line, ``placement=process autoscaling.max_replicas=4``.
+"""Parses options on a command line: ``placement=process autoscaling.max_replicas=4``.
 
-A value is written as in an application's file. What is no TOML, and does not look as if it should
-be, is text, so that words need no quotes; and ``none`` is None, for which TOML has no word.
+A value is written as in an application's file. A value that does not look like TOML is text, so
+words need no quotes. ``none`` is None, which TOML can't express.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def config_of(texts: Sequence[str]) -> dict[str, Any]:
-    """Reads options of the form KEY=VALUE; a dot in a key leads into a table.
+    """Parses options of the form KEY=VALUE; a dotted key names a value in a table.
 
     Raises:
-        Mistake: One has another form, or is given twice.
+        CommandError: An option has another form, or is given twice.
     """
     found: dict[str, Any] = {}
     for text in texts:
@@ -33,19 +33,19 @@ def config_of(texts: Sequence[str]) -> dict[str, Any]:
         for table in tables:
             inner = within.setdefault(table, {})
             if not isinstance(inner, dict):
-                raise CommandError(f"{text}: {table} is given already, as {inner!r}")
+                raise CommandError(f"{text}: {table} is already given, as {inner!r}")
             within = cast("dict[str, Any]", inner)
         if name in within:
-            raise CommandError(f"{text}: {key} is given already, as {within[name]!r}")
+            raise CommandError(f"{text}: {key} is already given, as {within[name]!r}")
         within[name] = value_of(value)
     return found
 
 
 def weights_of(texts: Sequence[str]) -> dict[str, float]:
-    """Reads traffic of the form BACKEND=WEIGHT.
+    """Parses traffic of the form BACKEND=WEIGHT.
 
     Raises:
-        Mistake: One has another form, or is given twice.
+        CommandError: An option has another form, or is given twice.
     """
     found: dict[str, float] = {}
     for text in texts:
@@ -64,10 +64,10 @@ def weights_of(texts: Sequence[str]) -> dict[str, float]:
 
 
 def json_of(text: str) -> Any:
-    """Reads a JSON value; ``-`` for what comes on stdin.
+    """Parses a JSON value; ``-`` reads it from stdin.
 
     Raises:
-        Mistake: It is none.
+        CommandError: It is not JSON.
     """
     if text == "-":
         text = sys.stdin.read()

@@ -1,4 +1,4 @@
-"""What the planning commands have in common: arguments, and where results go."""
+"""Code that the planning commands share: arguments and the output of results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_option_argument(group: Any) -> None:
-    """Describes the argument for options that have none of their own."""
+    """Adds ``--option``, for options that have no argument of their own."""
     group.add_argument(
         "--option",
         action="append",
@@ -29,7 +29,7 @@ def add_option_argument(group: Any) -> None:
 
 
 def add_output_arguments(parser: ArgumentParser, shown: str) -> None:
-    """Describes where results go."""
+    """Adds ``--plot`` and ``--json``."""
     output = parser.add_argument_group("output")
     output.add_argument("--plot", type=Path, metavar="FILE", help=f"save a plot: {shown}")
     output.add_argument("--json", action="store_true", help="print JSON, times in seconds")
@@ -39,13 +39,13 @@ def print_out(text: str) -> None:
     """Prints a result.
 
     Raises:
-        Mistake: It can't be written; with no message, as to a reader that has seen enough.
+        CommandError: It can't be written; without a message if the reader closed the pipe.
     """
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except OSError as error:
-        # The interpreter would try again at its end, and tell of it.
+        # Otherwise the interpreter would flush again at its end, and report the error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             raise CommandError("", 128 + signal.SIGPIPE) from None
@@ -53,10 +53,10 @@ def print_out(text: str) -> None:
 
 
 def save_plot(draw: Callable[[Path], None], path: Path) -> None:
-    """Draws a plot into a file, and says so beside the results.
+    """Draws a plot into a file, and reports it on stderr.
 
     Raises:
-        Mistake: It can't be drawn, or not be saved there.
+        CommandError: It can't be drawn or saved.
     """
     try:
         draw(path)
@@ -70,7 +70,7 @@ def save_plot(draw: Callable[[Path], None], path: Path) -> None:
 
 
 def more_than_0(text: str) -> float:
-    """Reads a number above 0 from a command line."""
+    """Parses a number above 0."""
     number = _number(text)
     if not 0 < number < math.inf:
         raise ArgumentTypeError(f"want a number above 0, got {text!r}")
@@ -78,7 +78,7 @@ def more_than_0(text: str) -> float:
 
 
 def at_least_0(text: str) -> float:
-    """Reads a number from 0 on from a command line."""
+    """Parses a number of at least 0."""
     number = _number(text)
     if not 0 <= number < math.inf:
         raise ArgumentTypeError(f"want a number from 0 on, got {text!r}")
@@ -93,7 +93,7 @@ def _number(text: str) -> float:
 
 
 def whole(text: str) -> int:
-    """Reads a whole number from 1 on from a command line."""
+    """Parses a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"want a whole number from 1 on, got {text!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""How commands print results: as JSON for machines, and in a line or a table for people."""
+"""Prints results of commands: as JSON for programs, as lines or tables for people."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def print_data(data: Any) -> None:
 
 
 def confirm(arguments: Namespace, done: str) -> int:
-    """Says that a change has been made; returns the exit code."""
+    """Reports that a change was made; returns the exit code."""
     if arguments.json:
         print_data({"done": done})
     else:

@@ -1,4 +1,4 @@
-"""How long a handler takes, as it is written on a command line: ``0.002+0.00005n``."""
+"""Parses the run time of a handler on a command line: ``0.002+0.00005n``."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FIXED: Final = re.compile(rf"({_NUMBER})s?")
 
 
 def run_time(text: str, *, jitter: float = 0.0, seed: int = 0) -> Linear:
-    """Reads a run time: seconds for a batch, seconds for each of its n items, or their sum.
+    """Parses a run time: seconds per batch, seconds for each of its n items, or their sum.
 
     Args:
-        text: Like ``0.002+0.00005n``, ``0.1`` or ``0.0005n``.
+        text: For example ``0.002+0.00005n``, ``0.1`` or ``0.0005n``.
         jitter: As in `Linear`.
         seed: As in `Linear`.
 
     Raises:
-        Mistake: It is written in another way.
+        CommandError: The text has another form, or the run time is 0.
     """
     parts: dict[str, float] = {}
     # Not every "+" is a sum: 5e+3 is a number.
@@ -38,7 +38,7 @@ def run_time(text: str, *, jitter: float = 0.0, seed: int = 0) -> Linear:
             raise _unreadable(text)
         parts[name] = value
     if not any(parts.values()):
-        raise CommandError(f"a run of the handler takes some time, but {text!r} is none")
+        raise CommandError(f"a run of the handler must take some time, but {text!r} is 0")
     return Linear(parts.get("fixed_s", 0.0), parts.get("per_item_s", 0.0), jitter=jitter, seed=seed)
 
 

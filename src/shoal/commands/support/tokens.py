@@ -1,4 +1,4 @@
-"""The operator's token, from a file that holds it and nothing else."""
+"""Reads the operator's token from a file that contains only the token."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def add_token_argument(group: Any, says: str) -> None:
-    """Describes ``--token-file``."""
-    group.add_argument("--token-file", type=Path, metavar="FILE", help=says)
+def add_token_argument(group: Any, summary: str) -> None:
+    """Adds ``--token-file``."""
+    group.add_argument("--token-file", type=Path, metavar="FILE", help=summary)
 
 
 def token_of(arguments: Namespace) -> str | None:
-    """Returns the token in the file that was named; None if none was.
+    """Returns the token in the file given by ``--token-file``; None if it was not given.
 
-    A token is no argument itself: what a process was started with, all users of a machine can see.
+    The token itself is not an argument, because all users of a machine can see the arguments of a
+    process.
 
     Raises:
-        Mistake: The file can't be read, or is empty.
+        CommandError: The file can't be read, or does not contain one token.
     """
     path: Path | None = arguments.token_file
     if path is None:
@@ -33,6 +34,6 @@ def token_of(arguments: Namespace) -> str | None:
         raise CommandError(f"can't read {path}: {getattr(error, 'strerror', error)}") from None
     if not token.isascii() or not token.isprintable() or not token or " " in token:
         raise CommandError(
-            f"{path} must hold one token: printable ASCII characters, without spaces"
+            f"{path} must contain one token: printable ASCII characters, without spaces"
         )
     return token

@@ -1,1 +1,1 @@
-"""The queue of a batcher: who is admitted, who leaves, and when a batch is formed."""
+"""The queue of a batcher: admission, removal, and when a batch is formed."""

@@ -1,7 +1,7 @@
-"""Admission: who is let into a full queue, who makes room there, and who waits outside.
+"""Admission control: which requests a full queue admits, sheds or parks.
 
-`AdmissionControl` has the rules for requests that are not all alike, `Shedding` finds those that
-make room, and `Parked` holds those that wait to be let in, in order of arrival.
+`AdmissionControl` has the rules for requests that are not all alike, `Shedding` selects requests to
+shed, and `Parked` holds the requests that wait to be admitted, in order of arrival.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _LEFTOVERS_WORTH_A_SWEEP: Final = 64
 
 
 class Shedding:
-    """Finds the request that is to be shed for a newcomer.
+    """Selects the request to shed for a new one.
 
     Args:
-        newest: Whether the newest of the lowest level goes, and only for a newcomer of a higher
-            level; else it is the oldest, also for a newcomer of the same level.
+        newest: Whether the newest request of the lowest level is shed, and only for a new request
+            of a higher level. Otherwise the oldest is, also for a new one of the same level.
     """
 
     __slots__ = ("_by_level", "_levels", "_newest", "_places")
@@ -42,7 +42,7 @@ class Shedding:
         self._places = 0
 
     def add(self, request: Request, live: int) -> None:
-        """Takes in a request that waits from now on, beside `live` others."""
+        """Adds a newly queued request; `live` is the number of queued requests."""
         level = request.priority
         queue = self._by_level.get(level)
         if queue is None:
@@ -53,8 +53,8 @@ class Shedding:
         if self._places - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
             self._sweep()
 
-    def victim(self, newcomer: Request) -> Request | None:
-        """Returns the request that makes room for a newcomer; None if the newcomer must go."""
+    def victim(self, request: Request) -> Request | None:
+        """Returns the request to shed for a new one; None if the new one must be refused."""
         while self._levels:
             level = -self._levels[0]
             queue = self._by_level[level]
@@ -64,13 +64,13 @@ class Shedding:
                 heapq.heappop(self._levels)
                 del self._by_level[level]
                 continue
-            if level < newcomer.priority or (self._newest and level == newcomer.priority):
+            if level < request.priority or (self._newest and level == request.priority):
                 return None
             return queue[-1 if self._newest else 0]
         return None
 
     def clear(self) -> None:
-        """Forgets what has ended, when nobody waits any more."""
+        """Drops all entries; for an empty queue."""
         self._by_level.clear()
         self._levels.clear()
         self._places = 0
@@ -91,11 +91,11 @@ class Shedding:
 
 
 class Admission(NamedTuple):
-    """What became of a request that wanted to be let in.
+    """The outcome of an attempt to admit a request.
 
     Attributes:
-        refusal: Why it was not let in; None if it was.
-        victim: The request that was shed for it; None for none. It has left the line.
+        refusal: Why it was refused; None if it was queued or parked.
+        victim: The request that was shed for it, and has left the queue; None for none.
         ring: Whether the slot that waits for requests must be woken.
     """
 
@@ -105,15 +105,15 @@ class Admission(NamedTuple):
 
 
 class AdmissionControl:
-    """Bounds of levels, calls that would be late, and who makes room for whom.
+    """Bounds of priority levels, refusal of late calls, and shedding.
 
     Attributes:
-        size: What the costs of the requests in line sum up to, without those that are parked.
+        size: The sum of the costs of the queued requests, without the parked ones.
     """
 
     @classmethod
     def for_options(cls, options: BatchOptions, model: LatencyModel) -> AdmissionControl | None:
-        """Makes the control that the options need; None where a bound is the only rule."""
+        """Makes the admission control that the options need; None if a bound is the only rule."""
         policies = [*options.queue_policies.values(), options.default_queue_policy]
         is_needed = (
             options.refuse_late
@@ -125,7 +125,7 @@ class AdmissionControl:
     def __init__(self, options: BatchOptions, model: LatencyModel) -> None:
         self._options = options
         self._model = model
-        # How many requests of each level are in line or parked.
+        # How many requests of each level are queued or parked.
         self._by_level: dict[int, int] = {}
         self._shedding = (
             Shedding(newest=options.overload == "shed_lowest")
@@ -135,49 +135,49 @@ class AdmissionControl:
         self.size: float = 0
 
     def note_added(self, request: Request, live: int) -> None:
-        """Notes that a request has been parked, or put in line beside `live` others."""
+        """Records that a request was parked, or queued, which makes `live` queued requests."""
         self.note_returned(request)
         if request.state is State.QUEUED and self._shedding is not None:
             self._shedding.add(request, live)
 
     def note_returned(self, request: Request) -> None:
-        """Notes that a request that was handed out is where it was."""
+        """Records that a request that had been taken was put back."""
         level = request.priority
         self._by_level[level] = self._by_level.get(level, 0) + 1
         if request.state is State.QUEUED:
             self.size += request.cost
 
     def note_admitted(self, request: Request, live: int) -> None:
-        """Notes that a request that was parked is in line, beside `live` others."""
+        """Records that a parked request was queued, which makes `live` queued requests."""
         self.size += request.cost
         if self._shedding is not None:
             self._shedding.add(request, live)
 
     def note_left(self, request: Request, was: State) -> None:
-        """Notes that a request has left the line, to a slot or for good, or was parked and left."""
+        """Records that a queued or parked request has left: taken by a slot, or ended."""
         level = request.priority
         self._by_level[level] -= 1
         if not self._by_level[level]:
             del self._by_level[level]
         if was is State.QUEUED:
-            # Sums of fractions drift; an empty line is 0 for certain.
+            # Sums of fractions accumulate rounding errors; an empty queue is reset to exactly 0.
             self.size = self.size - request.cost if self._by_level else 0
 
     def tidy(self) -> None:
-        """Forgets what has ended, when nobody waits any more."""
+        """Drops all entries of ended requests; for an empty queue."""
         if self._shedding is not None:
             self._shedding.clear()
 
-    def victim(self, newcomer: Request) -> Request | None:
-        """Returns the request that makes room for a newcomer; None if none does."""
-        return None if self._shedding is None else self._shedding.victim(newcomer)
+    def victim(self, request: Request) -> Request | None:
+        """Returns the request to shed for a new one; None if there is none."""
+        return None if self._shedding is None else self._shedding.victim(request)
 
     def full_level(self, request: Request, takes_at_once: float) -> str | None:
-        """Says why a request's level has no room for it; None if it has.
+        """Returns why a request's priority level has no room for it; None if it has.
 
         Args:
-            request: The newcomer.
-            takes_at_once: How much of the line slots are about to take.
+            request: The new request.
+            takes_at_once: How much of the queue slots are about to take.
         """
         policy = self._options.queue_policy(request.priority)
         bound = None if policy is None else policy.max_queued_requests
@@ -185,14 +185,16 @@ class AdmissionControl:
             return None
         if self.size + request.cost <= takes_at_once:
             return None
-        return f"{bound} requests of priority {request.priority} are waiting, which is its bound"
+        return (
+            f"{bound} requests of priority {request.priority} are waiting, the limit of the level"
+        )
 
     def lateness(self, request: Request, now: float, batches: Mapping[Batch, float]) -> str | None:
-        """Says why a request can't end in time, by the run times measured; None if it may.
+        """Returns why a request can't end in time, by the run times measured; None if it may.
 
-        Those who say that a request can't do so must not err, so only what is certain to go first
-        counts as being ahead of it. And a batcher that has nothing to do lets anyone in, or it
-        would never hear that its handler has become faster.
+        A request must not be refused by mistake, so only requests that certainly go first count as
+        ahead of it. An idle batcher admits every request, or it would never learn that its handler
+        has become faster.
         """
         if not batches and not self._by_level:
             return None
@@ -207,7 +209,7 @@ class AdmissionControl:
         full_batches = int(ahead // most)
         own_s = self._model.run_s(min(most, ahead - full_batches * most + request.cost))
         assert own_s is not None
-        # Of more slots than that, nobody ahead needs the others.
+        # The requests ahead need no more slots than that.
         slots = int(min(self._options.slots, len(batches) + full_batches + 1))
         free = _free_times(batches, now, slots, self._model)
         slot = full_batches % len(free)
@@ -232,7 +234,7 @@ class AdmissionControl:
 def _free_times(
     batches: Mapping[Batch, float], now: float, slots: int, model: LatencyModel
 ) -> list[float]:
-    """Returns when each slot is expected to be free, soonest first."""
+    """Returns when each slot is expected to be free, the earliest first."""
     ends = [max(now, since + (model.run_s(batch.load) or 0)) for batch, since in batches.items()]
     return sorted([*ends, *[now] * (slots - len(ends))])
 
@@ -241,7 +243,7 @@ PARKED = State.PARKED
 
 
 class Parked:
-    """Requests in the state PARKED; those that have left are leftovers, and skipped."""
+    """The parked requests, in order; entries of those that have left are skipped."""
 
     __slots__ = ("_requests",)
 
@@ -249,22 +251,22 @@ class Parked:
         self._requests: deque[Request] = deque()
 
     def add(self, request: Request) -> None:
-        """Takes in a request as the last."""
+        """Appends a request."""
         self._requests.append(request)
 
     def first(self) -> Request | None:
-        """Returns the request that is let in next; None if there is none."""
+        """Returns the request that is admitted next; None if there is none."""
         requests = self._requests
         while requests and requests[0].state is not PARKED:
             requests.popleft()
         return requests[0] if requests else None
 
     def pop(self) -> None:
-        """Takes the request out that `first` returned."""
+        """Removes the request that `first` returned."""
         self._requests.popleft()
 
     def tidy(self, live: int) -> None:
-        """Drops leftovers if they are many, beside `live` requests that wait."""
+        """Drops entries of requests that have left, if most are; `live` requests are parked."""
         if not live:
             self._requests.clear()
         elif len(self) - live > max(live, _LEFTOVERS_WORTH_A_SWEEP):
@@ -275,7 +277,7 @@ class Parked:
         self._requests.clear()
 
     def __len__(self) -> int:
-        """Returns the number of its places, leftovers among them."""
+        """Returns the number of entries, including those of requests that have left."""
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Request]:

@@ -1,7 +1,7 @@
-"""What a request counts for in line: from a caller's wishes and the user's functions of one item.
+"""The options of a request, from its call's options and the user's functions of one item.
 
-They run when the call is made, so that one which is broken fails its caller alone and never meets a
-batch.
+These functions (`batch_size_fn`, `bucket_by`) run when the call is made, so an error in one fails
+only that call and never a batch.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 
 
 class CallOptions(NamedTuple):
-    """What one call asks for beside its item.
+    """The options of one call.
 
     Attributes:
         deadline_s: How long it may take from its start, in seconds; None for no limit.
         metadata: What the handler should know about it.
-        priority: Its level; None for the usual one.
-        queue_timeout_s: How long it may wait in line, in seconds; None for no limit of its own.
+        priority: Its priority level; None for the default.
+        queue_timeout_s: How long it may wait in the queue, in seconds; None for no limit of its
+            own.
     """
 
     deadline_s: float | None = None
@@ -41,10 +42,10 @@ _new = RequestOptions.__new__
 
 
 class RequestOptionsFactory:
-    """Makes the records of calls under one set of options.
+    """Makes the option records of requests under one set of batcher options.
 
     Attributes:
-        of_each: Whether each request needs a record of its own, whatever its caller wishes.
+        of_each: Whether each request needs its own record, whatever its call options are.
     """
 
     __slots__ = (
@@ -64,7 +65,7 @@ class RequestOptionsFactory:
         self._cost_of = options.batch_size_fn
         self._bucket_by = options.bucket_by
         self._priority = options.usual_priority
-        # An item that is divided may be larger; its parts may not.
+        # An item that is split may be larger; its parts may not.
         self._most = math.inf if options.split is not None else options.max_batch_size
         limit_s = options.request_timeout_s
         self._limit_s = math.inf if limit_s is None else limit_s
@@ -73,22 +74,22 @@ class RequestOptionsFactory:
     def of(
         self, item: Any, call_options: CallOptions, now: float, scope_deadline: float = math.inf
     ) -> RequestOptions:
-        """Makes the record of one call.
+        """Makes the record of one request.
 
         Args:
             item: What the caller passed.
-            call_options: What it asks for.
+            call_options: The options of the call.
             now: The time, in seconds.
-            scope_deadline: The deadline of the caller's cancel scope; infinity where there is none
-                or it does not count.
+            scope_deadline: The deadline of the caller's cancel scope; infinity if there is none or
+                it does not count.
 
         Raises:
             ItemTooLarge: The item costs more than `max_batch_size`.
-            TypeError: A function of one item gave back something of the wrong type.
-            ValueError: The priority, or a cost, is out of its range.
+            TypeError: A function of one item returned something of the wrong type.
+            ValueError: The priority or a cost is out of range.
             Exception: What a function of one item raised.
         """
-        asked = _new(RequestOptions)  # each call has one, and its constructor would cost more
+        asked = _new(RequestOptions)  # faster than the constructor; this runs once per call
         asked.metadata = call_options.metadata
         asked.options_factory = self
         asked.asked_priority = asked_priority = call_options.priority
@@ -124,17 +125,17 @@ class RequestOptionsFactory:
         return asked
 
     def refusal(self, cost: float) -> ItemTooLarge:
-        """Makes the error of a call whose item costs more than a batch may."""
+        """Makes the error for an item that costs more than `max_batch_size`."""
         return ItemTooLarge(
             f"an item for {self._name} costs {cost!s:.20}, which is more than a batch "
             f"may: max_batch_size={self._options.max_batch_size}"
         )
 
     def renew(self, request: Request) -> Exception | None:
-        """Makes the record of a request that waits anew, under these options.
+        """Replaces the record of a queued or parked request by one under these options.
 
         Returns:
-            Why it can't be served under them; None if it can.
+            Why the request can't be served under them; None if it can.
         """
         before = request.options
         if before is None and not self.of_each:
@@ -157,19 +158,18 @@ class RequestOptionsFactory:
         return self.refusal(asked.cost) if asked.cost > self._options.max_batch_size else None
 
     def _checked_cost(self, given: Any) -> float:
-        # Numbers of other making will do, such as those of numpy.
+        # Other number types are accepted, such as those of numpy.
         if not hasattr(given, "__float__"):
-            raise TypeError(f"batch_size_fn of {self._name} must give back a number, not {given!r}")
+            raise TypeError(f"batch_size_fn of {self._name} must return a number, not {given!r}")
         cost: float = given if isinstance(given, int) else float(given)
         if not 0 <= cost < math.inf:
             raise ValueError(
-                f"batch_size_fn of {self._name} must give back a number that is at least 0 and "
+                f"batch_size_fn of {self._name} must return a number that is at least 0 and "
                 f"finite, not {given!r}"
             )
         return cost
 
     def _not_a_key(self, key: object) -> TypeError:
         return TypeError(
-            f"bucket_by of {self._name} must give back a key that can be hashed, such as a "
-            f"tuple, not {key!r}"
+            f"bucket_by of {self._name} must return a hashable key, such as a tuple, not {key!r}"
         )

@@ -1,23 +1,22 @@
-"""The line of a batcher: who is let in, who leaves, and when a free slot takes a batch.
+"""The queue of a batcher: admission, removal, and when a free worker slot dispatches a batch.
 
-What a batch is made of is a policy's to decide (`policies`), and `Former` asks it. It has a part
-for each other question: how many may be in line (`room`), who may not for another reason and who
-makes room for whom (`admission`), who can't wait for company (`pressures`), and who has run out of
-time (`overdue`). All of it decides, others act: whoever has a clock asks again when `Wait` says so,
-and ends what is overdue; whoever has slots tells how many are idle. So the engine and the
-simulation run the same line.
+A policy decides which requests form a batch (`policies`). The other decisions have modules of their
+own: how many requests may be queued (`room`), which ones are refused for other reasons or shed
+(`admission`), which must be dispatched now (`pressures`), and which have timed out (`overdue`).
+`Former` only decides, and its callers act: they ask again at the time that `Wait` names, end
+requests that are overdue, and report how many slots are idle. So the engine and the simulation use
+the same code.
 
-`Former.decide` is asked only by a slot that is free, which is the whole of late binding: while
-every slot is busy nobody asks, requests pile up, and the next batch is one large one. The rival
-rule, to close a batch when its timer ends and to let closed batches queue for a slot, makes many
-small batches out of the same load.
+Only a free slot calls `Former.decide`, so batches are formed as late as possible: while all slots
+are busy, requests accumulate, and the next batch is large. The alternative, to close a batch when
+its timer expires and to queue closed batches for a slot, makes many small batches from the same
+load.
 
-Where requests are all alike, nothing here is on the path of a call but `append`, which is the
-deque's own.
+If all requests are alike, the only call on the hot path is `append`, which is the deque's own.
 
 Invariants:
-    ``live`` == number of requests in the policy, all in the state QUEUED.
-    ``parked`` == number of requests in ``_parked`` in the state PARKED.
+    ``live`` is the number of requests in the policy, all in the state QUEUED.
+    ``parked`` is the number of requests in ``_parked`` in the state PARKED.
     A request is parked only while there is no room, so parked ones never overtake each other.
 """
 
@@ -50,25 +49,26 @@ PARKED = State.PARKED
 
 
 class Former:
-    """The line of one batcher.
+    """The queue of one batcher.
 
     Attributes:
-        append: Puts a request in line, and says whether a slot must decide now; a part of `arrive`.
-        live: How many requests are in line.
-        parked: How many requests wait to be let in.
-        room: How many requests may be in line, and whether anybody is let in any more.
-        free_room: ``room.most`` for requests with nothing but an item; minus infinity where each
-            has to be looked at.
-        admits_freely: Whether a request may be put in line as soon as there is room.
-        takes_anyone: Whether one that has nothing but an item may be, by `append` alone.
-        awaits_change: Whether options are to change as soon as no batch gathers, so that each
-            request has to be looked at; it counts from the next `reform` on.
-        wake_at: The number of requests in line that the waiting slot wants to be told of; 0 for
-            none.
-        overdue: Which requests have run out of time.
-        batches: The batches in the handler and since when, in seconds; whoever runs them sets it.
+        append: Adds a request to the queue, and returns whether a slot must decide now; a part of
+            `arrive`.
+        live: The number of queued requests.
+        parked: The number of requests that wait to be admitted.
+        room: How many requests may be queued, and whether requests are still admitted.
+        free_room: ``room.most`` for requests without a record of options; minus infinity if each
+            request has to be checked.
+        admits_freely: Whether a bound on the queue is the only rule of admission.
+        takes_anyone: Whether, in addition, requests need no record of options, so that `append`
+            alone is enough.
+        awaits_change: Whether new options are pending until no batch is being collected, so that
+            each request has to be checked; it takes effect with the next `reform`.
+        wake_at: The number of queued requests at which the waiting slot must be woken; 0 for none.
+        overdue: The time limits of requests.
+        batches: The batches in the handler and their start times, in seconds; set by the owner.
         model: The run times of the handler.
-        adaptive: What chooses sizes and waits; None where they are fixed.
+        adaptive: The rule that chooses sizes and waits; None if they are fixed.
         options: The options in force.
     """
 
@@ -109,10 +109,10 @@ class Former:
         self._take_in(options)
 
     def admit(self, request: Request) -> Admission:
-        """Lets a request in, parks it, or says why not.
+        """Queues, parks or refuses a request; may shed another one.
 
         Args:
-            request: A new one, in no state yet.
+            request: A new request, which has no state yet.
         """
         control, room = self._control, self.room
         if control is not None and not room.closed:
@@ -122,7 +122,7 @@ class Former:
             if refusal is not None:
                 return Admission(refusal)
         victim = None
-        # Who comes does not overtake who waits to be let in.
+        # A new request does not overtake parked ones.
         if self.parked or not self._fits(1, request.cost):
             if room.closed:
                 return Admission("it is closed")
@@ -141,9 +141,9 @@ class Former:
         return Admission(victim=victim, ring=ring)
 
     def refusal_of(self, requests: Sequence[Request]) -> str | None:
-        """Says why requests can't be let in together; None if that is not certain.
+        """Returns why requests can't be admitted together; None if they may be.
 
-        Nobody is shed for many requests at once: one of them might be refused in the end.
+        No request is shed for a group, because one of the group might still be refused.
         """
         size = sum([request.cost for request in requests])
         if self.options.overload == "wait" or self._fits(len(requests), size):
@@ -151,7 +151,7 @@ class Former:
         return self.room.fullness(self.live)
 
     def arrive(self, request: Request) -> bool:
-        """Puts a request in line that has been let in.
+        """Adds an admitted request to the queue.
 
         Returns:
             Whether the slot that waits for requests must be woken.
@@ -168,7 +168,7 @@ class Former:
         return live == self.wake_at
 
     def arrive_all(self, requests: list[Request]) -> bool:
-        """Puts many requests in line, as `arrive` does, where all requests are alike.
+        """Adds many admitted requests to the queue, as `arrive` does; all must be alike.
 
         Returns:
             Whether the slot that waits for requests must be woken.
@@ -179,7 +179,7 @@ class Former:
         return must_decide or self._tells_all or before < self.wake_at <= self.live
 
     def leave(self, request: Request, state: State = State.CANCELLED) -> bool:
-        """Lets a request go that is queued or parked: its caller has left, or it has failed.
+        """Removes a queued or parked request whose caller has left, or that has failed.
 
         Returns:
             Whether the slot that waits for requests must be woken.
@@ -188,12 +188,12 @@ class Former:
         return (self.parked > 0 and self._admit_parked()) or self._tells_all
 
     def reform(self, *, idle_slots: float | None = None, open_room: float = 0) -> bool:
-        """Takes in another number of idle slots, or a place that is free in line.
+        """Updates the room after a change of idle slots, queue or options; admits parked requests.
 
         Args:
-            idle_slots: How many slots are idle, infinity where their number has no bound; None for
-                as many as before.
-            open_room: How much more the batches take that are open.
+            idle_slots: The number of idle slots, infinity if slots are unlimited; None if it has
+                not changed.
+            open_room: How much more the open batches can take.
 
         Returns:
             Whether the slot that waits for requests must be woken.
@@ -204,12 +204,12 @@ class Former:
         return self.parked > 0 and self._admit_parked()
 
     def tell_all(self) -> None:
-        """Rings at every change from now on, for batches that are open take whoever comes."""
+        """Makes every arrival and departure wake the slot from now on; for open batches."""
         self._tells_all = True
         self.append = self._append_and_tell
 
     def decide(self, now: float) -> Dispatch | Wait:
-        """Says what a free slot should do.
+        """Decides whether a free slot dispatches a batch or waits.
 
         Args:
             now: The time on the event loop's clock, in seconds.
@@ -225,30 +225,31 @@ class Former:
             pressures.asleep_until = -math.inf
             return decision
         if pressures.unseen:
-            # They may change the decision, for it matters now when they must leave.
+            # Now their deadlines matter, and may change the decision.
             pressures.see(self.live)
             return self.decide(now)
         return pressures.sleep(decision, self.live)
 
     def take(self, dispatch: Dispatch) -> list[Request]:
-        """Hands out the batch that `decide` has just decided on.
+        """Removes and returns the batch that `decide` has just decided on.
 
-        Parked requests follow when the taker has said, by `reform`, that its slot is not idle now.
+        Parked requests are admitted by the next `reform`, which the caller uses to report that its
+        slot is no longer idle.
 
         Returns:
-            The requests, all in the state QUEUED; the caller moves them on.
+            The requests, all in the state QUEUED; the caller changes their state.
         """
         return self._handed_out(self._policy.take(dispatch))
 
     def take_within(self, room: float) -> list[Request]:
-        """Hands out those that may join a batch which is open, in order, up to some room in it."""
+        """Removes and returns requests that may join an open batch, in order, up to its room."""
         taken = self._handed_out(self._policy.take_within(room))
         if not self.live:
-            self._tidy()  # nobody asks `decide` where batches are open
+            self._tidy()  # `decide` is not called for open batches
         return taken
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Undoes the last `take`; those of its requests that are not QUEUED now have left."""
+        """Undoes the last `take`, except for requests that are no longer QUEUED."""
         waiting = [request for request in requests if request.state is QUEUED]
         self._policy.put_back(waiting)
         self._pressures.put_back()
@@ -259,71 +260,71 @@ class Former:
                     self._control.note_returned(request)
 
     def flush(self) -> None:
-        """Makes what is in line now leave with the next cuts, full or not."""
+        """Makes the requests that are queued now leave with the next batches, full or not."""
         self._pressures.flush(self._policy.waiting())
 
     @property
     def took_flushed(self) -> bool:
-        """Whether a flush covered any of those who were handed out last."""
+        """Whether a flush covered any of the requests that were taken last."""
         return self._pressures.handed_out_flushed
 
     def drain(self) -> None:
-        """Lets nobody wait for company any more."""
+        """Stops waiting for batches to fill."""
         self._pressures.draining = True
 
     @property
     def draining(self) -> bool:
-        """Whether nobody waits for company any more."""
+        """Whether batches are dispatched without waiting for them to fill."""
         return self._pressures.draining
 
     @property
     def is_gathering(self) -> bool:
-        """Whether a batch gathers: a free slot has looked at the line, and waits with who is there.
+        """Whether a batch is being collected: a free slot waits for more requests to join it.
 
-        While every slot is busy none does, since batches are made for slots that are free.
+        It is False while all slots are busy, since batches are formed only for free slots.
         """
         return self.live > 0 and self._pressures.asleep_until != -math.inf
 
     @property
     def scheduling_capacity(self) -> float:
-        """How much more idle slots and open batches would take at once, beyond what is in line."""
+        """How much more idle slots and open batches would take at once, beyond what is queued."""
         return self.room.spare(self._policy.size_of_all())
 
     @property
     def size(self) -> float:
-        """What the costs of those that wait sum up to."""
+        """The sum of the costs of the queued requests."""
         return self._policy.size_of_all()
 
     def size_beside(self, asked: RequestOptions) -> float:
-        """Returns what the costs of those that wait in one bucket sum up to.
+        """Returns the sum of the costs of the queued requests of one bucket.
 
         Args:
-            asked: The record of a request of the bucket.
+            asked: The options of a request of the bucket.
         """
         return self._policy.size_beside(asked)
 
-    def in_line(self) -> list[Request]:
-        """Returns all that wait, parked ones first: so none of them is let in as all leave."""
+    def parked_and_queued(self) -> list[Request]:
+        """Returns all waiting requests, parked ones first so that none is admitted meanwhile."""
         return [*self._parked, *self._policy.waiting()]
 
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]
     ) -> list[tuple[Request, BaseException]]:
-        """Takes in new options, and files those that wait by them, in order of arrival.
+        """Applies new options, and adds the waiting requests again, in order of arrival.
 
         Args:
-            options: The new ones.
-            describe: Says anew what a waiting request counts for, or why it can't be served.
+            options: The new options.
+            describe: Replaces the record of a waiting request; returns why it can't be served.
 
         Returns:
-            The requests that can't be served under the new options, and why; they have left. That
-            may be whatever a user's function or rule has raised.
+            The requests that can't be served under the new options, and their errors, which may be
+            whatever a user's function or policy has raised. They have left.
         """
         waiting = [*self._policy.by_arrival(), *self._parked]
         self._take_in(options)
         failed: list[tuple[Request, BaseException]] = []
         for request in waiting:
-            self.live -= request.state is QUEUED  # it is counted anew where it stays
+            self.live -= request.state is QUEUED  # it is counted again if it stays
             error = self._refiled(request, describe)
             if error is not None:
                 failed.append((request, error))
@@ -336,7 +337,7 @@ class Former:
         return failed
 
     def close(self) -> None:
-        """Lets nobody in any more, and everybody who waits for room at once."""
+        """Admits all parked requests, and refuses new ones from now on."""
         room = self.room
         room.closed = True
         self.drain()
@@ -345,12 +346,12 @@ class Former:
         room.most = self.free_room = 0
 
     def clear(self) -> Iterator[Request]:
-        """Empties the line at its end, and yields all that waited in it, parked ones last."""
+        """Empties the queue for good; returns all waiting requests, parked ones last."""
         waiting = [*self._policy.waiting(), *self._parked]
         self._parked.clear()
         self.live = self.parked = 0
         self._control = None
-        self._file_by(SizeOrWait(self.options))  # a user's own might raise when it is made again
+        self._file_by(SizeOrWait(self.options))  # making a user's policy again might raise
         return iter(waiting)
 
     def _take_in(self, options: BatchOptions) -> None:
@@ -399,14 +400,14 @@ class Former:
             self._control.note_added(request, self.live)
 
     def _admit_parked(self) -> bool:
-        """Moves parked requests to the line while it has room."""
+        """Moves parked requests to the queue while it has room."""
         woken = False
         while (request := self._parked.first()) is not None and self._fits(1, request.cost):
             request.state = QUEUED
             try:
                 woken = self.arrive(request) or woken
             except BaseException:
-                request.state = PARKED  # or nobody would find it to tell it
+                request.state = PARKED  # so that it is found, and failed, later
                 raise
             self._parked.pop()
             self.parked -= 1
@@ -417,12 +418,12 @@ class Former:
     def _refiled(
         self, request: Request, describe: Callable[[Request], Exception | None]
     ) -> BaseException | None:
-        """Puts a request in line under new options; returns why it can't be, if so."""
+        """Adds a waiting request again under new options; returns its error if that fails."""
         try:
             refusal = describe(request)
             if refusal is None and request.state is QUEUED:
                 self.arrive(request)
-        except BaseException as error:  # or nobody would find those that come after it
+        except BaseException as error:  # the requests after it must still be added
             return error
         return refusal
 
@@ -438,10 +439,10 @@ class Former:
             self.parked -= 1
             self._parked.tidy(self.parked)
         if not self.live and not self.parked:
-            self._tidy()  # the slot that waits may sleep until somebody comes
+            self._tidy()  # the waiting slot may sleep until the next arrival
 
     def _tidy(self) -> None:
-        """Forgets what has ended, when nobody is in line any more."""
+        """Drops references to ended requests when the queue is empty."""
         self._pressures.forget_times()
         if self._control is not None and not self.parked:
             self._control.tidy()

@@ -1,4 +1,4 @@
-"""When requests have run out of time: their deadlines, and how long they may wait in line."""
+"""The time limits of requests: their deadlines, and how long they may wait in the queue."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _QUEUED_OR_PARKED: Final = (State.PARKED, State.QUEUED)
 
 
 class Overdue:
-    """Watches the time of requests.
+    """Finds requests that have timed out.
 
     Args:
-        demote: Lets a request in line go behind the others of its level.
+        demote: Moves a queued request behind the others of its priority level.
         options: The options in force.
 
     Attributes:
-        timers: When each time is up.
-        limits_queue: Whether some level's requests may wait in line for so long only.
+        timers: The timers of all watched requests.
+        limits_queue: Whether the time in the queue is limited for some priority level.
     """
 
     __slots__ = ("_demote", "_options", "limits_queue", "timers")
@@ -38,16 +38,16 @@ class Overdue:
         self.timers = Timers()
 
     def change(self, options: BatchOptions) -> None:
-        """Takes in new options, for requests that are let in from now on."""
+        """Applies new options to requests that are admitted from now on."""
         self._options = options
         policies = [*options.queue_policies.values(), options.default_queue_policy]
         self.limits_queue = any(p is not None and p.timeout_s is not None for p in policies)
 
     def watch(self, request: Request) -> float:
-        """Watches a request that has just been let in, if its time is limited.
+        """Starts the timers of a request that has just been admitted, if it has time limits.
 
         Returns:
-            When its time is up; infinity for never.
+            When it times out; infinity for never.
         """
         asked = request.options
         if asked is None:
@@ -61,7 +61,7 @@ class Overdue:
         return until
 
     def forget(self, request: Request) -> None:
-        """Watches a request no more; does nothing if it is not watched."""
+        """Cancels the timers of a request, if it has any."""
         asked = request.options
         if asked is None:
             return
@@ -86,7 +86,7 @@ class Overdue:
         return until
 
     def pop(self, now: float) -> Iterator[tuple[Request, str]]:
-        """Yields the requests whose time is up, and what they did not do in time."""
+        """Yields the requests that have timed out, each with the reason for the error message."""
         what: Request | tuple[Request, bool]
         for what in self.timers.due(now):
             if not isinstance(what, tuple):
@@ -96,7 +96,7 @@ class Overdue:
             if request.state not in _QUEUED_OR_PARKED:
                 continue
             if not delays:
-                yield request, "waited in line for longer than its time-out"
+                yield request, "waited in the queue for longer than its timeout"
                 continue
             assert request.options is not None
             request.options.delayed_at = now

@@ -1,7 +1,7 @@
-"""Who in line can't wait for company: those a flush covers, and those whose time runs out.
+"""Which queued requests must be dispatched now: those of a flush, and those close to a deadline.
 
-A request with a deadline must be on its way early enough for the handler to end in time, by the run
-times measured; as long as none were, at half of its time.
+A request with a deadline must be dispatched early enough for the handler to end in time, by the run
+times measured; while none have been, after half of its time.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 _FLUSH = Pressure(DispatchReason.FLUSH)
 _DRAIN = Pressure(DispatchReason.DRAIN)
 _LEFTOVERS_WORTH_A_SWEEP = 64
-# What is measured is the handler's time alone; handing the batch out and back takes some, too.
+# Only the handler's time is measured; dispatching the batch and returning results takes some, too.
 _MARGIN = 1.05
 _MARGIN_S = 0.001
 
 
 class PressureTracker:
-    """Why a batch may be wanted before the policy would cut one.
+    """Determines whether a batch must be dispatched before the policy would do so.
 
     Args:
         model: The run times measured.
 
     Attributes:
-        asleep_until: When the slot that waits decides again, in seconds; minus infinity if none
+        asleep_until: When the waiting slot decides again, in seconds; minus infinity if no slot
             waits.
-        covered: The requests in line that a flush covers.
-        draining: Whether nobody waits for company any more.
-        unseen: Requests that are due at some time and have not been noted. While every slot is busy
-            it does not matter when they must leave, and most will have left before it does.
-        handed_out_flushed: Whether a flush covered any of those who were handed out last.
-        may_wait: Whether requests wait for company at all; else none has to leave early.
+        covered: The queued requests that a flush covers.
+        draining: Whether batches are dispatched without waiting for them to fill.
+        unseen: Requests with a due time that has not been processed. While all slots are busy it is
+            not needed, and most of these requests leave before it is.
+        handed_out_flushed: Whether a flush covered any of the requests that were taken last.
+        may_wait: Whether requests ever wait for a batch to fill; if not, none has to leave early.
     """
 
     __slots__ = (
@@ -69,32 +69,32 @@ class PressureTracker:
         self.draining = False
         self.handed_out_flushed = False
         self.covered: set[Request] = set()
-        # Those that were covered of those that the last `take` handed out.
+        # The requests of the last `take` that a flush covered.
         self._handed_out: set[Request] = set()
         self._leave_by = Timers()
         self._has_times = False
         self.unseen: list[Request] = []
 
     def change(self, options: BatchOptions) -> None:
-        """Takes in new options, and forgets the times, which were noted by the old ones."""
+        """Applies new options, and drops the times that were computed under the old ones."""
         self._most = options.max_batch_size
         self.may_wait = may_wait(options)
         self.forget_times()
 
     def flush(self, waiting: Iterable[Request]) -> None:
-        """Makes these requests leave with the next cuts, full or not."""
+        """Makes these requests leave with the next batches, full or not."""
         self.covered = set(waiting)
 
     def note_arrival(self, request: Request, due: float, live: int) -> bool:
-        """Notes that a request has come which is due.
+        """Records the arrival of a request with a due time.
 
         Args:
-            request: A request in line.
+            request: A queued request.
             due: When it must have ended, in seconds.
-            live: How many requests are in line, with this one.
+            live: The number of queued requests, including this one.
 
         Returns:
-            Whether it must leave before the slot that waits decides again.
+            Whether it must be dispatched before the waiting slot decides again.
         """
         if self.asleep_until != -math.inf:
             return self._note(request, due, live) < self.asleep_until
@@ -104,10 +104,10 @@ class PressureTracker:
         return False
 
     def see(self, live: int) -> None:
-        """Notes when those of the unseen requests must leave that are in line still.
+        """Computes when the unseen requests that are still queued must be dispatched.
 
         Args:
-            live: How many requests are in line.
+            live: The number of queued requests.
         """
         for request in self.unseen:
             asked = request.options
@@ -116,7 +116,7 @@ class PressureTracker:
         self.unseen.clear()
 
     def forget_times(self) -> None:
-        """Forgets who must leave when, and who was handed out."""
+        """Drops all dispatch times, and the record of what was taken last."""
         if self.unseen:
             self.unseen = []
         if self._has_times:
@@ -126,7 +126,7 @@ class PressureTracker:
             self._handed_out = set()
 
     def pressure(self, now: float) -> Pressure | None:
-        """Returns why a batch is wanted now; None for no reason."""
+        """Returns why a batch must be dispatched now; None if it may wait."""
         if self.covered:
             return _FLUSH
         if self.draining:
@@ -138,14 +138,14 @@ class PressureTracker:
         return None
 
     def sleep(self, wait: Wait, live: int) -> Wait:
-        """Notes that the free slot waits, and for how long.
+        """Records that the free slot waits, and until when.
 
         Args:
-            wait: What the policy said.
-            live: How many requests are in line.
+            wait: The policy's decision.
+            live: The number of queued requests.
 
         Returns:
-            The same, or until the next request must leave where that is sooner.
+            The same decision, or an earlier time if a request must be dispatched before.
         """
         until = math.inf if wait.until is None else wait.until
         if live and self._first() is not None:
@@ -155,14 +155,14 @@ class PressureTracker:
         return wait if asked == wait.until else Wait(asked, wait.wake_at)
 
     def left(self, request: Request) -> None:
-        """Notes that a request has left the line for good."""
+        """Records that a request has left the queue for good."""
         if self.covered:
             self.covered.discard(request)
 
     def taken(self, requests: Sequence[Request]) -> None:
-        """Notes that requests were handed out.
+        """Records that requests were taken.
 
-        It changes nothing if no flush covers anyone in line, or covered those handed out before.
+        It has no effect if no flush covers a queued request, or covered one that was taken last.
         """
         if self.covered:
             self._handed_out = self.covered.intersection(requests)
@@ -172,12 +172,12 @@ class PressureTracker:
         self.handed_out_flushed = bool(self._handed_out)
 
     def put_back(self) -> None:
-        """Notes that the last requests that were handed out are in line again."""
+        """Records that the requests that were taken last are queued again."""
         self.covered |= {r for r in self._handed_out if r.state is State.QUEUED}
 
     def _note(self, request: Request, due: float, live: int) -> float:
-        """Notes when a request must leave that is due, and returns it, in seconds."""
-        # As large as the batch would be in which it leaves.
+        """Computes when a request must be dispatched; records and returns it, in seconds."""
+        # The batch that it leaves with would be that large.
         run_s = self._model.bound_s(min(live, self._most))
         if run_s is None:
             leave_by = (request.arrived_at + due) / 2
@@ -191,7 +191,7 @@ class PressureTracker:
         return leave_by
 
     def _first(self) -> Request | None:
-        """Returns the request in line that must leave first; None for none."""
+        """Returns the queued request that must be dispatched first; None for none."""
         if not self._has_times:
             return None
         first: Request | None = self._leave_by.first()

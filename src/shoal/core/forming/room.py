@@ -1,7 +1,7 @@
-"""How many requests may be in line.
+"""How many requests may be queued.
 
 Requests that an idle slot takes at once do not count as waiting, so a burst into an idle batcher is
-let in.
+admitted.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class QueueRoom:
-    """The room of one line, and how much of it slots are about to take.
+    """The capacity of one queue, and how much of it slots are about to take.
 
     Args:
         options: The options in force.
 
     Attributes:
-        most: How many requests may be in line; above it, calls meet the overload rule.
-        at_once: How much of the line idle slots and open batches are about to take.
-        closed: Whether nobody is let in any more.
+        most: How many requests may be queued; beyond it, the overload option applies to calls.
+        at_once: How much of the queue idle slots and open batches are about to take.
+        closed: Whether requests are no longer admitted.
 
-    Invariant: ``most`` and ``at_once`` are as of the last `measure`, but for the end of a line,
-    which lets everybody in who waits for room (`Former.close`).
+    Invariant: ``most`` and ``at_once`` are as of the last `measure`, except during `Former.close`,
+    which admits all parked requests.
     """
 
     __slots__ = ("_idle_slots", "_open_room", "_options", "at_once", "closed", "most")
@@ -39,16 +39,16 @@ class QueueRoom:
         self.closed = False
 
     def change(self, options: BatchOptions) -> None:
-        """Takes in new options; they count from the next `measure` on."""
+        """Sets new options, which take effect with the next `measure`."""
         self._options = options
 
     def measure(self, idle_slots: float | None, open_room: float) -> None:
-        """Takes in another number of idle slots.
+        """Computes the capacity from the number of idle slots.
 
         Args:
-            idle_slots: How many slots are idle, infinity where their number has no bound; None for
-                as many as before, and for as much room in open batches.
-            open_room: How much more the batches take that are open.
+            idle_slots: The number of idle slots, infinity if slots are unlimited; None if neither
+                this nor `open_room` has changed.
+            open_room: How much more the open batches can take.
         """
         options = self._options
         if idle_slots is not None:
@@ -66,22 +66,22 @@ class QueueRoom:
             self.most = bound + self.at_once
 
     def takes_at_once(self, size: float) -> bool:
-        """Says whether slots are about to take a line of some size, however many requests it has.
+        """Returns whether slots are about to take a queue of some size, if items have costs.
 
-        An item may be as large as a batch, so where items have costs it is by these that idle slots
-        take them.
+        Then the number of requests does not tell how much idle slots take, since one item may be as
+        large as a batch.
         """
         return not self.closed and self._options.batch_size_fn is not None and size <= self.at_once
 
     def spare(self, size: float) -> float:
-        """Returns how much more would be taken at once, beyond a line of some size."""
+        """Returns how much more would be taken at once, beyond a queue of some size."""
         return 0 if self.closed else max(0, self.at_once - size)
 
     def fullness(self, live: int) -> str:
-        """Says why there is no room, for an error.
+        """Returns why there is no room, for an error message.
 
         Args:
-            live: How many requests are in line.
+            live: The number of queued requests.
         """
         return (
             f"{live} requests are waiting, "

@@ -1,1 +1,1 @@
-"""Rules that form batches: which requests make the next one, and when."""
+"""The rules that form batches: which requests are in the next batch, and when it is due."""

@@ -1,45 +1,48 @@
-"""How large batches are, and how long they wait, so that 99% of the calls hold a latency target.
+"""Chooses batch sizes and waits so that 99% of the calls meet a latency target.
 
-**Size.** A request that has just missed a batch waits until a slot is free, which with `s` slots
-out of step is a part ``1/s`` of a run, and then for its own run. So batches should not grow beyond
+**Size.** A request that has just missed a batch waits until a slot is free and then for its own
+run. With `s` slots that are out of step, a slot becomes free after a fraction ``1/s`` of a run. So
+batches should not grow beyond
 
     (1 + 1/s) * bound(n) <= planned
 
-where ``bound`` is what 99% of the batches of that size run within. But as a bound on the line this
-would be wrong. Small batches have the smaller throughput, so when more comes than batches of that
-size can take, the line grows without end; and those who are left for the next batch are later by a
-whole run. So if all that waits runs within the plan, all of it goes. If not, as much goes as still
-saves the first of them; if that is hardly anything, they can't be saved, and all of it goes.
+where ``bound(n)`` bounds the run time of 99% of the batches of size `n`. This size must not be a
+hard limit. Small batches have a lower throughput, so under a load beyond the capacity of batches of
+that size the queue would grow without limit; and requests that are left for the next batch are
+delayed by a whole run. So if a batch of all queued requests runs within the planned time, all of
+them are dispatched. If not, the batch is as large as possible with its first request still in time.
+If such a batch would be very small, the requests are late in any case, and all are dispatched.
 
-There is no training: a batch has at most so many times the largest size that was measured, and the
-first has one request.
+No training is needed: the size of a batch is limited to a multiple of the largest size measured,
+and the first batch has one request.
 
-**Wait.** Let `n` wait for a free slot, and the next request come in `g` seconds. If the batch goes
-now, that one finds a slot after some ``(n*a + b)/s - g``, and then runs alone, for ``a + b``. If
-the batch waits, it runs for ``(n + 1)*a + b``, and each of the `n` is later by ``g + a``. So in the
-sum of all latencies waiting pays if
+**Wait.** Let `n` requests wait for a free slot, and the next request arrive in `g` seconds. If the
+batch is dispatched now, the next request finds a free slot after about ``(n*a + b)/s - g``, and
+then runs alone, for ``a + b``. If the batch waits for it, the run takes ``(n + 1)*a + b``, and each
+of the `n` requests is delayed by ``g + a``. So waiting reduces the sum of all latencies if
 
     n*(g + a) < (n*a + b)/s - n*a - g         which is  g < (b - n*a) / (n + 1)  for one slot.
 
-When the next one comes is not known, but how it was lately is: kept are the last 128 gaps, from
-what one could have waited from (an arrival, or the end of a batch) to the next arrival. To wait for
-at most `t` gains for each gap within `t` what a newcomer saves, and costs for each gap ``n + 1``
-times the lesser of it and `t`: the `n` wait, and one who comes later finds the slot busy for that
-much longer. The `t` that gains most is taken, if any gains; and as much again, because the longest
-of some gaps is not the longest that there is, and those who just miss a batch are the late ones. So
-nothing is supposed about the arrivals: at random ones it waits as long as company is worth it, it
-notices the end of a burst, and it gathers callers that come again as soon as they are answered into
-one batch, instead of two that take turns. A lone one, whose gap is its own run, never waits.
+The next gap is not known, so it is predicted from the last 128 gaps; a gap lasts from an arrival or
+the end of a batch to the next arrival. To wait for at most `t` saves, for each gap within `t`, the
+time that the new request would otherwise lose. It costs, for each gap, ``n + 1`` times the smaller
+of the gap and `t`: the `n` requests wait, and a request that arrives later finds the slot busy for
+that much longer. The `t` with the largest net gain is chosen, if there is a gain. It is doubled,
+because a sample of gaps does not contain the longest possible one, and requests that just miss a
+batch are the late ones. So no distribution of arrivals is assumed. With random arrivals a batch
+waits as long as more requests are worth the delay. The end of a burst is detected. Callers that
+call again as soon as they have a result are collected into one batch, instead of two that take
+turns. A single such caller, whose gap is its own run, never waits.
 
-No batch waits for so long that the wait of its oldest and a run of one more would pass the plan. Of
-who is late already that is not asked: or callers that once fell into two groups, each of them late
-because of the other, would never be one group again.
+No batch waits so long that the wait of its oldest request plus the run with one more request would
+exceed the planned time. This limit ignores requests that are late already: otherwise two groups of
+callers, each late because of the other, would never merge into one.
 
-Rivals that were turned down: adding to the size and cutting it back (Clipper's default, arXiv
-1612.03079) has to miss the target again and again to know where it is; climbing the hill of the
-mean latency (TensorFlow's adaptive scheduler) takes a thousand batches a step; waiting for as long
-as batches waited on average, with a tick of a millisecond, and failing the oldest request once the
-target is missed (BentoML) keeps a wait up only because it was there before.
+Rejected alternatives: increasing the size additively and reducing it after a miss (Clipper's
+default, arXiv 1612.03079) has to miss the target repeatedly to find the limit; hill climbing on the
+mean latency (TensorFlow's adaptive scheduler) takes a thousand batches per step; waiting as long as
+batches waited on average, with a tick of a millisecond, and failing the oldest request once the
+target is missed (BentoML) keeps up a wait only because there was one before.
 """
 
 from __future__ import annotations
@@ -55,24 +58,25 @@ if TYPE_CHECKING:
     from shoal.core.options.records import LatencyTarget
 
 _GAPS: Final = 128
-# Of the gaps in order, each fourth is a wait that is weighed.
+# Every fourth of the sorted gaps is considered as a wait.
 _STEP: Final = 4
-# After so many more they are put in order anew.
+# The gaps are sorted again after this many new ones.
 _STALE: Final = 8
 _AND_MORE: Final = 2.0
-# A batch that saves the first in line saves too few if it is less than this part of a steady one.
+# If the largest batch with its first request in time is below this part of the steady size, it is
+# too small to be worth it.
 _WORTH_SAVING: Final = 0.5
 _NEVER: Final = float("-inf")
 
 
 class AdaptiveRule:
-    """The size and the wait of one batcher's batches.
+    """Chooses the size and the wait of one batcher's batches.
 
     Args:
-        target: What is to be held.
-        model: The run times; whoever runs the batches tells it.
-        max_batch_size: The most in one batch, whatever the target allows.
-        slots: How many batches may be in the handler at once; infinity for any number.
+        target: The latency target.
+        model: The model of run times, which is updated elsewhere.
+        max_batch_size: The upper limit on a batch, whatever the target allows.
+        slots: How many batches may be in the handler at once; infinity for no limit.
     """
 
     __slots__ = (
@@ -101,41 +105,41 @@ class AdaptiveRule:
         self._most = float(max_batch_size)
         self._slots = slots
         self._last_arrival = _NEVER
-        # How long the first of the line that was asked about last had waited then.
+        # How long the first request had waited at the last call of `dispatch_at`.
         self._oldest_waited_s = 0.0
-        # How many batches had ended when that was looked at last, and when one was seen to.
+        # How many batches had ended at that call, and when the last end of one was noticed.
         self._ended: int = 0
         self._ended_at = _NEVER
         self._gaps: deque[float] = deque(maxlen=_GAPS)
-        # The gaps in rising order, the sums of the first of them, how long one would have waited in
-        # all gaps together for at most each of them, and how many came since.
+        # The sorted gaps; the sums of the first 0, 1, 2... of them; for each gap as a limit on the
+        # wait, the total wait over all gaps; and the number of gaps added since.
         self._rising: list[float] = []
         self._sums: list[float] = [0.0]
         self._waited_s: list[float] = []
         self._fresh = 0
 
     def arrived(self, now: float) -> None:
-        """Takes note of a request that comes, whether a slot is free or not.
+        """Records the arrival of a request, whether a slot is free or not.
 
         Args:
-            now: When it came, in seconds; not before the last one.
+            now: When it arrived, in seconds; not before the last one.
         """
         since = self._last_arrival
         if self._ended_at > since:
             since = self._ended_at
         if since != _NEVER:
-            # One that was parked came before it was let in.
+            # A parked request arrived before it was admitted, so the gap may be negative.
             self._gaps.append(max(0.0, now - since))
             self._fresh += 1
         self._last_arrival = now
 
     def limit(self, waiting: float = 0) -> float:
-        """Returns the most that the next batch should hold, from 1 to `max_batch_size`.
+        """Returns the largest size that the next batch should have, from 1 to `max_batch_size`.
 
         Args:
-            waiting: The size of all that waits, in the line that `dispatch_at` was asked about
-                last. 0 asks for what batches should not grow beyond while the line is in time: a
-                figure to show, and no bound to cut by.
+            waiting: The total size of the queued requests, as in the last call of `dispatch_at`. 0
+                asks for the size that batches should not exceed while requests are in time, which
+                is a statistic and not used as a limit.
         """
         model, planned_s = self._model, self._planned_s
         steady = model.size_within(planned_s / (1 + 1 / self._slots))
@@ -161,26 +165,26 @@ class AdaptiveRule:
         size: float,
         requests: int | None = None,
     ) -> float:
-        """Says when a batch that could still grow must go; to be asked when a slot is free.
+        """Returns when a batch that could still grow must be dispatched; for a free slot.
 
-        The answer holds until a request comes or leaves, or until that time: ask again then. What
-        has reached ``limit(size)`` goes at once, whatever the answer.
+        The result holds until a request arrives or leaves, or until that time: call it again then.
+        A batch that has reached ``limit(size)`` is dispatched at once, whatever the result.
 
         Args:
             now: The time, in seconds.
-            oldest_arrived_at: When the first of the waiting requests came, in seconds.
-            newest_arrived_at: When the last of them came, in seconds.
-            size: What all of them sum up to.
-            requests: How many they are; None where that is their size.
+            oldest_arrived_at: When the first of the waiting requests arrived, in seconds.
+            newest_arrived_at: When the last of them arrived, in seconds.
+            size: Their total size.
+            requests: Their number; None if it equals their size.
 
         Returns:
-            The time; `now` or earlier to cut at once.
+            The time, in seconds; `now` or earlier to dispatch at once.
         """
         self._oldest_waited_s = now - oldest_arrived_at
         model, slots = self._model, self._slots
         ended = model.samples()
         if ended != self._ended:
-            # Its callers may be about to come again, however long ago the last arrival was.
+            # Its callers may call again soon, however long ago the last arrival was.
             self._ended, self._ended_at = ended, now
         bound_s = model.bound_s(size)
         if bound_s is None:
@@ -204,12 +208,13 @@ class AdaptiveRule:
         return min(latest, since + waits_s) if waits_s else now
 
     def _worth_waiting_s(self, passed_s: float, many: float, saves_s: float) -> float:
-        """Says how long to wait in all, more than has passed; 0 for no longer.
+        """Returns how long to wait in all since the last event; 0 for no longer.
 
         Args:
-            passed_s: How long nobody has come.
-            many: How many wait.
-            saves_s: What one saves who comes at once and travels along, less what the others lose.
+            passed_s: How long ago the last arrival or end of a batch was.
+            many: How many requests wait.
+            saves_s: What a request saves that arrives at once and joins the batch, less what the
+                others lose by it.
         """
         if saves_s <= 0:
             return 0.0
@@ -217,7 +222,7 @@ class AdaptiveRule:
             self._order_gaps()
         rising, waited_s = self._rising, self._waited_s
         passed = passed_s / _AND_MORE
-        # Shorter gaps than what has passed are not this one.
+        # The current gap is longer than what has passed, so shorter gaps do not count.
         first = bisect_right(rising, passed)
         spent_s = self._sums[first] + passed * (len(rising) - first)
         best, best_gain = 0.0, 0.0

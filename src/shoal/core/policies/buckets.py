@@ -1,15 +1,17 @@
-"""Buckets: requests of one batch have equal keys, and each key has a rule of its own.
+"""Buckets: the requests of a batch have equal keys, and each key has its own rule.
 
-Two heaps know which bucket is next, so that a decision costs O(log b) in the number of buckets that
-are not empty. The *agenda* has each bucket by when it is due; those whose time has come move to
-*ready*, by the request that heads them, and the first there leaves. Entries are not searched for
-when a bucket changes: a newer one is pushed, and an old one is seen to be old when it comes up.
+Two heaps determine which bucket is next, so that a decision costs O(log b) in the number of
+non-empty buckets. The *agenda* has the buckets by due time. Buckets that are due move to *ready*,
+which orders them by their first requests; the first one there is dispatched. When a bucket changes,
+its entry is not searched for: a new one is pushed, and the old one is recognized as outdated when
+it comes up.
 
-A bucket exists while requests wait in it.
+A bucket exists only while requests wait in it.
 
 Invariants:
-    A bucket has at most one valid entry in each heap: the last that was pushed.
-    A bucket that would be cut now is in ``ready``, or in the agenda at a time that has come.
+    A bucket has at most one valid entry in each heap: the last one pushed.
+    A bucket that could be dispatched now is in ``ready``, or in the agenda with a due time in the
+    past.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _OLD_ENTRIES_WORTH_A_SWEEP: Final = 64
 
 
 class _Bucket:
-    """One key's requests, and where the heaps have it."""
+    """The requests of one key, and the bucket's positions in the heaps."""
 
     __slots__ = ("due_at", "head", "key", "rule")
 
@@ -43,20 +45,20 @@ class _Bucket:
         self.rule = rule
         # The time of its valid entry in the agenda; infinity for none.
         self.due_at = math.inf
-        # What it is ordered by in its valid entry among the ready ones; None for none.
+        # The sort key of its valid entry in `ready`; None for none.
         self.head: Any = None
 
 
 class Buckets(Rule):
-    """A rule of its own for each key, and the bucket with the oldest request first.
+    """A separate rule for each key; the bucket with the first request goes first.
 
     Args:
         make: Makes the rule of one bucket.
-        isolates: Whether the requests of one batch must have the same level as well.
-        rank: What requests are ordered by; None for their arrival.
+        isolates: Whether the requests of one batch must also have the same priority level.
+        rank: The rank by which requests are ordered; None for their arrival.
 
     Attributes:
-        size: What the costs of those that wait sum up to.
+        size: The sum of the costs of the waiting requests.
     """
 
     __slots__ = (
@@ -103,7 +105,7 @@ class Buckets(Rule):
             if self._rank is not None and bucket.rule.queue.is_led_by(request):
                 self._make_ready(bucket)
             return False
-        if bucket.due_at <= request.arrived_at:  # it will be looked at, whatever comes
+        if bucket.due_at <= request.arrived_at:  # it will be checked anyway
             return False
         return self._plan(bucket, request.arrived_at) < self._asleep_until
 
@@ -136,7 +138,7 @@ class Buckets(Rule):
             due_at = bucket.rule.due_at(now)
             if due_at <= bucket.due_at:
                 break
-            self._plan_at(bucket, due_at)  # what made it due has left, or its wait goes on
+            self._plan_at(bucket, due_at)  # the request that made it due has left, or may wait on
         self._asleep_until = self._next_due()
         return Wait(None if self._asleep_until == math.inf else self._asleep_until)
 
@@ -148,7 +150,7 @@ class Buckets(Rule):
         self.size -= before - bucket.rule.size
         bucket.head = None
         if bucket.rule.count:
-            # As if it were due: it is looked at when the next slot asks, in its new order.
+            # Planned as due, so that it is checked, in its new order, when the next slot asks.
             self._plan_at(bucket, NOBODY_WAITS)
         else:
             self._forget_if_empty(bucket)
@@ -188,7 +190,7 @@ class Buckets(Rule):
         return bucket.rule.decide(now, pressure)
 
     def _ask_ready_ones(self, now: float, pressure: Pressure | None) -> Dispatch | None:
-        """Asks the ready buckets in order until one is cut; None if none is."""
+        """Asks the ready buckets in order until one is dispatched; returns None if none is."""
         while self._ready:
             head, _number, bucket = self._ready[0]
             if bucket.head is None or bucket.head != head or not bucket.rule.count:
@@ -228,7 +230,7 @@ class Buckets(Rule):
                 heapq.heapify(self._ready)
 
     def _plan(self, bucket: _Bucket, now: float) -> float:
-        """Puts a bucket on the agenda for when it is due, and returns when that is."""
+        """Puts a bucket on the agenda at its due time, and returns this time."""
         due_at = bucket.rule.due_at(now)
         if due_at < bucket.due_at:
             self._plan_at(bucket, due_at)
@@ -255,10 +257,10 @@ class Buckets(Rule):
             bucket.due_at = math.inf
             del self._buckets[bucket.key]
             if not self._buckets:
-                self.size = 0  # sums of fractions drift
+                self.size = 0  # sums of fractions accumulate rounding errors
 
     def _order_of(self, request: Request) -> Any:
-        """Returns what says which of two buckets' heads goes first; no two requests are equal."""
+        """Returns the sort key of the first request of a bucket; it is unique."""
         rank = request.arrived_at if self._rank is None else self._rank(request)
         return rank, request.options.number if request.options is not None else 0
 

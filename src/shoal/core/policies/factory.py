@@ -1,4 +1,4 @@
-"""From options to the rule that they ask for."""
+"""Makes the rule that forms batches from a batcher's options."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def tells_requests_apart(options: BatchOptions) -> bool:
-    """Says whether requests are not all alike to the rule, so that each needs its own record."""
+    """Returns whether the rule distinguishes requests, so that each needs its own record."""
     return options.policy is not None or not _is_plain(options)
 
 
 def may_wait(options: BatchOptions) -> bool:
-    """Says whether a request may wait for company though a slot is free."""
+    """Returns whether a request may wait for a batch to fill while a slot is free."""
     policies = [*options.queue_policies.values(), options.default_queue_policy]
     return (
         options.batch_wait_timeout_s != 0
@@ -42,17 +42,17 @@ def may_wait(options: BatchOptions) -> bool:
 
 
 def adaptive_of(options: BatchOptions, model: LatencyModel) -> AdaptiveRule | None:
-    """Makes what chooses sizes and waits; None where options fix them."""
+    """Makes the rule that chooses sizes and waits; returns None if the options fix them."""
     if options.adaptive is None:
         return None
     return AdaptiveRule(options.adaptive, model, options.max_batch_size, options.slots)
 
 
 def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Rule:
-    """Makes the rule that options ask for.
+    """Makes the rule for the given options.
 
     Raises:
-        TypeError: The user's own is no `BatchPolicy`.
+        TypeError: The user's policy is not a `BatchPolicy`.
     """
     if options.policy is not None:
         return Guarded(users_own(options.policy, options))
@@ -73,10 +73,10 @@ def policy_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule
 
 
 def users_own(make: Callable[[BatchOptions], Any], options: BatchOptions) -> BatchPolicy:
-    """Makes a user's own rule.
+    """Makes a user's own policy.
 
     Raises:
-        TypeError: It is no `BatchPolicy`.
+        TypeError: It is not a `BatchPolicy`.
     """
     made = make(options)
     if not isinstance(made, BatchPolicy):

@@ -1,16 +1,16 @@
-"""One bucket of requests that are not all alike: in an order, with costs, sizes and a window.
+"""The rule for one bucket of requests that are not all alike: ranks, costs, sizes and windows.
 
-It is the rule of size or wait once more, with each of its words made wider: *full* by what the
-costs sum up to or by a size that is worth sending (`sizing`), *the wait* by level, until idle or by
-a latency target (`windows`), *in order* by rank (`ranks`). What does not fit stays first in line;
-nothing overtakes it, or a large item might never find room.
+It generalizes `SizeOrWait`. A batch is *full* by the sum of costs or at a preferred size
+(`sizing`), the *wait* depends on the level, on an idle timeout or on a latency target (`windows`),
+and the *order* is by rank (`ranks`). A request that does not fit stays first in the queue; nothing
+overtakes it, or a large item might never find room.
 
-Each of its steps costs O(log n) in the number of requests that wait, or O(1) in order of arrival.
+Each step costs O(log n) in the number of waiting requests, or O(1) in order of arrival.
 
 Invariants:
-    ``count`` == number of requests in the queue in the state QUEUED; ``size`` == the sum of their
-    costs.
-    ``asleep_until`` is when a slot that waits here decides again; minus infinity if none waits.
+    ``count`` is the number of requests in the queue in the state QUEUED; ``size`` is the sum of
+    their costs.
+    ``asleep_until`` is when the slot that waits here decides again; minus infinity if none waits.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ NOBODY_WAITS = -math.inf
 
 
 class Ranked(Rule):
-    """A rule for one bucket.
+    """The rule for one bucket.
 
     Args:
-        rank: What requests are ordered by; None for their arrival.
+        rank: The rank by which requests are ordered; None for their arrival.
         sizing: How much goes into one batch.
-        window: How long requests wait for company.
-        adaptive: What wants to know of each arrival; None for nothing.
-        numbers: Gives each arrival its number.
-        by_level: Whether the requests of one level are in order of arrival by their ranks.
+        window: How long requests wait for a batch to fill.
+        adaptive: The adaptive rule, which is told of each arrival; None for none.
+        numbers: Supplies the number of each arrival.
+        by_level: Whether ranks put the requests of one level in order of arrival.
 
     Attributes:
-        queue: Those that wait, in order.
-        count: How many requests wait.
-        size: What their costs sum up to.
-        asleep_until: When a slot that waits decides again, in seconds.
+        queue: The waiting requests, in order.
+        count: The number of waiting requests.
+        size: The sum of their costs.
+        asleep_until: When the waiting slot decides again, in seconds.
     """
 
     __slots__ = (
         "_adaptive",
         "_by_due",
-        "_has_two_batchers",
+        "_has_two_queues",
         "_newest_at",
         "_numbers",
         "_sizing",
@@ -89,7 +89,7 @@ class Ranked(Rule):
         by_due = window.queue()
         both_by_arrival = rank is None and isinstance(by_due, ArrivalQueue)
         self._by_due = self.queue if both_by_arrival or by_due is None else by_due
-        self._has_two_batchers = self._by_due is not self.queue
+        self._has_two_queues = self._by_due is not self.queue
         self._sizing = sizing
         self._window = window
         self._adaptive = adaptive
@@ -107,12 +107,12 @@ class Ranked(Rule):
         return self.due_at(request.arrived_at) < self.asleep_until
 
     def put(self, request: Request) -> None:
-        """Takes in a request, where somebody else knows who waits for it."""
+        """Adds a request without checking whether a slot must be woken."""
         asked = request.options
         assert asked is not None
         asked.number = next(self._numbers)
         self.queue.push(request)
-        if self._has_two_batchers:
+        if self._has_two_queues:
             self._by_due.push(request)
         self._newest_at = request.arrived_at
         self.count += 1
@@ -122,7 +122,7 @@ class Ranked(Rule):
 
     def remove(self, request: Request) -> None:
         self.count -= 1
-        # Sums of fractions drift; an empty line is 0 for certain.
+        # Sums of fractions accumulate rounding errors; an empty queue is reset to exactly 0.
         self.size = self.size - request.cost if self.count else 0
         self._tidy()
 
@@ -133,13 +133,13 @@ class Ranked(Rule):
         assert asked is not None
         asked.number = next(self._numbers)
         self.queue.push(request)
-        if isinstance(self._by_due, RankedQueue) and self._has_two_batchers:
+        if isinstance(self._by_due, RankedQueue) and self._has_two_queues:
             self._by_due.push(request)
         self._tidy()
         return True
 
     def due_at(self, now: float) -> float:
-        """Returns when a batch leaves, as things are; the past if it is due."""
+        """Returns when a batch is due as things are now; minus infinity if it is full."""
         if self.size >= self._sizing.enough(self.size):
             return NOBODY_WAITS
         return self._due(now)[0]
@@ -148,7 +148,7 @@ class Ranked(Rule):
         return self.size
 
     def head(self) -> Request | None:
-        """Returns the request whose turn it is; None if nobody waits."""
+        """Returns the first request; None if there is none."""
         return self.queue.first()
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
@@ -170,7 +170,7 @@ class Ranked(Rule):
 
     def take(self, dispatch: Dispatch) -> list[Request]:
         taken = self.take_within(self._target)
-        if not taken:  # the first is larger than the size to which a batch had better be cut back
+        if not taken:  # the first request is larger than the target size
             first = self.queue.first()
             assert first is not None
             taken = self.take_within(first.cost)
@@ -182,7 +182,7 @@ class Ranked(Rule):
         if self.count:
             self.size -= sum([request.options.cost for request in taken if request.options])
         else:
-            # What has ended is not kept for longer than others wait.
+            # Drops references to ended requests.
             self.size = 0
             self.queue.clear()
             self._by_due.clear()
@@ -190,7 +190,7 @@ class Ranked(Rule):
 
     def put_back(self, requests: Sequence[Request]) -> None:
         self.queue.put_back(requests)
-        if not self.count and self._has_two_batchers:
+        if not self.count and self._has_two_queues:
             for request in sorted(requests, key=_arrival):
                 self._by_due.push(request)
         self.count += len(requests)

@@ -1,9 +1,9 @@
-"""Which request goes first: ranks, the lowest first.
+"""The order of requests: ranks, the lowest first.
 
-Ageing costs nothing. A request's level improves by one for each ``priority_aging_s`` that it has
-waited, so of two requests the one with the lower ``arrived_at + level * priority_aging_s`` is
-ahead, at any time: the order does not change while they wait, and a heap keeps it. One that is
-delayed counts as if it had come when it was, and one level lower.
+Ageing needs no reordering. A request's level improves by one for each ``priority_aging_s`` that it
+has waited, so of two requests the one with the lower ``arrived_at + level * priority_aging_s`` is
+ahead at any time. The order does not change while they wait, so a heap can keep it. A delayed
+request is ranked as if it had arrived when it was delayed, one level lower.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def rank_of(options: BatchOptions) -> Rank | None:
-    """Returns what requests are ordered by; None for nothing but their arrival."""
+    """Returns the function that ranks requests; None if they are in order of arrival."""
     by_deadline = options.order == "deadline"
     if options.priority_levels == 1 and not by_deadline and not _may_delay(options):
         return None

@@ -1,7 +1,7 @@
-"""What the former asks of a policy beyond the public contract: how much waits, and short ways in.
+"""The internal interface of a policy: `BatchPolicy`, plus sizes and faster ways to add requests.
 
-A user's policy has only `BatchPolicy` to keep, and its other names to itself (the guide's has a
-``size`` that means something else). `Guarded` makes a rule of it.
+A user's policy implements only `BatchPolicy` and may use other names freely (the one in the guide
+has a ``size`` with another meaning). `Guarded` adapts it to this interface.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 
 class Rule(BatchPolicy):
-    """A policy that a former asks."""
+    """A policy as `Former` uses it."""
 
     __slots__ = ()
 
     @abstractmethod
     def size_of_all(self) -> float:
-        """Returns what the costs of those that wait sum up to; their number if none has a cost."""
+        """Returns the sum of the costs of the waiting requests; their number without costs."""
 
     def size_beside(self, asked: RequestOptions) -> float:
-        """Returns what the costs of those that wait sum up to who may share a batch with another.
+        """Returns the sum of the costs of the waiting requests that may share a batch with another.
 
         Args:
-            asked: The record of the other request.
+            asked: The options of the other request.
         """
         return self.size_of_all()
 
     @property
     def append(self) -> Callable[[Request], object]:
-        """What takes in a request: `add`, or a shorter way that never asks for a new decision.
+        """The function that adds a request: `add`, or a faster one that never wakes the slot.
 
-        The former reads it once, and calls it for each request.
+        `Former` reads it once, and calls it for each request.
         """
         return self.add
 
     def extend(self, requests: Sequence[Request]) -> bool:
-        """Takes in many requests, in order.
+        """Adds many requests, in order.
 
         Returns:
-            Whether a slot that waits must decide again now, for any of them.
+            Whether a waiting slot must decide again now because of any of them.
         """
         must_decide = False
         for request in requests:
@@ -54,7 +54,7 @@ class Rule(BatchPolicy):
         return must_decide
 
     def by_arrival(self) -> list[Request]:
-        """Returns the requests that wait, in the order in which they came."""
+        """Returns the waiting requests, in order of arrival."""
         return sorted(self.waiting(), key=_arrival)
 
 

@@ -1,11 +1,10 @@
-"""Size or wait, in order of arrival: the rule of a batcher with no other options, and the fast one.
+"""The default rule, and the fastest: a batch is dispatched when it is full or has waited enough.
 
-A batch is full, or its oldest request has waited for long enough. The wait is counted from the
-oldest request's arrival, so a request that has waited long enough behind a busy slot does not wait
-again.
+Requests are in order of arrival. The wait is counted from the oldest request's arrival, so a
+request that has waited long enough for a busy slot does not wait again.
 
-Arrivals are put into `queue` without asking the policy, since that is on the path of every call;
-they wake a slot by their number alone.
+Arrivals are appended to `queue` without calling the policy, since this is on the hot path of every
+call. They wake a slot by their number only.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class SizeOrWait(Rule):
     """The rule of ``max_batch_size`` and ``batch_wait_timeout_s``.
 
     Attributes:
-        queue: The line, with leftovers.
+        queue: The requests, including leftovers.
     """
 
     __slots__ = ("_left", "_queue", "_size", "_wait_s", "queue")
@@ -42,7 +41,7 @@ class SizeOrWait(Rule):
         self._wait_s = options.batch_wait_timeout_s
         self._queue = ArrivalQueue()
         self.queue = self._queue.entries
-        # How many of the queue are leftovers.
+        # The number of leftovers in the queue.
         self._left = 0
 
     def size_of_all(self) -> float:
@@ -62,7 +61,7 @@ class SizeOrWait(Rule):
 
     def remove(self, request: Request) -> None:
         self._left += 1
-        if self._left == len(self.queue):  # nobody waits, and what has ended is kept by nobody
+        if self._left == len(self.queue):  # only ended requests are left
             self.queue.clear()
             self._left = 0
         elif is_worth_a_sweep(self._queue, len(self.queue) - self._left):
@@ -92,7 +91,7 @@ class SizeOrWait(Rule):
         queue = self.queue
         size = int(min(room, len(queue) - self._left))
         popleft = queue.popleft
-        if not self._left:  # nobody has left, which is the usual case
+        if not self._left:  # the usual case
             return [popleft() for _ in range(size)]
         taken: list[Request] = []
         while len(taken) < size:

@@ -1,6 +1,6 @@
-"""How much goes into one batch: the bound, and the sizes that a batch may or should have.
+"""How much goes into one batch: the limit, and the sizes that a batch may or should have.
 
-Sizes are sums of costs, which are 1 for each request where there is no ``batch_size_fn``.
+Sizes are sums of costs; without a ``batch_size_fn`` each request costs 1.
 """
 
 from __future__ import annotations
@@ -27,30 +27,29 @@ class Sizing(ABC):
 
     @abstractmethod
     def enough(self, size: float) -> float:
-        """Returns the size from which a batch need not wait; `target` may still say that it must.
+        """Returns the size from which a batch need not wait, unless `target` returns 0.
 
         Args:
-            size: The size of all that wait.
+            size: The total size of the waiting requests.
         """
 
     @abstractmethod
     def target(self, size: float, costs: Costs, *, waits: bool) -> float:
-        """Says up to which size a batch is taken.
+        """Returns the size up to which requests are taken into a batch.
 
         Args:
-            size: The size of all that wait.
-            costs: Gives the costs of the requests that wait, in order, until their sum is above a
+            size: The total size of the waiting requests.
+            costs: Returns the costs of the waiting requests, in order, until their sum exceeds a
                 bound.
             waits: Whether the batch may still wait.
 
         Returns:
-            The most that the requests of the batch may sum up to; 0 for a batch that had better
-            wait.
+            The limit on the sum of the costs; 0 if the batch should wait.
         """
 
 
 class UpToMaximum(Sizing):
-    """As much as is there, up to ``max_batch_size``."""
+    """All waiting requests, up to ``max_batch_size``."""
 
     __slots__ = ("_most",)
 
@@ -65,7 +64,7 @@ class UpToMaximum(Sizing):
 
 
 class Allowed(Sizing):
-    """TensorFlow's policies: pad up, cut back to the size before, or what costs less a request."""
+    """TensorFlow's padding policies: pad up, reduce to the size below, or what is cheaper."""
 
     __slots__ = ("_model", "_padding", "_sizes")
 
@@ -88,17 +87,17 @@ class Allowed(Sizing):
         cost_of_down = self._model.mean_s_of(down)
         cost_of_up = self._model.mean_s_of(up)
         if cost_of_down is None or cost_of_up is None:
-            # What was not measured yet is tried, so that it will have been.
+            # A size that was not measured yet is tried, to measure it.
             return down if cost_of_down is None and cost_of_up is not None else up
         return down if cost_of_down / down < cost_of_up / size else up
 
 
 class Preferred(Sizing):
-    """Triton's rule: the largest preferred size that is there at once; others wait out the window.
+    """Triton's rule: a batch of the largest preferred size available goes at once, others wait.
 
-    What is larger than the last preferred size, or can't grow to it, does not wait either. When the
-    window is over all goes that a batch has room for, whatever sizes are preferred; where there is
-    no window, the preferred size still does.
+    A batch that is larger than the last preferred size, or can't grow to it, does not wait either.
+    After the window, all requests go that fit into a batch, whatever sizes are preferred. Without a
+    window, the largest preferred size available still goes.
     """
 
     __slots__ = ("_has_window", "_most", "_sizes")
@@ -133,7 +132,7 @@ class Preferred(Sizing):
 
 
 class Adaptive(Sizing):
-    """As much as the latency target allows."""
+    """The size that the latency target allows."""
 
     __slots__ = ("_rule",)
 
@@ -153,7 +152,7 @@ def padded(sizes: Sequence[int], size: float) -> int:
 
 
 def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
-    """Returns what the costs of a batch sum up to, with its padding."""
+    """Returns the sum of the costs of a batch, including its padding."""
     load: float = len(requests)
     if options.batch_size_fn is not None:
         load = sum([request.options.cost for request in requests if request.options])
@@ -162,7 +161,7 @@ def load_of(requests: Sequence[Request], options: BatchOptions) -> float:
 
 
 def sizing_of(options: BatchOptions, model: LatencyModel, adaptive: AdaptiveRule | None) -> Sizing:
-    """Makes the sizing that options ask for."""
+    """Makes the sizing for the given options."""
     if adaptive is not None:
         return Adaptive(adaptive)
     if options.allowed_batch_sizes is not None:

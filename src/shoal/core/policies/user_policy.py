@@ -1,7 +1,7 @@
-"""A user's own rule, and a list of who waits in it that does not depend on it.
+"""An adapter for a user's own policy, with an independent list of the waiting requests.
 
-A rule may raise, lose a request or hand one out twice. Whatever it does, the batcher has to know
-whom to tell: those on the list.
+A user's policy may raise, lose a request or return one twice. Whatever it does, the batcher must be
+able to notify all waiting callers: those on the list.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class Guarded(Rule):
-    """Asks a user's rule, and keeps the list.
+    """A user's policy, with a list of the waiting requests.
 
     Args:
-        policy: The rule.
+        policy: The user's policy.
 
     Invariant: ``_waiting`` has the requests that were added and have been neither taken nor
-    removed, in order of arrival, whether the rule knows of them or not.
+    removed, in order of arrival, whether the policy still has them or not.
     """
 
     __slots__ = ("_policy", "_waiting")
@@ -52,9 +52,9 @@ class Guarded(Rule):
         taken = list(self._policy.take(dispatch))
         if not taken or len(set(taken)) < len(taken) or not self._waiting.keys() >= set(taken):
             raise RuntimeError(
-                f"the policy {self._policy!r} handed out {taken!r:.200}, but take() must hand out "
-                "at least one request, and each that waits once; shoal.testing.check_policy "
-                "finds out why it does not"
+                f"take() of the policy {self._policy!r} returned {taken!r:.200}, but it must "
+                "return at least one request, only requests that wait, and none twice; use "
+                "shoal.testing.check_policy to find the cause"
             )
         for request in taken:
             del self._waiting[request]
@@ -62,7 +62,7 @@ class Guarded(Rule):
 
     def put_back(self, requests: Sequence[Request]) -> None:
         self._waiting = dict.fromkeys((*requests, *self._waiting))
-        self._policy.put_back(list(requests))  # its own, which it may change
+        self._policy.put_back(list(requests))  # a copy, which the policy may change
 
     def waiting(self) -> Iterable[Request]:
         return list(self._waiting)

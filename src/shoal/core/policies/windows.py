@@ -1,4 +1,4 @@
-"""How long requests wait for company: until when a batch of them must leave, and why."""
+"""How long requests wait for a batch to fill: when a batch is due, and its dispatch reason."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
 
 
 class Window(ABC):
-    """Until when the requests of one bucket wait."""
+    """How long the requests of one bucket wait."""
 
     __slots__ = ()
 
     @abstractmethod
     def queue(self) -> Queue | None:
-        """Makes a line in which the request that must leave first is first.
+        """Makes a queue whose first request is the one that is due first.
 
         Returns:
-            The line; None where any request will do.
+            The queue; None if the order does not matter.
         """
 
     @abstractmethod
     def due(
         self, first: Request, newest_at: float, count: int, size: float, now: float
     ) -> tuple[float, DispatchReason]:
-        """Says when a batch of them must leave; infinity for never.
+        """Returns when a batch of the waiting requests is due, infinity for never, and its reason.
 
         Args:
-            first: The request that must leave first.
-            newest_at: When the last of them arrived, in seconds.
-            count: How many they are.
-            size: What their costs sum up to.
+            first: The request that is due first.
+            newest_at: When the last request arrived, in seconds.
+            count: The number of requests.
+            size: The sum of their costs.
             now: The time, in seconds.
         """
 
 
 class Fixed(Window):
-    """``batch_wait_timeout_s`` from the arrival, or what a queue policy says for the level."""
+    """``batch_wait_timeout_s`` from the arrival, or that of the level's queue policy."""
 
     __slots__ = ("_by_level", "_others_s", "is_uniform")
 
@@ -99,7 +99,7 @@ class UntilIdle(Window):
 
 
 class ForTarget(Window):
-    """As long as it pays, and the latency target allows."""
+    """The wait that the adaptive rule chooses for a latency target."""
 
     __slots__ = ("_rule",)
 
@@ -118,7 +118,7 @@ class ForTarget(Window):
 
 
 def window_of(options: BatchOptions, adaptive: AdaptiveRule | None) -> Window:
-    """Makes the window that options ask for."""
+    """Makes the window for the given options."""
     if adaptive is not None:
         return ForTarget(adaptive)
     fixed = Fixed(options)

@@ -1,1 +1,1 @@
-"""Queues of requests from which any can leave."""
+"""Queues of requests from which any request can leave."""

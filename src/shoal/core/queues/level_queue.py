@@ -1,6 +1,6 @@
-"""Requests by level of priority, and by arrival within each: a deque for each level.
+"""A queue by priority level, and by arrival within each level: one deque per level.
 
-It is what a heap of all requests would give, for less: a level's requests are ranked by their
+Its order is that of a heap of all requests, at lower cost: the requests of a level are in order of
 arrival, so only the first of each level has to be compared with the others.
 """
 
@@ -21,18 +21,19 @@ QUEUED = State.QUEUED
 
 
 class LevelQueue(Queue):
-    """By level, and by arrival within each: the line of priorities.
+    """A queue by priority level, and by arrival within each level.
 
     Invariants:
         ``_heads`` has one entry for each lane, and no lane is empty.
-        An entry is about a request that was first in its lane, and so not behind the one that is.
+        An entry refers to a request that is or was the first of its lane, so it never sorts behind
+        the current first one.
     """
 
     __slots__ = ("_heads", "_lanes", "_places", "_rank")
 
     def __init__(self, rank: Callable[[Request], Any]) -> None:
         self._rank = rank
-        # By level; those who have been delayed make a lane of their own, by the level negated.
+        # By level; the delayed requests of a level have their own lane, under the negated level.
         self._lanes: dict[int, deque[Request]] = {}
         self._heads: list[tuple[Any, int, int]] = []
         self._places = 0
@@ -47,7 +48,7 @@ class LevelQueue(Queue):
             heapq.heappush(self._heads, (self._rank(request), asked.number, key))
         elif asked.delayed_at is None or _delay(lane[-1]) <= asked.delayed_at:
             lane.append(request)
-        else:  # it has been here before, and is put in line anew
+        else:  # it was delayed before, and is added again after a change of options
             insort(lane, request, key=_delay)
         self._places += 1
 
@@ -120,13 +121,13 @@ class LevelQueue(Queue):
         return iter(sorted(waiting, key=self._place))
 
     def _order(self) -> None:
-        """Drops the lanes that are empty, and puts the others in order."""
+        """Drops the empty lanes, and orders the others."""
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane}
         self._heads = [(*self._place(lane[0]), key) for key, lane in self._lanes.items()]
         heapq.heapify(self._heads)
 
     def _first_lane(self) -> deque[Request] | None:
-        """Returns the lane whose first request's turn it is; None if nobody waits."""
+        """Returns the lane that has the first request of the queue; None if it is empty."""
         heads = self._heads
         while heads:
             rank, number, key = heads[0]
@@ -144,7 +145,7 @@ class LevelQueue(Queue):
         return None
 
     def _place(self, request: Request) -> tuple[Any, int]:
-        """Returns what says which of two requests goes first."""
+        """Returns the sort key of a request."""
         asked = request.options
         assert asked is not None
         return self._rank(request), asked.number
@@ -164,7 +165,7 @@ def _lane_of(request: Request) -> int:
 
 
 def _is_in_lane(request: Request, key: int) -> bool:
-    """Says whether a request waits, and does so in this lane and not among the delayed ones."""
+    """Returns whether a request waits in this lane, which has the delayed ones if `key` < 0."""
     asked = request.options
     assert asked is not None
     return request.state is QUEUED and (asked.delayed_at is not None) == (key < 0)

@@ -1,11 +1,11 @@
-"""Requests in an order, from which any can leave in O(1).
+"""Ordered queues of requests, from which any request can leave in O(1).
 
-One that leaves is not searched for: its state says that it does not wait any more, and it is
-skipped when its turn comes. A line is swept when more than half of it is such leftovers, so callers
-that come and go behind a busy slot can't make it grow.
+A request that leaves is not searched for: its state tells that it no longer waits, and its entry, a
+leftover, is skipped when its turn comes. A queue is swept when more than half of its entries are
+leftovers, so callers that arrive and leave behind a busy slot can't make it grow.
 
-There are three: in order of arrival, which is a deque; by any rank, which is a heap; and by levels
-and by arrival within each (`level_queue`).
+There are three queues: by arrival, which is a deque; by any rank, which is a heap; and by priority
+level and arrival (`level_queue`).
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ LEFTOVERS_WORTH_A_SWEEP: Final = 64
 
 
 class Queue(ABC):
-    """Requests in an order. Those that do not wait any more are leftovers."""
+    """An ordered queue of requests. Entries of requests that no longer wait are leftovers."""
 
     __slots__ = ()
 
     @abstractmethod
     def push(self, request: Request) -> None:
-        """Puts a request to its place."""
+        """Inserts a request at its position."""
 
     @abstractmethod
     def first(self) -> Request | None:
-        """Returns the request whose turn it is; None if nobody waits. Drops what is before it."""
+        """Returns the first request, None if there is none. Drops leftovers before it."""
 
     @abstractmethod
     def take(self, room: float) -> list[Request]:
-        """Takes requests out, in order, until one does not fit beside the others into some room."""
+        """Removes and returns requests, in order, while the sum of their costs is within `room`."""
 
     @abstractmethod
     def pop(self) -> None:
-        """Takes the request out that `first` returned."""
+        """Removes the request that `first` returned."""
 
     @abstractmethod
     def put_back(self, requests: Sequence[Request]) -> None:
-        """Puts requests to their old places that were popped last, in this order."""
+        """Puts the requests that were removed last back to their old positions, in this order."""
 
     @abstractmethod
     def sweep(self) -> None:
@@ -59,19 +59,19 @@ class Queue(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """Returns the number of its places, leftovers among them."""
+        """Returns the number of entries, including leftovers."""
 
     @abstractmethod
     def is_led_by(self, request: Request) -> bool:
-        """Says whether it is a request's turn that has just been pushed."""
+        """Returns whether a request that has just been pushed is the first."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Request]:
-        """Yields those that wait, in order."""
+        """Yields the waiting requests, in order."""
 
 
 class ArrivalQueue(Queue):
-    """In order of arrival."""
+    """A queue in order of arrival."""
 
     __slots__ = ("entries",)
 
@@ -129,10 +129,11 @@ class ArrivalQueue(Queue):
 
 
 class RankedQueue(Queue):
-    """By a rank, lowest first, and by arrival among equals.
+    """A queue by rank, lowest first, and by arrival among equals.
 
-    Who pushes a request gives it a number first, higher than all before. Given another one and
-    pushed again, it has a place according to its rank of now, and its old place is a leftover.
+    Before a request is pushed, it must be given a number that is higher than all earlier ones. A
+    request that is given a new number and pushed again is positioned by its current rank, and its
+    old entry becomes a leftover.
     """
 
     __slots__ = ("_heap", "_rank")
@@ -196,7 +197,7 @@ class RankedQueue(Queue):
 
 
 def is_worth_a_sweep(queue: Queue, live: int) -> bool:
-    """Says whether the leftovers of a line outnumber the `live` requests in it."""
+    """Returns whether the leftovers of a queue outnumber its `live` requests."""
     return len(queue) - live > max(live, LEFTOVERS_WORTH_A_SWEEP)
 
 

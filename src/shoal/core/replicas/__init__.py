@@ -1,1 +1,1 @@
-"""How many replicas a backend has, and what becomes of each."""
+"""The number of a backend's replicas, and the life cycle of each."""

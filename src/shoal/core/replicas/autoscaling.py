@@ -1,13 +1,13 @@
-"""How many replicas a backend should have, by how many requests it has.
+"""How many replicas a backend should have, by its number of requests.
 
-The rule and its names are Ray Serve's, as its documentation has them: the requests in line and in
-replicas, averaged over `look_back_period_s`, should be `target_ongoing_requests` for each replica;
-when they ask for another number of replicas during the whole of a delay, that number it is. What a
-factor moderates is how far a decision goes.
+The rule and its names are those of Ray Serve's documentation: queued and running requests, averaged
+over `look_back_period_s`, should be `target_ongoing_requests` per replica. If they call for more
+replicas (or fewer) during the whole of a delay, the number is changed. A factor scales how far one
+decision goes.
 
-One thing is added. An average remembers a burst for as long as it looks back, so that after a burst
-of a few seconds it would still ask for replicas when the delay is over, and they would then stay
-for the other, longer delay. So the number changes only while the last measurement asks for a change
+There is one addition. An average includes a burst for the whole look-back period, so after a burst
+of a few seconds it could still call for replicas when the delay is over, and those would then stay
+for the other, longer delay. So the number changes only if the last measurement calls for a change
 in the same direction.
 """
 
@@ -31,21 +31,23 @@ _MOST: Final = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutoscalingOptions:
-    """When a backend gets more replicas, and when fewer.
+    """When a backend gets more or fewer replicas.
 
     Attributes:
-        min_replicas: The fewest it has. 0 lets it go without any while nothing comes; the first
-            request after that waits until a replica has started.
-        max_replicas: The most it has.
-        target_ongoing_requests: How many requests there should be for each replica, those in line
-            and those in replicas together, above 0.
-        upscale_delay_s: For how long there must have been too many before replicas are added.
-        downscale_delay_s: For how long there must have been too few before replicas are taken away.
-        upscaling_factor: How much of the way up is gone at once, above 0: 1 goes all of it, 0.5
-            half.
-        downscaling_factor: The same for the way down.
-        look_back_period_s: Over how long the requests are averaged, in seconds, above 0.
-        metrics_interval_s: How often they are counted, in seconds, above 0.
+        min_replicas: The minimum number of replicas. With 0 an idle backend has none; the next
+            request then waits until a replica has started.
+        max_replicas: The maximum number of replicas.
+        target_ongoing_requests: The number of requests per replica to aim for, queued and running
+            ones together, above 0.
+        upscale_delay_s: How long the load must call for more replicas before they are added, in
+            seconds.
+        downscale_delay_s: How long the load must call for fewer replicas before they are removed,
+            in seconds.
+        upscaling_factor: The part of a needed increase that one decision makes, above 0: 1 makes
+            all of it, 0.5 half.
+        downscaling_factor: The same for a decrease.
+        look_back_period_s: The period over which requests are averaged, in seconds, above 0.
+        metrics_interval_s: The interval between measurements, in seconds, above 0.
     """
 
     min_replicas: int = 1
@@ -59,7 +61,7 @@ class AutoscalingOptions:
     metrics_interval_s: float = 10.0
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen; this is its own constructor
+        put = object.__setattr__  # the record is frozen
         put(self, "min_replicas", whole("min_replicas", self.min_replicas, least=0))
         put(self, "max_replicas", whole("max_replicas", self.max_replicas, least=1))
         if self.max_replicas > _MOST:
@@ -76,15 +78,15 @@ class AutoscalingOptions:
 
     @classmethod
     def of(cls, given: Any) -> Self:
-        """Makes the record from what a user typed.
+        """Makes the record from what a user passed.
 
         Args:
             given: Option names to values, or such a record. Ray Serve's older `smoothing_factor`
-                stands for both factors; one that is named itself wins.
+                sets both factors; a factor that is given itself takes precedence.
 
         Raises:
-            TypeError: It is neither, a name is no option, or a value has the wrong type.
-            ValueError: A value is out of its range, or two do not go together.
+            TypeError: It is neither, a name is not an option, or a value has the wrong type.
+            ValueError: A value is out of range, or two can't be combined.
         """
         if isinstance(given, cls):
             return given
@@ -102,7 +104,7 @@ class AutoscalingOptions:
         return cls(**options)
 
     def bounded(self, replicas: int) -> int:
-        """Returns the number of replicas that is allowed and next to another."""
+        """Returns the allowed number of replicas that is closest to `replicas`."""
         return min(self.max_replicas, max(self.min_replicas, replicas))
 
 
@@ -110,26 +112,26 @@ class Autoscaler:
     """Decides how many replicas a backend should have.
 
     Args:
-        options: When there should be more, and when fewer.
+        options: The autoscaling options.
     """
 
     __slots__ = ("_direction", "_options", "_seen", "_since")
 
     def __init__(self, options: AutoscalingOptions) -> None:
         self._options = options
-        # When so many requests were counted, in order; those that count still, and the one before.
+        # Times and request counts, in order: those of the look-back period and the one before.
         self._seen: deque[tuple[float, float]] = deque()
-        # Whether the average asks for more (1) or for fewer (-1), and since when it has done so.
+        # Whether the average calls for more (1) or fewer (-1) replicas, and since when.
         self._direction = 0
         self._since = 0.0
 
     def observe(self, now: float, queued: float, ongoing: float) -> None:
-        """Takes in a measurement, which holds until the next one.
+        """Adds a measurement, which holds until the next one.
 
         Args:
-            now: The time; not before that of the last one.
-            queued: How many requests are in line.
-            ongoing: How many are in replicas.
+            now: The time, in seconds; not before that of the last measurement.
+            queued: The number of queued requests.
+            ongoing: The number of requests in replicas.
         """
         self._seen.append((now, queued + ongoing))
         begin = now - self._options.look_back_period_s
@@ -139,15 +141,16 @@ class Autoscaler:
     def decide(self, now: float, replicas: int) -> int:
         """Decides how many replicas there should be.
 
-        Ask after each measurement. A backend without replicas gets one (or `upscaling_factor`, if
-        that is more) as soon as there is a request, without a delay; so ask also when one comes.
+        It must be called after each measurement. A backend without replicas gets one (or
+        `upscaling_factor`, if that is more) without a delay as soon as there is a request; so it
+        must also be called when a request arrives.
 
         Args:
-            now: The time; not before that of the last measurement.
-            replicas: How many there should be by the last decision, whether they are ready or not.
+            now: The time, in seconds; not before that of the last measurement.
+            replicas: The number by the last decision, whether the replicas are ready or not.
 
         Returns:
-            How many there should be from here on.
+            The number of replicas that there should be from now on.
         """
         options = self._options
         bounded = options.bounded(replicas)
@@ -173,7 +176,7 @@ class Autoscaler:
         return wanted
 
     def _average(self, now: float) -> float:
-        """Returns how many requests there were on average, by how long there were so many."""
+        """Returns the average number of requests over the look-back period, weighted by time."""
         begin = max(now - self._options.look_back_period_s, self._seen[0][0])
         if now <= begin:
             return self._seen[-1][1]
@@ -185,13 +188,13 @@ class Autoscaler:
         return total / (now - begin)
 
     def _wanted(self, requests: float, replicas: int) -> int:
-        """Returns how many replicas there should be for so many requests."""
+        """Returns how many replicas there should be for a number of requests."""
         options = self._options
         load = requests / options.target_ongoing_requests
         factor = options.upscaling_factor if load > replicas else options.downscaling_factor
         wanted = math.ceil(replicas + (load - replicas) * factor - _TINY)
         if wanted == replicas and math.ceil(load - _TINY) < replicas:
-            wanted -= 1  # or a small factor would always round to staying where it is
+            wanted -= 1  # otherwise rounding would keep the number constant with a small factor
         return options.bounded(wanted)
 
 

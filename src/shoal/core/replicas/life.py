@@ -1,6 +1,6 @@
-"""The life of a replica: every state that it can be in, and what moves it on.
+"""The life cycle of a replica: its states, and the events that change them.
 
-One table is all of it, and an event that a state has no entry for is a mistake of ours::
+`TRANSITIONS` has all of it; an event that a state has no entry for is a bug in Shoal::
 
     new ──> starting ──> ready ──> draining ──> stopping ──> ended
      │         │           │           │
@@ -8,16 +8,16 @@ One table is all of it, and an event that a state has no entry for is a mistake 
           v                      v
         failed                 died
 
-Whoever is told to stop skips what is in between, and so does one that is drained before it is ready
-and has no work: it goes on to stopping, or, where it has not even begun to start, to its end.
+A replica that is told to stop skips the states in between. So does one that is drained before it is
+ready, since it has no work: it goes to stopping or, if it has not begun to start, to ended.
 
-How a replica ends is told by what was asked of it, not by what its last word was: any end before it
-is ready is a failure to start, any end that nobody asked for a death, and any end of one that was
-told to stop is just that, also where it had to be killed for it. So those who count failures need
-no second look.
+The final state depends on what was requested, not on how the replica ended. An end before it is
+ready is a failed start. An end that was not requested is a death. The end of a replica that was
+told to stop is a normal end, even if it had to be killed. So code that counts failures needs only
+the final state.
 
-One that is found unhealthy counts as dead from then on, although its process may take a moment to
-go, and code in a thread longer than that: who is in its place should not have to wait for it.
+An unhealthy replica counts as dead at once, although its process may take a moment to exit, and
+code in a thread longer than that. So its replacement does not have to wait for it.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 
 class LifeState(Enum):
-    """Where a replica is in its life."""
+    """The state of a replica."""
 
     NEW = "new"
-    """Is to be started, perhaps after a pause."""
+    """Is to be started, perhaps after a delay."""
     STARTING = "starting"
     """Loads its code."""
     READY = "ready"
-    """Takes work."""
+    """Accepts work."""
     DRAINING = "draining"
     """Gets no more work, and finishes what it has."""
     STOPPING = "stopping"
     """Was told to end."""
     ENDED = "ended"
-    """Ended because it was told to."""
+    """Has ended on request."""
     FAILED = "failed"
-    """Ended before it was ready."""
+    """Has ended before it was ready."""
     DIED = "died"
-    """Ended, or was given up, though nobody wanted that."""
+    """Has ended, or was given up as unhealthy, without a request to stop."""
 
 
 Event: TypeAlias = Literal[
@@ -61,10 +61,10 @@ Event: TypeAlias = Literal[
     "died",
     "ended",
 ]
-"""What happens to a replica.
+"""An event in the life of a replica.
 
-``start``, ``drain`` and ``stop`` are asked of it; ``ready``, ``idle`` (it has no more work),
-``unhealthy`` (and is about to be killed) and how it came to its end are seen of it.
+``start``, ``drain`` and ``stop`` are requests. The others are observed: ``ready``, ``idle`` (it has
+no more work), ``unhealthy`` (it is about to be killed), and the ways to end.
 """
 
 _S: TypeAlias = LifeState
@@ -72,7 +72,7 @@ _S: TypeAlias = LifeState
 TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
     _S.NEW: {
         "start": _S.STARTING,
-        "start_failed": _S.FAILED,  # its task was cancelled before it came to that
+        "start_failed": _S.FAILED,  # its task was cancelled before the start
         "died": _S.FAILED,
         "ended": _S.FAILED,
         "drain": _S.ENDED,
@@ -83,7 +83,7 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
         "start_failed": _S.FAILED,
         "died": _S.FAILED,
         "ended": _S.FAILED,
-        "drain": _S.STOPPING,  # it has no work that could be waited for
+        "drain": _S.STOPPING,  # it has no work to wait for
         "stop": _S.STOPPING,
     },
     _S.READY: {
@@ -101,7 +101,7 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
         "ended": _S.DIED,
     },
     _S.STOPPING: {
-        "ready": _S.STOPPING,  # it became so at the moment when it was told to stop
+        "ready": _S.STOPPING,  # it became ready just as it was told to stop
         "unhealthy": _S.STOPPING,
         "stop": _S.STOPPING,
         "start_failed": _S.ENDED,
@@ -111,7 +111,7 @@ TRANSITIONS: Final[Mapping[LifeState, Mapping[Event, LifeState]]] = {
     _S.ENDED: {},
     _S.FAILED: {},
     _S.DIED: {
-        "died": _S.DIED,  # what was unhealthy has gone
+        "died": _S.DIED,  # the unhealthy replica has exited
         "ended": _S.DIED,
     },
 }
@@ -121,7 +121,7 @@ _OVER = frozenset({_S.ENDED, _S.FAILED, _S.DIED})
 
 
 class ReplicaLife:
-    """Where one replica is in its life.
+    """The life cycle of one replica.
 
     Attributes:
         state: Its state.
@@ -133,20 +133,20 @@ class ReplicaLife:
         self.state = LifeState.NEW
 
     def on(self, event: Event) -> LifeState:
-        """Moves on.
+        """Changes the state after an event.
 
         Args:
-            event: What has happened.
+            event: The event.
 
         Returns:
-            The state from here on.
+            The new state.
 
         Raises:
-            AssertionError: It can't happen in this state: a mistake of ours.
+            AssertionError: The event can't happen in this state: a bug in Shoal.
         """
         after = TRANSITIONS[self.state].get(event)
         if after is None:
-            raise AssertionError(f"a replica that is {self.state.value} can't meet {event!r}")
+            raise AssertionError(f"{event!r} can't happen to a replica that is {self.state.value}")
         self.state = after
         return after
 
@@ -157,10 +157,10 @@ class ReplicaLife:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it was asked to end, so that its end is no failure."""
+        """Whether it was told to end, so that its end is not a failure."""
         return self.state in _LEAVING
 
     @property
     def is_over(self) -> bool:
-        """Whether it does no more work, and takes nobody's place."""
+        """Whether it does no more work, and can be replaced."""
         return self.state in _OVER

@@ -1,18 +1,18 @@
-"""When a replica may be started again after one has failed.
+"""Backoff: when a replica may be started again after a failure.
 
-The wait doubles from failure to failure, and of each the whole is left to chance ("full jitter", as
-in the AWS Architecture Blog's "Exponential Backoff and Jitter"): replicas that failed together, of
-many backends and on many machines, do not come back together. A replica that has lived for a while
-makes the next failure a first one.
+The maximum wait doubles with each failure, and the wait is chosen at random between 0 and this
+maximum ("full jitter", as in the AWS Architecture Blog's "Exponential Backoff and Jitter"). So
+replicas of many backends and machines that failed together do not restart together. After a replica
+has been ready for a while, the next failure counts as a first one again.
 
-The replicas of a backend run the same code, so they share one record: what keeps one from starting
-keeps them all. Those that are started together, then, also fail together, and that is one failure:
-counted once for each, it would make ten replicas wait for the longest time at once. So a start that
-began before the last wait was over belongs to the failure before, and a death during a wait does.
+The replicas of a backend run the same code and fail for the same reasons, so they share one record.
+Replicas that are started together also fail together, which counts as one failure: counted for each
+replica, it would give ten replicas the longest wait at once. So the failure of a start that began
+before the last wait was over belongs to the failure before, and so does a death during a wait.
 
-After some failures to start in a row the circuit is open. Tries go on all the same, each after its
-wait; but whoever waits for a replica need not wait for those. A replica that dies once it was ready
-does not open it, however often: between its deaths it has worked.
+After several failed starts in a row the circuit is open. Restarts continue, each after its wait,
+but callers should not wait for them. Deaths of replicas that were ready never open the circuit,
+since these replicas have worked in between.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ import math
 
 
 class Restarts:
-    """The failures of a backend's replicas, and what follows from them.
+    """The backoff and the circuit breaker of a backend's replicas.
 
     Args:
-        initial_s: The longest wait after a first failure, in seconds.
-        factor: What it grows by with each further one.
-        max_s: What it does not grow beyond, in seconds.
-        reset_after_s: How long a replica must have been ready for its death to be a first failure
-            again, in seconds.
-        open_after: After how many failures to start in a row the circuit is open.
+        initial_s: The maximum wait after a first failure, in seconds.
+        factor: The factor by which it grows with each further failure.
+        max_s: Its upper limit, in seconds.
+        reset_after_s: How long a replica must have been ready for its death to count as a first
+            failure, in seconds.
+        open_after: The number of failed starts in a row after which the circuit is open.
 
     Attributes:
-        next_at: When the next replica may be started, on the clock of those who tell the times.
+        next_at: When the next replica may be started, on the clock of the times passed in.
     """
 
     __slots__ = (
@@ -68,16 +68,16 @@ class Restarts:
 
     @property
     def is_open(self) -> bool:
-        """Whether replicas have failed to start so often that none is to be waited for."""
+        """Whether so many starts failed in a row that callers should not wait for a replica."""
         return self._start_failures >= self._open_after
 
     def failed(self, now: float, point: float, *, began_at: float | None = None) -> float:
-        """Notes that a replica could not be started.
+        """Records a failed start.
 
         Args:
             now: The time.
             point: A random number from [0, 1).
-            began_at: When its start began; `now` where that is not known.
+            began_at: When the start began; `now` if that is not known.
 
         Returns:
             `next_at`.
@@ -88,18 +88,18 @@ class Restarts:
         return self.next_at
 
     def started(self, now: float) -> None:
-        """Notes that a replica has become ready."""
+        """Records that a replica has become ready."""
         self._started_at = now
         self._start_failures = 0
 
     def forget(self) -> None:
-        """Forgets all failures: they were those of other code, or of another config."""
+        """Clears all failures, since they were those of other code or another config."""
         self.next_at = -math.inf
         self._failures = 0
         self._start_failures = 0
 
     def lived_well(self, now: float) -> None:
-        """Notes that a replica has been ready for long enough: the next failure is a first one.
+        """Records that a replica has been ready long enough; the next failure is a first one.
 
         Args:
             now: The time.
@@ -108,13 +108,13 @@ class Restarts:
         self.next_at = min(self.next_at, now + self._initial_s)
 
     def died(self, now: float, point: float, *, ready_at: float | None = None) -> float:
-        """Notes that a replica has died once it was ready.
+        """Records that a replica has died after it was ready.
 
         Args:
             now: The time.
             point: A random number from [0, 1).
-            ready_at: Since when it was ready. Where that is not known it counts as the last that
-                became so, which can only make the wait longer.
+            ready_at: When it became ready. If that is not known, the last time that any replica
+                became ready is used, which can only make the wait longer.
 
         Returns:
             `next_at`.
@@ -128,7 +128,7 @@ class Restarts:
         return self.next_at
 
     def _wait(self, now: float, point: float) -> None:
-        # Beyond some hundred failures the power would overflow; the longest wait is reached before.
+        # The exponent is limited to avoid an overflow; the maximum wait is reached long before.
         growth = self._factor ** min(self._failures, 64)
         self._failures += 1
         self.next_at = now + point * min(self._max_s, self._initial_s * growth)

@@ -1,21 +1,21 @@
-"""Which replicas to start and which to drain, so that in the end there are the right ones.
+"""Which replicas to start and which to drain, to reach the wanted number and version.
 
-It looks at all of them at once and has no memory: whatever happens (one becomes ready, one dies,
-there should be more, all should be of another version), it is asked again. The rival is a plan with
-steps, which has to be mended whenever something happens that it did not foresee.
+The decision looks at all replicas at once and keeps no state: whenever something changes (a replica
+becomes ready or dies, another number or version is wanted), it is made again. The alternative, a
+plan of steps, would have to be repaired whenever something unexpected happens.
 
-What holds after each decision is carried out:
+After each decision is carried out, this holds:
 
-* Ready replicas are drained only as far as there are more of them than wanted. So an update or a
-  recycling takes no capacity away, and one whose new replicas never become ready goes no further.
-* At most ``wanted + surge`` replicas are there beside those that drain or stop: a replacement goes
-  ``surge`` at a time, and scaling up starts all that are missing at once.
-* While the ready ones are kept, for a change that may yet fail, none of them is drained, and all
-  that are missing of the version are started beside them, ``surge`` at a time.
-* One that is not ready is drained as soon as it is of an older version, for nobody will need it.
+* Ready replicas are drained only if there are more of them than wanted. So an update or a recycling
+  does not reduce capacity, and stops if its new replicas never become ready.
+* There are at most ``wanted + surge`` replicas, not counting those that drain or stop: a
+  replacement proceeds ``surge`` replicas at a time, and scaling up starts all missing ones at once.
+* With ``keeps_ready``, for a change that may still fail, no ready replica is drained, and the
+  missing replicas of the version are started beside them, ``surge`` at a time.
+* A replica that is not ready is drained as soon as its version is outdated.
 
-Replicas that drain or stop count for nothing: they take no work any more, and how long they take to
-finish what they have is no reason to wait.
+Replicas that drain or stop are not counted: they accept no more work, and a decision does not wait
+until they have finished theirs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _NOT_YET_READY = frozenset({LifeState.NEW, LifeState.STARTING})
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[Id]):
-    """One replica, as far as the decision depends on it.
+    """The data of one replica that the decision depends on.
 
     Attributes:
-        id: What it is called in the decision.
-        version: The version that it is of. One that is to be replaced for a reason of its own has
-            any but that of the others.
-        state: Where it is in its life.
-        ongoing: How many requests it runs.
+        id: Its identifier in the decision.
+        version: Its version. A replica that is to be replaced for another reason has a version that
+            differs from the wanted one.
+        state: Its state.
+        ongoing: The number of requests that it runs.
     """
 
     id: Id
@@ -53,11 +53,11 @@ class Seen(Generic[Id]):
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Id]):
-    """What is to be done.
+    """Which replicas to start and drain.
 
     Attributes:
-        start: How many replicas of the version to start.
-        drain: Which replicas to drain, in this order.
+        start: The number of replicas of the wanted version to start.
+        drain: The replicas to drain, in this order.
     """
 
     start: int
@@ -72,20 +72,20 @@ def decide(
     *,
     keeps_ready: bool = False,
 ) -> Decision[Id]:
-    """Decides what to do.
+    """Decides which replicas to start and drain.
 
-    To scale down, those of older versions go first, then those that are not ready, the youngest
-    first, then the least busy, of these the oldest first.
+    To scale down, replicas of older versions are drained first, then those that are not ready, the
+    youngest first, then the least busy ones, and of equally busy ones the oldest first.
 
     Args:
-        replicas: Those there are, the oldest first.
-        wanted: How many there should be; 0 drains all.
-        version: The version that they should be of.
-        surge: How many more there may be while they are replaced, at least 1.
-        keeps_ready: Whether no ready one is to be drained.
+        replicas: The existing replicas, the oldest first.
+        wanted: The wanted number of replicas; 0 drains all.
+        version: The wanted version.
+        surge: How many additional replicas there may be during a replacement, at least 1.
+        keeps_ready: Whether no ready replica may be drained.
 
     Returns:
-        What to start and what to drain; nothing of either where all is as it should be.
+        What to start and what to drain; neither if nothing needs to change.
     """
     assert wanted >= 0
     assert surge >= 1
@@ -100,7 +100,7 @@ def decide(
 
     useless = [seen for seen in unready if seen.version != version]
     starting = [seen for seen in unready if seen.version == version]
-    # Those that stay of an older version go one by one as these become ready.
+    # The remaining ones of older versions are drained as these become ready.
     beside = max(surge if keeps_ready else 0, wanted + surge - len(staying))
     room = max(0, min(wanted - of_version, beside))
     too_many = starting[room:]

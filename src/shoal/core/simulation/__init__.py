@@ -1,1 +1,1 @@
-"""A batcher in simulated time: the real rules, without an event loop."""
+"""Simulation of a batcher: the real rules in simulated time, without an event loop."""

@@ -1,11 +1,11 @@
-"""A batcher without an event loop: its callers, slots and handler are steps of one loop.
+"""A simulated batcher: its callers, worker slots and handler are steps of one loop.
 
-It does what `batching` does, in the same order, and decides nothing by itself: requests get their
-terms and enter the `Former`, a slot that has nothing to do asks it and waits until it is rung, the
-batches that ran tell the model how long they took.
+It does what `batching` does, in the same order, and makes no decisions of its own: requests get
+their options and are passed to the `Former`, an idle slot asks it and waits until it is woken, and
+the run times of batches are reported to the model.
 
-At one instant what arrives comes first, then batches end, then time is up for those who have no
-more of it, then free slots look at the line. In an event loop chance settles that.
+Events of one instant are processed in this order: arrivals, ends of batches, timeouts, then idle
+slots look at the queue. In an event loop this order is random.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _UNTIL_SOMEONE_COMES = Wait(None, 1)
 
 
 class SimulatedBatcher:
-    """One batcher and one trace.
+    """A batcher that serves one trace.
 
     Attributes:
         arrived_at, latency_s, outcomes, batches: As in `Simulation`.
-        ended_at: When the last batch ended.
+        ended_at: When the last batch ended, in seconds.
 
     Invariant: ``_running`` and ``_since`` have the batches in the handler, one for each busy slot.
     """
@@ -60,15 +60,15 @@ class SimulatedBatcher:
         )
         self._timers = self._former.overdue.timers
         self._is_timed = False
-        # When each batch ends, its number, which puts equal times in order, and whether it is out
-        # of time then.
+        # When each batch ends, its number, which orders equal times, and whether the handler times
+        # out then.
         self._running: list[tuple[float, int, Batch, bool]] = []
         self._since: dict[Batch, float] = {}
         self._former.batches = self._since
-        # Whether a slot waits at the line, and until when; it looks no sooner unless rung.
+        # Whether a slot waits for requests, and until when; it decides no sooner unless woken.
         self._listens = False
         self._listens_until = _NEVER
-        # When there is something to do beside letting requests come.
+        # The time of the next event other than an arrival.
         self._next_at = _NEVER
         self.arrived_at = array("d")
         self.latency_s = array("d")
@@ -78,17 +78,17 @@ class SimulatedBatcher:
         self._tell_idle(-_NEVER)
 
     def serve(self, trace: Iterable[float | Arrival]) -> None:
-        """Lets every request of the trace come, and end."""
+        """Runs the whole trace until every request has ended."""
         latest = -_NEVER
         for place, arrival in enumerate(trace):
             at = arrival.at if isinstance(arrival, Arrival) else arrival
             if not latest <= at < _NEVER:
                 raise ValueError(
-                    f"a trace goes forward in time, but request {place} of it comes at {at} s, "
+                    f"the times of a trace must ascend, but request {place} arrives at {at} s, "
                     f"after one at {latest} s"
                 )
             if place == 0:
-                self._next_at = at  # when the slots begin to look at the line
+                self._next_at = at  # when the slots first look at the queue
             latest = at
             while self._next_at < at:
                 self._step()
@@ -96,7 +96,7 @@ class SimulatedBatcher:
             self.latency_s.append(math.nan)
             self.outcomes.append(Outcome.FINISHED)
             request = Request()
-            request.waiter = place  # nobody waits on it, so its place in the trace is put there
+            request.waiter = place  # there is no waiter, so this holds its position in the trace
             request.arrived_at = at
             request.error = request.batch = None
             self._enter(request, arrival)
@@ -106,13 +106,15 @@ class SimulatedBatcher:
                 latest = self._next_at
                 self._step()
             elif former.draining:
-                raise RuntimeError("requests wait, but no batch is made and nobody comes")
+                raise RuntimeError(
+                    "the policy forms no batch, though requests wait and no more will arrive"
+                )
             else:
                 former.drain()
                 self._ring(latest)
 
     def _enter(self, request: Request, arrival: float | Arrival) -> None:
-        """Does what a call does until it waits."""
+        """Does what a call does until it waits for its result."""
         former = self._former
         request.item = request.options = None
         if isinstance(arrival, Arrival) or self._has_request_options:
@@ -137,7 +139,7 @@ class SimulatedBatcher:
             self._next_at = min(self._next_at, until)
 
     def _resolve_options(self, request: Request, arrival: float | Arrival) -> bool:
-        """Gives a call its item and its record; says whether it may try to enter."""
+        """Sets the item and the options of a request; returns False if it has ended already."""
         call_options = NO_CALL_OPTIONS
         if isinstance(arrival, Arrival):
             request.item = arrival.item
@@ -157,7 +159,7 @@ class SimulatedBatcher:
         return True
 
     def _step(self) -> None:
-        """Does what there is to do next, other than letting requests come."""
+        """Processes the next event other than an arrival."""
         now = self._next_at
         former, running = self._former, self._running
         while running and running[0][0] <= now:
@@ -177,12 +179,12 @@ class SimulatedBatcher:
         self._next_at = next_at
 
     def _look_at_queue(self, now: float) -> None:
-        """Lets idle slots take batches, and the last of them wait where there is none."""
+        """Lets idle slots take batches until none is ready; then one of them waits."""
         former = self._former
         self._listens = False
         former.wake_at = 0
         while self._idle:
-            # An empty line needs no asking: it makes a slot wait for who comes first.
+            # With an empty queue the slot always waits for the next arrival.
             decision = former.decide(now) if former.live else _UNTIL_SOMEONE_COMES
             if isinstance(decision, Dispatch):
                 self._start(former.take(decision), decision.reason, now)
@@ -202,8 +204,8 @@ class SimulatedBatcher:
         run_s = self._run_time(load)
         if not 0 <= run_s < _NEVER:
             raise ValueError(
-                "the latency model must give a time in seconds, but for a batch of size "
-                f"{load:g} it gives {run_s!r}"
+                "the latency model must return a time in seconds, but for a batch of size "
+                f"{load:g} it returned {run_s!r}"
             )
         interrupted = run_s > self._limit_s
         run_s = min(run_s, self._limit_s)
@@ -214,7 +216,7 @@ class SimulatedBatcher:
         self._tell_idle(now)
 
     def _end(self, batch: Batch, now: float, *, interrupted: bool) -> None:
-        """Ends a batch, with results unless the handler is out of time or everybody has left."""
+        """Ends a batch, with results unless the handler has timed out or all callers have left."""
         run_s = now - self._since.pop(batch)
         latency_s = self.latency_s
         for request in batch.members:
@@ -234,7 +236,7 @@ class SimulatedBatcher:
         self._tell_idle(now)
 
     def _expire(self, request: Request, now: float) -> None:
-        """Lets a request go whose time is up."""
+        """Removes a request that has timed out."""
         if request.state is RUNNING:
             batch, request.batch = request.batch, None
             assert isinstance(batch, Batch)
@@ -257,6 +259,6 @@ class SimulatedBatcher:
             self._ring(now)
 
     def _ring(self, now: float) -> None:
-        """Makes the slot that waits at the line decide again."""
+        """Makes the waiting slot decide again."""
         if self._listens:
             self._listens_until = self._next_at = now

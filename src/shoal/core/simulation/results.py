@@ -1,4 +1,4 @@
-"""What a simulation is given and gives back: arrivals and run times, outcomes and batches."""
+"""The inputs and results of a simulation: arrivals and run times, outcomes and batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Arrival(NamedTuple):
     """One call of a trace.
 
     Attributes:
-        at: When it is made, in seconds from the beginning.
-        item: What it passes; only options with functions of an item look at it.
-        priority: Its level, as in ``options(priority=...)``.
+        at: When it is made, in seconds from the start of the trace.
+        item: What it passes; only used by options that are functions of an item.
+        priority: Its priority level, as in ``options(priority=...)``.
         deadline_s: How long it may take, as in ``options(deadline_s=...)``.
-        queue_timeout_s: How long it may wait in line, as in ``options(queue_timeout_s=...)``.
+        queue_timeout_s: How long it may wait in the queue, as in ``options(queue_timeout_s=...)``.
     """
 
     at: float
@@ -38,23 +38,23 @@ class Arrival(NamedTuple):
 
 @runtime_checkable
 class RunTimes(Protocol):
-    """Run times that vary: a model that starts anew for each simulation."""
+    """A model of varying run times, which is reset for each simulation."""
 
     def sampler(self) -> Callable[[float], float]:
-        """Returns a function from a batch's size to how long its run takes, in seconds."""
+        """Returns a function from a batch's size to its run time, in seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A run takes some time for the batch and some for each item.
+    """A linear model: a run takes a fixed time for the batch and some for each item.
 
     Attributes:
         fixed_s: The part that does not depend on the batch, in seconds.
         per_item_s: The part for each item, or for each unit of cost, in seconds.
         jitter: How much run times vary: the standard deviation of their logarithm. With 0.1 two
             thirds of the runs are within a tenth of the usual time.
-        seed: What the variation is drawn from; with the same seed it is the same.
+        seed: The seed of the variation.
     """
 
     fixed_s: float
@@ -67,7 +67,7 @@ class Linear:
         return self.fixed_s + self.per_item_s * size
 
     def sampler(self) -> Callable[[float], float]:
-        """Returns a function from a batch's size to how long its run takes, in seconds."""
+        """Returns a function from a batch's size to its run time, in seconds."""
         if not self.jitter:
             return self
         draw = random.Random(self.seed).lognormvariate  # noqa: S311 - no secret is drawn
@@ -80,11 +80,11 @@ class Outcome(StrEnum):
     FINISHED = "finished"
     """It was answered."""
     REJECTED = "rejected"
-    """It was refused when it came."""
+    """It was refused on arrival."""
     SHED = "shed"
-    """It gave its place in line to another."""
+    """It was removed from the queue to make room for another request."""
     EXPIRED = "expired"
-    """Its time was up."""
+    """It timed out."""
     FAILED = "failed"
     """The handler ran for longer than ``handler_timeout_s``."""
 
@@ -93,12 +93,12 @@ class SimulatedBatch(NamedTuple):
     """One batch of a simulation.
 
     Attributes:
-        dispatched_at: When it was cut, in seconds from the beginning of the trace.
-        reason: Why it was cut.
-        requests: Its requests in their order, by their places in the trace.
-        size: What it counted for against ``max_batch_size``: its requests, or the sum of their
-            costs.
-        run_s: How long the handler had it, in seconds.
+        dispatched_at: When it was dispatched, in seconds from the start of the trace.
+        reason: Why it was dispatched.
+        requests: Its requests in order, by their positions in the trace.
+        size: Its size as compared with ``max_batch_size``: the number of its requests, or the sum
+            of their costs.
+        run_s: How long the handler took for it, in seconds.
     """
 
     dispatched_at: float
@@ -110,15 +110,15 @@ class SimulatedBatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Simulation:
-    """What the options did.
+    """The results of a simulation.
 
     Attributes:
         options: The options.
-        arrived_at: When each request of the trace came, in seconds.
-        latency_s: How long each request took from then to its result, in seconds; NaN for those
-            that were not answered.
+        arrived_at: When each request of the trace arrived, in seconds.
+        latency_s: How long each request took from its arrival to its result, in seconds; NaN if it
+            got none.
         outcomes: How each request ended.
-        batches: The batches, in the order in which they were cut.
+        batches: The batches, in order of dispatch.
         duration_s: From the first arrival to the end of the last batch, in seconds.
     """
 
@@ -130,10 +130,10 @@ class Simulation:
     duration_s: float
 
     def percentile_s(self, percent: float) -> float:
-        """Returns the time within which so many percent of the answered requests were answered.
+        """Returns a percentile of the latency of the answered requests.
 
         Returns:
-            The latency in seconds; NaN where none was answered.
+            The latency in seconds; NaN if no request was answered.
         """
         answered = sorted(latency for latency in self.latency_s if latency == latency)
         if not answered:
@@ -141,7 +141,7 @@ class Simulation:
         return answered[max(0, math.ceil(len(answered) * percent / 100) - 1)]
 
     def waits_s(self) -> array[float]:
-        """Returns how long each request waited in line, in seconds; NaN where it was not taken."""
+        """Returns each request's time in the queue, in seconds; NaN if it was never dispatched."""
         waits = array("d", [math.nan]) * len(self.arrived_at)
         for batch in self.batches:
             for request in batch.requests:
@@ -150,27 +150,27 @@ class Simulation:
 
     @property
     def count(self) -> Mapping[Outcome, int]:
-        """How many requests ended in each way."""
+        """The number of requests by outcome."""
         counted = Counter(self.outcomes)
         return {outcome: counted[outcome] for outcome in Outcome}
 
     @property
     def reasons(self) -> Mapping[DispatchReason, int]:
-        """How many batches were cut for each reason."""
+        """The number of batches by dispatch reason."""
         counted = Counter(batch.reason for batch in self.batches)
         return {reason: counted[reason] for reason in DispatchReason}
 
     @property
     def mean_batch(self) -> float:
-        """How many requests a batch had on average; NaN where there was none."""
+        """The average number of requests per batch; NaN if there was none."""
         taken = sum(len(batch.requests) for batch in self.batches)
         return taken / len(self.batches) if self.batches else math.nan
 
     @property
     def busy_share(self) -> float:
-        """For which part of the time a slot was busy, on average over all slots; 0 to 1.
+        """The part of the time that a slot was busy, averaged over all slots; 0 to 1.
 
-        It is 0 where there is no bound on how many there are.
+        It is 0 if the number of slots is unlimited.
         """
         run_s = sum(batch.run_s for batch in self.batches)
         available_s = self.duration_s * self.options.slots

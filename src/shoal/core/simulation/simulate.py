@@ -1,15 +1,15 @@
-"""What options would do at some traffic: the real rules, in time that is only a number.
+"""Simulates how a batcher's options handle some traffic, with the real rules in simulated time.
 
-The line and the rule that cuts batches decide and never act, so they can be asked here as the slots
-ask them, without an event loop: an arrival enters the real `Former`, a free slot asks it, and the
-handler is nothing but how long it takes. A minute of traffic takes a moment, and the answer is the
-engine's own, request by request; the tests hold the two against each other.
+The queue and the rules that form batches only decide and have no side effects, so they can be used
+without an event loop: an arrival is passed to the real `Former`, a free slot asks it, and the
+handler is represented by its run time only. A minute of traffic is simulated in a moment, and the
+result is the same as the engine's for every request; the tests compare the two.
 
-The rival is a formula, or a model of the rule beside the rule. Formulas exist for the simplest
-lines alone, and a second copy of the rules would be wrong the day after the first one changes.
+The alternatives are a formula, or a second implementation of the rules. Formulas exist only for the
+simplest queues, and a second implementation would be wrong as soon as the first one changes.
 
-What is left out is what the program itself costs, some microseconds a request: a simulation says
-nothing of how many requests one process can take in.
+The overhead of the program itself, some microseconds per request, is left out: a simulation does
+not tell how many requests one process can handle.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ def simulate(
     options: BatchOptions,
     latency_model: Callable[[float], float] | RunTimes,
 ) -> Simulation:
-    """Runs the rules that form batches over a trace of arrivals, in virtual time.
+    """Simulates a batcher that serves a trace of arrivals.
 
-    When the last request has come the batcher goes on until all have ended; where options would
-    wait for company for ever, it then drains.
+    After the last arrival the batcher runs until all requests have ended. If its options would wait
+    for more requests forever, it is then drained.
 
     Args:
-        trace: When requests come, in ascending order: times in seconds, or `Arrival` for calls that
-            are not all alike.
+        trace: The arrivals in ascending order: times in seconds, or `Arrival` records for calls
+            that are not all alike.
         options: The options of the batcher.
-        latency_model: How long the handler takes, in seconds: a function of the size that it is
-            given (the sum of the costs where there is a ``batch_size_fn``), or a `Linear`.
+        latency_model: The run time of the handler, in seconds: a function of the batch size (the
+            sum of the costs with a ``batch_size_fn``), or a `Linear`.
 
     Returns:
-        What became of every request, and the batches.
+        The outcome of every request, and the batches.
 
     Raises:
-        ValueError: The trace goes back in time, the model gives no time, or the options can't be
-            simulated: with `split` one call makes several requests.
+        ValueError: The times of the trace do not ascend, the model returns an invalid time, or the
+            options can't be simulated: with `split` one call makes several requests.
     """
     if options.split is not None:
         raise ValueError("split can't be simulated: write its parts into the trace, as requests")

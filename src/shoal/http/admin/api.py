@@ -1,7 +1,7 @@
 """The admin API: the verbs of a `Client` as HTTP, under ``/-/api/``.
 
 ============================================  ======================================================
-``GET status``                                what there is, and how it is
+``GET status``                                the state of backends and endpoints
 ``GET POST backends``                         lists them, creates one
 ``GET PATCH DELETE backends/{tag}``           its config; changes that; deletes it (``?force=1``)
 ``POST backends/{tag}/scale``                 ``{"num_replicas": 2}``
@@ -15,9 +15,10 @@
 ``POST shutdown``                             ends the controller
 ============================================  ======================================================
 
-A request passes in this order: who it is (`guard`), what it asks for, its body, what it may
-have imported (`imports`), and then the client's own checks. A verb whose client leaves is
-cancelled, as it is where a task that waits for it is cancelled; but what drains goes on.
+A request is checked in this order: its authorization (`guard`), its path and method, its body, its
+import paths (`imports`), and then by the client's own checks. A verb is cancelled if the HTTP
+client disconnects, as it is if a task that waits for it is cancelled. A shutdown goes on, and so
+does a drain that has begun.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from shoal.serving.clients.protocol import Client
 
 API: Final = "/-/api/"
-"""What all its paths begin with."""
+"""The prefix of all its paths."""
 
 _SAFE: Final = frozenset({"GET"})
 _FRESH: Final = ((b"cache-control", b"no-store"),)
@@ -57,11 +58,11 @@ class AdminRoute:
 
     Attributes:
         method: The HTTP method.
-        path: The path below `API`; a step in braces stands for any.
-        run: Does it.
-        stream: Does it where the client accepts streams; sends the answer itself.
-        max_body_bytes: How large the body may be; 0 where there is none.
-        goes_on: Whether it goes on when its client leaves.
+        path: The path below `API`; a segment in braces matches any.
+        run: Runs the verb, and returns its result.
+        stream: Runs the verb for a client that accepts streams, and sends the answer itself.
+        max_body_bytes: The largest body, in bytes; 0 if the verb takes none.
+        goes_on: Whether the verb goes on when its client disconnects.
     """
 
     method: str
@@ -73,28 +74,28 @@ class AdminRoute:
 
     @property
     def changes(self) -> bool:
-        """Whether it changes something, or makes something run."""
+        """Whether the verb changes something, or runs code."""
         return self.method not in _SAFE
 
 
 class AdminApi:
     """Answers the requests to the admin API.
 
-    Who makes it decides where it may be mounted: without a token, only where whoever can reach it
-    is the operator, which is on a UNIX socket of the operator's.
+    Without a token, mount it only where no one but the operator can connect: on a UNIX socket that
+    only the operator's user can open.
 
     Args:
-        client: What it drives.
-        token: What requests must present as ``Authorization: Bearer``; None for an open door.
-        allowed_modules: The modules that import paths may lead to, with all below them; ``["*"]``
+        client: The client that runs the verbs.
+        token: The token that requests must send as ``Authorization: Bearer``; None for no token.
+        allowed_modules: The modules that import paths may name, with their submodules; ``["*"]``
             for all, None for none.
-        hosts: Names, besides those of the loopback, by which an open door may be asked for.
+        hosts: Host names, besides those of the loopback, that are accepted without a token.
         settings: How requests are read and answered; None for the defaults. A call may be as large
             here as it may at a route.
 
     Raises:
         TypeError: An argument has the wrong type.
-        ValueError: The token can't stand in a header, or a module's name is none.
+        ValueError: The token can't be sent in a header, or a module's name is malformed.
     """
 
     def __init__(
@@ -109,19 +110,19 @@ class AdminApi:
         self._guard = Guard(token, hosts)
         settings = settings or HttpSettings()
         verbs = Verbs(client, ImportRule(allowed_modules), settings.heartbeat_s)
-        # What stands around the item comes on top.
+        # The JSON around the item adds to the size of a call.
         self._routes = tuple(_routes_of(verbs, settings.max_body_bytes + MAX_BODY_BYTES))
 
     def routes(self) -> Sequence[AdminRoute]:
-        """Returns all that it answers."""
+        """Returns the routes of the API."""
         return self._routes
 
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request to a path below `API`.
 
         Raises:
-            Refused: It is answered with a problem.
-            ClientLeft: The client is gone; what it asked for was cancelled.
+            Refused: The request is to be answered with a problem.
+            ClientLeft: The client is gone; its verb was cancelled.
         """
         method: str = exchange.scope["method"]
         self._guard.check(exchange.scope, changes=method not in _SAFE)
@@ -189,7 +190,7 @@ def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
 
 
 def _matched(pattern: str, steps: list[str]) -> dict[str, str] | None:
-    """Returns what a path's steps are called by a pattern; None if it is not of the pattern."""
+    """Returns the values of a pattern's placeholders; None if the path does not match."""
     wanted = pattern.split("/")
     if len(wanted) != len(steps):
         return None
@@ -202,16 +203,16 @@ def _matched(pattern: str, steps: list[str]) -> dict[str, str] | None:
     return names
 
 
-async def _run(route: AdminRoute, asked: AdminRequest) -> None:
-    exchange = asked.exchange
+async def _run(route: AdminRoute, request: AdminRequest) -> None:
+    exchange = request.exchange
     if route.stream is not None and _accepts_streams(exchange):
-        await route.stream(asked)
+        await route.stream(request)
         return
     result: Any = None
 
     async def run() -> None:
         nonlocal result
-        result = await route.run(asked)
+        result = await route.run(request)
 
     if route.goes_on:
         await run()

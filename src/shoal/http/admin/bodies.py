@@ -1,11 +1,11 @@
-"""The bodies of the admin API: of a request one JSON object, of an error a problem.
+"""The bodies of the admin API: a JSON object for a request, a problem for an error.
 
-Only the shape of a request is checked here. What the members hold is for the client's verbs to
-check, so that their errors are the same whichever way they were asked.
+Only the names of a request's members are checked here. The client's verbs check their values, so
+that errors are the same with a local client.
 
-A remote client makes a verb's error again from the problem. Who may use the admin API is the
-operator. So here an error's text is told, and that of the user's own code as well;
-`shoal.http.requests.problem` tells neither.
+Only the operator may use the admin API, and a remote client makes a verb's error again from the
+problem. So the problem contains the error's text, even of an error in user code;
+`shoal.http.requests.problem` sends neither.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 MAX_BODY_BYTES: Final = 2**20
-"""How large a body may be of which nothing goes to user code."""
+"""The largest body of a request other than a call, in bytes."""
 
 
 async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
@@ -30,11 +30,12 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
 
     Args:
         exchange: The request.
-        max_bytes: How large the body may be.
+        max_bytes: The largest body, in bytes.
 
     Raises:
-        Refused: It is not JSON, is no object, or is too large.
-        ClientLeft: The client left before it had sent it all.
+        Refused: The body is not JSON, or is too large.
+        TypeError: The body is not an object.
+        ClientLeft: The client disconnected before it had sent the whole body.
     """
     media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
@@ -61,10 +62,10 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
 def members(
     body: dict[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """Checks that an object has the members that it should, and no others.
+    """Checks that an object has the required members and no unknown ones, and returns it.
 
     Raises:
-        TypeError: One is missing or unknown.
+        TypeError: A member is missing or unknown.
     """
     for name in required:
         if name not in body:
@@ -108,7 +109,7 @@ _RETRY: Final = ((b"retry-after", b"1"),)
 
 
 def admin_problem(error: Exception) -> Problem:
-    """Says how the admin API tells of an error."""
+    """Returns the problem by which the admin API reports an error."""
     described = sent(error)
     status = _STATUSES[described.kind]
     title = described.kind.replace("-", " ").capitalize()

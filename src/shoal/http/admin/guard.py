@@ -1,12 +1,14 @@
-"""Who may use the admin API: decided from a request's headers, before its body is read.
+"""Authorization of requests to the admin API, from their headers, before the body is read.
 
-A door with a token is for who knows the token. A door without one is for who can reach it, which is
-right only on a UNIX socket that one user can open: what comes to a port may have come through a
-relay, and a relay need not say so. A relay of that user's own is known by what most of them add.
+With a token, a request must send it. Without one, every client that can connect may use the API.
+That is safe only on a UNIX socket that a single user can open: a request to a port may have passed
+through a relay, which need not announce itself. Requests through a relay of that user's own are
+detected by the headers that most relays add.
 
-A browser can be led to a door by a page of somebody else's. Such a page can't set the token's
-header. On an open door it is known by the name that it had to ask for (DNS rebinding makes that
-name lead here, but can't make it ours), and on every door by its ``Origin``.
+A foreign web page can make the user's browser send requests. Such a page can't set the token's
+header. Without a token it is detected by the ``Host`` header: with DNS rebinding a foreign name
+resolves to this server, but the header still has that foreign name. In both cases a request that
+changes something is detected by its ``Origin`` header.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ _OF_PROXIES: Final = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x
 
 
 class Guard:
-    """Lets requests in, or refuses them.
+    """Authorizes requests, or refuses them.
 
     Args:
-        token: What they must present; None for an open door.
-        hosts: Names, besides those of the loopback, by which an open door may be asked for.
+        token: The token that requests must send; None for no token.
+        hosts: Host names, besides those of the loopback, that are accepted without a token.
 
     Raises:
-        TypeError: The token is no text.
-        ValueError: The token is empty, or can't stand in a header.
+        TypeError: The token is not text.
+        ValueError: The token is empty, or can't be sent in a header.
     """
 
     def __init__(self, token: str | None, hosts: Iterable[str] = ()) -> None:
@@ -43,14 +45,14 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in hosts)
 
     def check(self, scope: Scope, *, changes: bool) -> None:
-        """Lets a request in.
+        """Checks that a request is authorized.
 
         Args:
-            scope: Its ASGI scope.
-            changes: Whether its method is one that changes something.
+            scope: The request's ASGI scope.
+            changes: Whether its method changes something.
 
         Raises:
-            Refused: It is not let in.
+            Refused: It is not authorized.
         """
         if self._token is None:
             self._check_host(scope)
@@ -62,8 +64,8 @@ class Guard:
                 Problem(
                     403,
                     "cross-origin",
-                    "Pages of a browser can't change anything here",
-                    "The request has an Origin header, which programs don't send.",
+                    "Requests of web pages can't change anything here",
+                    "The request has an Origin header, which browsers send and programs don't.",
                 )
             )
 
@@ -75,9 +77,7 @@ class Guard:
             return
         detail = "The token is wrong." if given else "Send Authorization: Bearer, and the token."
         challenge = ((b"www-authenticate", b'Bearer realm="shoal"'),)
-        raise Refused(
-            Problem(401, "wrong-token", "The admin API asks for a token", detail, challenge)
-        )
+        raise Refused(Problem(401, "wrong-token", "The admin API needs a token", detail, challenge))
 
     def _check_host(self, scope: Scope) -> None:
         given = _values(scope, b"host")
@@ -87,20 +87,20 @@ class Guard:
             Problem(
                 421,
                 "misdirected",
-                "The admin API does not go by this name",
-                "Ask for localhost, 127.0.0.1 or [::1].",
+                "The admin API does not accept this host name",
+                "Use localhost, 127.0.0.1 or [::1] as the host.",
             )
         )
 
     def _check_not_forwarded(self, scope: Scope) -> None:
-        # A proxy that stands before the port asks for it by a loopback name, whoever asked that.
+        # A proxy on this machine uses a loopback name, wherever its own client is.
         if any(_values(scope, name) for name in _OF_PROXIES):
             raise Refused(
                 Problem(
                     403,
                     "forwarded",
-                    "The admin API is not to be had through a proxy",
-                    "It asks for no token here, so only programs of this machine may use it.",
+                    "The admin API can't be used through a proxy",
+                    "It needs no token here, so only programs on this machine may use it.",
                 )
             )
 
@@ -120,11 +120,11 @@ class Guard:
 
 def _checked(token: str) -> bytes:
     if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
-        raise TypeError(f"a token is text, not of type {type(token).__name__}")
+        raise TypeError(f"a token must be text, not {type(token).__name__}")
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise ValueError(
-            "a token is made of printable ASCII characters, without spaces; "
-            "python -c 'import secrets; print(secrets.token_urlsafe())' makes a good one"
+            "a token must consist of printable ASCII characters, without spaces; generate one by: "
+            "python -c 'import secrets; print(secrets.token_urlsafe())'"
         )
     return token.encode("ascii")
 

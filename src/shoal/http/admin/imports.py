@@ -1,13 +1,12 @@
-"""Which modules the admin API may have imported.
+"""The rule for which modules can be imported through the admin API.
 
-A name of a module that came over a socket is the right to run what is in it. So the operator says
-at the start which modules these are; by default there are none. What else would run code of the
-sender's choice goes by the same rule: another interpreter, the environment of a process, Ray's
-runtime environments.
+To import a module is to run its code. So the operator names the allowed modules when the server
+starts; by default none are allowed. The same rule applies to other options by which the sender
+chooses the code: another interpreter, the environment of a process, Ray's runtime environments.
 
-Two things are checked of each name, by `ImportRule` for all alike: that its module is allowed, and,
-when it is loaded, that what it leads to is that module's own (`OwnPath`). The same holds for names
-that a state file gives back, unless the program that restores them declares them itself.
+`ImportRule` checks that the module of an import path is allowed. When the path is loaded, `OwnPath`
+checks that the module's own package defines the object. The same holds for import paths from a
+state file, unless the program that restores them declares them itself.
 """
 
 from __future__ import annotations
@@ -23,65 +22,64 @@ if TYPE_CHECKING:
 
 ANY: Final = "*"
 
-# Options by which the sender chooses what runs, and not only how.
-_POWERS: Final = ("python", "env")
+# Options by which the sender chooses what code runs, and not only how.
+_CODE_OPTIONS: Final = ("python", "env")
 _RAY_OPTIONS: Final = ("ray_options", "ray_actor_options")
-_RAY_POWER: Final = "runtime_env"
+_RAY_CODE_OPTION: Final = "runtime_env"
 
 
 class ImportRule:
-    """What may be imported.
+    """The rule for which modules may be imported.
 
     Args:
-        allowed: Names of modules; each stands for what is below it as well. ``"*"`` is for all.
-            None for none.
+        allowed: Names of modules, each with its submodules; ``"*"`` allows all. None for none.
 
     Raises:
-        TypeError: It is no sequence of names.
-        ValueError: A name is none of a module.
+        TypeError: It is not a sequence of names.
+        ValueError: A name is not that of a module.
     """
 
     def __init__(self, allowed: Sequence[str] | None) -> None:
         if isinstance(allowed, str):
-            raise TypeError(f"allowed_modules is a list of names: [{allowed!r}]")
+            raise TypeError(f"allowed_modules must be a list of names: [{allowed!r}]")
         names = tuple(allowed or ())
         for name in names:
             if name != ANY and not all(part.isidentifier() for part in name.split(".")):
-                raise ValueError(f"{name!r} is no name of a module, such as 'package.module'")
+                raise ValueError(f"{name!r} is not a module's name, such as 'package.module'")
         self.allows_all = ANY in names
         self._names = names
 
     def checked(self, path: str) -> str:
-        """Checks an import path, and returns it as what is to be loaded in its place.
+        """Checks an import path, and returns the path to load in its place.
 
         Raises:
-            ValueError: It is none.
-            NotAllowed: It leads to a module that was not allowed.
+            ValueError: It is not an import path.
+            NotAllowed: Its module is not allowed.
         """
         module, name = split_import_path(path)
         if self.allows_all:
             return path
         if not any(f"{module}.".startswith(f"{allowed}.") for allowed in self._names):
-            these = f"only {', '.join(self._names)} and below" if self._names else "none so far"
+            these = f"only {', '.join(self._names)} and submodules" if self._names else "none"
             raise NotAllowed(
                 f"{path!r}: the operator did not allow imports from {module!r} here; "
                 f"allowed: {these}"
             )
         if name.startswith("_"):
-            raise NotAllowed(f"{path!r}: here a name does not begin with an underscore")
+            raise NotAllowed(f"{path!r}: the name can't begin with an underscore here")
         if "." in name:
-            # Through an attribute of a module one gets to whatever that module has imported.
-            raise NotAllowed(f"{path!r}: here a name has no dots; give it a name in its module")
+            # The attributes of a module include the modules that it has imported.
+            raise NotAllowed(f"{path!r}: the name can't have dots here; use a name in the module")
         return OwnPath(path)
 
     def checked_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Checks all import paths in a backend's config, and what else chooses the code that runs.
+        """Checks a backend's config: import paths, and other options that choose what code runs.
 
         Returns:
-            The config with the paths as `checked` returns them.
+            The config, with the paths as `checked` returns them.
 
         Raises:
-            NotAllowed: It has something that was not allowed.
+            NotAllowed: It has a path or an option that is not allowed.
         """
         if self.allows_all:
             return dict(config)
@@ -89,23 +87,22 @@ class ImportRule:
 
     def _checked_option(self, name: str, value: Any) -> Any:
         if name == "user_config":
-            return value  # that is the code's own business
-        if name in _POWERS and value:
-            raise _too_mighty(name)
-        if name in _RAY_OPTIONS and isinstance(value, Mapping) and _RAY_POWER in value:
-            raise _too_mighty(f"{name}[{_RAY_POWER!r}]")
+            return value  # only the user's code interprets it
+        if name in _CODE_OPTIONS and value:
+            raise _chooses_code(name)
+        if name in _RAY_OPTIONS and isinstance(value, Mapping) and _RAY_CODE_OPTION in value:
+            raise _chooses_code(f"{name}[{_RAY_CODE_OPTION!r}]")
         if isinstance(value, str):
             return self.checked(value) if _is_import_path(value) else value
-        for text in _texts(value):  # no option has one deeper down; if one ever has, it is checked
+        for text in _texts(value):  # no option has nested paths so far; check all the same
             if _is_import_path(text):
                 self.checked(text)
-        return value  # pyright: ignore[reportUnknownVariableType] (the option's own to check)
+        return value  # pyright: ignore[reportUnknownVariableType] (checked with the option)
 
 
-def _too_mighty(name: str) -> NotAllowed:
+def _chooses_code(name: str) -> NotAllowed:
     return NotAllowed(
-        f"{name} chooses what code runs, so it can be set only where the operator allowed all "
-        "modules"
+        f"{name} chooses what code runs, so it can be set only if the operator allowed all modules"
     )
 
 

@@ -1,7 +1,7 @@
-"""A door of its own for the operator: the admin API, with the application's other paths behind it.
+"""The ASGI application of an admin listener: the admin API, and another application behind it.
 
-It is served at a listener that is not the public one, such as a UNIX socket that only the
-operator's user can open.
+It is served at its own listener, such as a UNIX socket that only the operator's user can open, or
+at the public one with a token.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class AdminListener:
     """An ASGI application: the admin API, and another application behind it.
 
     Args:
-        api: What answers below ``/-/api/``.
-        behind: What answers all else; None for nothing. Its lifespan is not run here.
+        api: Answers paths below ``/-/api/``.
+        behind: Answers all other paths; None for nothing. Its lifespan is not run here.
         settings: How requests are read and answered.
     """
 
@@ -40,7 +40,7 @@ class AdminListener:
         """Answers as an ASGI application."""
         is_http = scope["type"] == "http"
         if is_http and split_path(scope)[1].startswith(API):
-            # The API has methods of its own for each path.
+            # The API checks the methods of its paths itself.
             await self._dispatcher.answer(scope, receive, send, {scope["method"]: self._page})
         elif self._behind is not None and scope["type"] != "lifespan":
             await self._behind(scope, receive, send)
@@ -50,4 +50,4 @@ class AdminListener:
             await receive()
             await send({"type": "websocket.close", "code": 1000})
         else:
-            raise ValueError(f"a door has no answer to a scope of type {scope['type']!r}")
+            raise ValueError(f"an admin listener can't answer a scope of type {scope['type']!r}")

@@ -1,4 +1,4 @@
-"""What each route of the admin API does with a client."""
+"""The functions behind the routes of the admin API."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _OPTIONS = ("method_name", "shard_key", "http_method", "http_headers", "timeout_
 
 
 class AdminRequest:
-    """One request that was let in.
+    """One request that was authorized.
 
     Attributes:
         exchange: The request.
-        names: What its path names, by what the route calls it.
-        body: The object in its body; empty where the route takes none.
+        names: The values of the placeholders in the route's path.
+        body: The object in its body; empty if the route takes none.
     """
 
     def __init__(self, exchange: Exchange, names: Mapping[str, str], body: dict[str, Any]) -> None:
@@ -37,11 +37,11 @@ class AdminRequest:
 
 
 class Verbs:
-    """The routes' functions; each returns what is answered as JSON.
+    """The routes' functions; each returns a result that is sent as JSON.
 
     Args:
-        client: What they drive.
-        imports: What may be imported.
+        client: The client that runs the verbs.
+        imports: The rule for what may be imported.
         heartbeat_s: How long a stream may be silent, in seconds.
     """
 
@@ -50,18 +50,18 @@ class Verbs:
         self._imports = imports
         self._heartbeat_s = heartbeat_s
 
-    async def status(self, asked: AdminRequest) -> Any:
+    async def status(self, request: AdminRequest) -> Any:
         """``GET status``."""
         return await self._client.status()
 
-    async def list_backends(self, asked: AdminRequest) -> Any:
+    async def list_backends(self, request: AdminRequest) -> Any:
         """``GET backends``."""
         configs = await self._client.list_backends()
         return {tag: config_shown(config) for tag, config in configs.items()}
 
-    async def create_backend(self, asked: AdminRequest) -> Any:
+    async def create_backend(self, request: AdminRequest) -> Any:
         """``POST backends``."""
-        body = members(asked.body, ("tag", "definition"), ("init_args", "init_kwargs", "config"))
+        body = members(request.body, ("tag", "definition"), ("init_args", "init_kwargs", "config"))
         definition = self._checked_path("definition", body["definition"])
         config = self._checked_config(body.get("config"))
         init_args, init_kwargs = _arguments(body, "init_args", "init_kwargs")
@@ -70,42 +70,42 @@ class Verbs:
         )
         return {}
 
-    async def show_backend(self, asked: AdminRequest) -> Any:
+    async def show_backend(self, request: AdminRequest) -> Any:
         """``GET backends/{tag}``."""
-        return config_shown(await self._client.get_backend_config(asked.names["tag"]))
+        return config_shown(await self._client.get_backend_config(request.names["tag"]))
 
-    async def update_backend(self, asked: AdminRequest) -> Any:
-        """``PATCH backends/{tag}``: the body has the options that change."""
-        config = self._checked_config(without_hidden(asked.body))
-        await self._client.update_backend_config(asked.names["tag"], config)
+    async def update_backend(self, request: AdminRequest) -> Any:
+        """``PATCH backends/{tag}``; the body has the options that change."""
+        config = self._checked_config(without_hidden(request.body))
+        await self._client.update_backend_config(request.names["tag"], config)
         return {}
 
-    async def delete_backend(self, asked: AdminRequest) -> Any:
-        """``DELETE backends/{tag}``, with ``?force=1`` if what is in line need not be answered."""
-        query: bytes = asked.exchange.scope.get("query_string", b"")
+    async def delete_backend(self, request: AdminRequest) -> Any:
+        """``DELETE backends/{tag}``; ``?force=1`` fails the requests in its queue."""
+        query: bytes = request.exchange.scope.get("query_string", b"")
         if query not in (b"", b"force=0", b"force=1"):
-            raise ValueError("the only query is ?force=1")
-        await self._client.delete_backend(asked.names["tag"], force=query == b"force=1")
+            raise ValueError("the query must be empty, ?force=0 or ?force=1")
+        await self._client.delete_backend(request.names["tag"], force=query == b"force=1")
         return {}
 
-    async def scale_backend(self, asked: AdminRequest) -> Any:
+    async def scale_backend(self, request: AdminRequest) -> Any:
         """``POST backends/{tag}/scale``."""
-        body = members(asked.body, ("num_replicas",))
-        await self._client.scale_backend(asked.names["tag"], body["num_replicas"])
+        body = members(request.body, ("num_replicas",))
+        await self._client.scale_backend(request.names["tag"], body["num_replicas"])
         return {}
 
-    async def restart_backend(self, asked: AdminRequest) -> Any:
+    async def restart_backend(self, request: AdminRequest) -> Any:
         """``POST backends/{tag}/restart``."""
-        await self._client.restart_backend(asked.names["tag"])
+        await self._client.restart_backend(request.names["tag"])
         return {}
 
-    async def list_endpoints(self, asked: AdminRequest) -> Any:
+    async def list_endpoints(self, request: AdminRequest) -> Any:
         """``GET endpoints``."""
         return await self._client.list_endpoints()
 
-    async def create_endpoint(self, asked: AdminRequest) -> Any:
+    async def create_endpoint(self, request: AdminRequest) -> Any:
         """``POST endpoints``."""
-        body = members(asked.body, ("name", "backend"), ("route", "methods"))
+        body = members(request.body, ("name", "backend"), ("route", "methods"))
         await self._client.create_endpoint(
             body["name"],
             backend=body["backend"],
@@ -114,59 +114,59 @@ class Verbs:
         )
         return {}
 
-    async def show_endpoint(self, asked: AdminRequest) -> Any:
+    async def show_endpoint(self, request: AdminRequest) -> Any:
         """``GET endpoints/{name}``."""
-        name, endpoints = asked.names["name"], await self._client.list_endpoints()
+        name, endpoints = request.names["name"], await self._client.list_endpoints()
         return found("endpoint", name, endpoints)
 
-    async def delete_endpoint(self, asked: AdminRequest) -> Any:
+    async def delete_endpoint(self, request: AdminRequest) -> Any:
         """``DELETE endpoints/{name}``."""
-        await self._client.delete_endpoint(asked.names["name"])
+        await self._client.delete_endpoint(request.names["name"])
         return {}
 
-    async def set_traffic(self, asked: AdminRequest) -> Any:
-        """``PUT endpoints/{name}/traffic``: the body has the weights."""
-        await self._client.set_traffic(asked.names["name"], asked.body)
+    async def set_traffic(self, request: AdminRequest) -> Any:
+        """``PUT endpoints/{name}/traffic``; the body has the weights."""
+        await self._client.set_traffic(request.names["name"], request.body)
         return {}
 
-    async def shadow_traffic(self, asked: AdminRequest) -> Any:
+    async def shadow_traffic(self, request: AdminRequest) -> Any:
         """``PUT endpoints/{name}/shadows/{backend}``."""
-        body = members(asked.body, ("proportion",), ("compare",))
+        body = members(request.body, ("proportion",), ("compare",))
         compare = body.get("compare")
         if compare is not None:
             compare = self._checked_path("compare", compare)
-        names = asked.names
+        names = request.names
         await self._client.shadow_traffic(
             names["name"], names["backend"], body["proportion"], compare=compare
         )
         return {}
 
-    async def shutdown(self, asked: AdminRequest) -> Any:
+    async def shutdown(self, request: AdminRequest) -> Any:
         """``POST shutdown``."""
         await self._client.shutdown()
         return {}
 
-    async def call(self, asked: AdminRequest) -> Any:
+    async def call(self, request: AdminRequest) -> Any:
         """``POST endpoints/{name}/call``."""
-        handle, args, kwargs = await self._handle(asked)
+        handle, args, kwargs = await self._handle(request)
         return await handle.call(*args, **kwargs)
 
-    async def stream(self, asked: AdminRequest) -> None:
-        """The same for what is answered by a stream; sends the answer itself."""
-        handle, args, kwargs = await self._handle(asked)
+    async def stream(self, request: AdminRequest) -> None:
+        """``POST endpoints/{name}/call`` answered by a stream; sends the answer itself."""
+        handle, args, kwargs = await self._handle(request)
         await answer_with_stream(
-            asked.exchange,
+            request.exchange,
             cast("ResultStream[Any]", handle.stream(*args, **kwargs)),
             admin_problem,
             self._heartbeat_s,
         )
 
-    async def _handle(self, asked: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
-        """Returns what makes a call, and its arguments."""
-        body = members(asked.body, (), ("args", "kwargs", "options"))
+    async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
+        """Returns the handle for a call, and the call's arguments."""
+        body = members(request.body, (), ("args", "kwargs", "options"))
         args, kwargs = _arguments(body, "args", "kwargs")
         _, options = _arguments(body, "", "options")
-        handle = await self._client.get_handle(asked.names["name"])
+        handle = await self._client.get_handle(request.names["name"])
         if options:
             handle = handle.options(**members(options, (), _OPTIONS))
         return handle, args, kwargs
@@ -174,7 +174,7 @@ class Verbs:
     def _checked_config(self, config: Any) -> Any:
         if isinstance(config, Mapping):
             return self._imports.checked_config(cast("Mapping[str, Any]", config))
-        return config  # pyright: ignore[reportUnknownVariableType] (the client's to check)
+        return config  # pyright: ignore[reportUnknownVariableType] (checked by the client)
 
     def _checked_path(self, what: str, path: Any) -> str:
         if not isinstance(path, str):

@@ -1,1 +1,1 @@
-"""`App`: what an application declares, how it opens, and what it serves beside endpoints."""
+"""`App`: declarations, opening, and the pages beside the endpoints."""

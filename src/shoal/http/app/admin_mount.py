@@ -1,4 +1,4 @@
-"""The operator's door to an application that is opened by the server which serves the door."""
+"""The admin API of an application that the same server opens."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 class AppAdmin:
     """An ASGI application: the admin API of an `App`, with the `App` behind it.
 
-    Before the application is open, and for its lifespan, the application itself answers.
+    Until the application is open, and for lifespan messages, the application itself answers.
 
     Args:
         app: The application.
-        behind: What answers for it, where middleware is around it.
-        token: What the operator must present; None for whoever can reach the door.
-        allowed_modules: The modules that import paths may lead to.
+        behind: The application with middleware around it; None if there is none.
+        token: The token that requests must send; None for no token.
+        allowed_modules: The modules that import paths may name.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class AppAdmin:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
-        door = self._admin_listener or self._open()
-        if scope["type"] == "lifespan" or door is None:
+        admin = self._admin_listener or self._open()
+        if scope["type"] == "lifespan" or admin is None:
             await self._behind(scope, receive, send)
         else:
-            await door(scope, receive, send)
+            await admin(scope, receive, send)
 
     def _open(self) -> AdminListener | None:
         controller = self._app.controller

@@ -1,11 +1,11 @@
-"""`App`: backends and endpoints over HTTP, declared in a program, in one plain ASGI application.
+"""`App`: an ASGI application that serves backends and endpoints declared in a program.
 
-It is an ASGI application and no framework: a table of paths, and what is mounted under the rest.
-Any server that speaks ASGI can run it, on trio or asyncio, and any ASGI framework can mount it.
+It is not a framework: it has a table of paths, and other applications mounted under prefixes. Any
+ASGI server can run it, on trio or asyncio, and any ASGI framework can mount it.
 
-What it declares is given to a `Controller` when it is opened, and from then on it answers for that
-controller: what is changed there, by whomever, is answered from that moment on. What is wrong with
-a declaration is said at the line that makes it.
+When it is opened, it passes its declarations to a `Controller`. From then on it serves that
+controller's endpoints, and changes made there take effect at once. A wrong declaration raises at
+the line that makes it.
 """
 
 from __future__ import annotations
@@ -80,24 +80,24 @@ class App:
 
     Args:
         max_body_bytes: The largest body that a request may have, in bytes.
-        max_json_elements: How many values, keys and containers a body may have that is JSON; fewer
-            where most are small arrays and objects, which take more while they are parsed.
+        max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
+            are small arrays and objects, which take more memory while they are parsed.
         send_timeout_s: How long a client may take to accept one message of an answer, in seconds.
-        answer_timeout_s: How long a call with one result may take whose endpoint has no
-            ``request_timeout_s``, in seconds; None for no limit. A server does not always hear of
-            a client that has left, so no call should wait without an end.
-        heartbeat_s: How long a stream may be silent before its client is sent a sign of life, in
+        answer_timeout_s: How long a call with one result may take if its endpoint has no
+            ``request_timeout_s``, in seconds; None for no limit. A server does not always notice
+            that a client is gone, so every call should have a time limit.
+        heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
             seconds.
-        overload_status: The status of an answer to a call that met a full line, 503 or 429.
-        retry_after_s: After how many seconds such a client is asked to come again.
+        overload_status: The status of the answer to a call that met a full queue, 503 or 429.
+        retry_after_s: The ``Retry-After`` of such an answer, in seconds.
         debug: Whether an answer to an internal error shows the traceback.
-        middleware: What stands before the endpoints and what is mounted: Starlette's `Middleware`,
-            or functions of an ASGI application that give another, the first outermost. The
-            application's own routes, under ``/-/``, are not behind it.
+        middleware: Middleware around the endpoints and the mounted applications: Starlette's
+            `Middleware`, or functions that take an ASGI application and return another, the first
+            outermost. It does not wrap the application's own routes under ``/-/``.
 
     Attributes:
-        settings: All of these, as one record.
-        file: The file that declares it; None where a program does.
+        settings: All of these except the middleware, as one record.
+        file: The file that declares it; None if a program does.
 
     Raises:
         TypeError: A setting is unknown, or has the wrong type.
@@ -148,7 +148,7 @@ class App:
 
     @classmethod
     def of_file(cls, file: AppFile) -> App:
-        """Makes the application that a file declares; code is imported where its replicas run."""
+        """Creates the application that a file declares; its replicas import the code."""
         settings = {one.name for one in fields(HttpSettings)} & file.server.keys()
         app = cls(**{name: file.server[name] for name in settings})
         app.file = file
@@ -180,24 +180,24 @@ class App:
         name: str | None = None,
         **config: Unpack[BackendKeywords],
     ) -> Callable[[H], H]:
-        """Declares a backend and an endpoint of one name; decorates the code, which stays as it is.
+        """Declares a backend and an endpoint of the same name, as a decorator of the code.
 
-        The code is whatever `shoal.Batcher` takes; or a class without arguments, whose
-        ``__call__`` is the handler; or a function that is decorated with `shoal.batch`, whose
-        options hold under those that are given here. It takes lists, and its annotations say what
-        a request's body is; see `shoal.http.requests.payload`. A generator handler is answered by a
-        stream; see `shoal.http.requests.streaming`.
+        The decorated code is returned unchanged. It is anything that `shoal.Batcher` takes; or a
+        class without init arguments, whose ``__call__`` is the handler; or a function decorated
+        with `shoal.batch`, whose options apply unless they are given here. It takes lists, and its
+        annotations determine the form of a request's body; see `shoal.http.requests.payload`. A
+        generator handler answers with a stream; see `shoal.http.requests.streaming`.
 
         Args:
-            path: Where it is; plain text, without parameters.
-            methods: The methods that it answers.
-            name: What to call it in messages and metrics; the handler's name by default.
+            path: The endpoint's path; plain text, without parameters.
+            methods: The HTTP methods of the endpoint.
+            name: The name in messages and metrics; the handler's name by default.
             **config: As in `BackendConfig`: how batches are formed, and where the code runs.
 
         Raises:
-            TypeError: The handler is none, its annotation is none that JSON can be checked against,
-                or an argument has the wrong type.
-            ValueError: The path or the name is taken or is none, or an option is out of its range.
+            TypeError: The code is not a handler, JSON can't be checked against its annotation, or
+                an argument has the wrong type.
+            ValueError: The path or the name is taken or malformed, or an option is out of range.
             RuntimeError: The application is open.
         """
         line = f'@app.endpoint("/{str(path).strip("/")}")'
@@ -222,14 +222,14 @@ class App:
         """Declares a backend.
 
         Args:
-            tag: What to call it.
+            tag: The backend's name.
             definition: A function, a class, or an import path ``"package.module:Name"``.
-            *init_args: What a class is instantiated with.
+            *init_args: The arguments that a class is instantiated with.
             **config: As in `BackendConfig`.
 
         Raises:
-            TypeError: The code is none, or an option is unknown or has the wrong type.
-            ValueError: The tag is taken or is none, or an option is out of its range.
+            TypeError: The definition is not code, or an option is unknown or has the wrong type.
+            ValueError: The tag is taken or malformed, or an option is out of range.
             RuntimeError: The application is open.
         """
         self._check_not_open(tag)
@@ -248,15 +248,15 @@ class App:
         """Declares an endpoint for backends that are declared already.
 
         Args:
-            name: What to call it.
-            backend: The backend that gets its requests, or the share of each.
-            path: Its path; None for handles alone.
-            methods: The methods that it answers.
+            name: The endpoint's name.
+            backend: The backend that gets its requests, or the share of each backend.
+            path: Its path; None if it is called by handles only.
+            methods: The HTTP methods of the endpoint.
 
         Raises:
             NoSuchName: There is no such backend.
             TypeError: An argument has the wrong type.
-            ValueError: An argument is out of its range, or a name or path is taken.
+            ValueError: An argument is out of range, or a name or path is taken.
             RuntimeError: The application is open.
         """
         self._check_not_open(name)
@@ -276,7 +276,7 @@ class App:
 
         Raises:
             NoSuchName: There is no such endpoint or backend.
-            TypeError: A weight is no number.
+            TypeError: A weight is not a number.
             ValueError: A weight is negative, or they don't sum to 1.
             RuntimeError: The application is open.
         """
@@ -295,7 +295,7 @@ class App:
 
         Raises:
             NoSuchName: There is no such endpoint or backend.
-            TypeError: The proportion is no number.
+            TypeError: The proportion is not a number.
             ValueError: The proportion is not from 0 to 1.
             RuntimeError: The application is open.
         """
@@ -307,9 +307,9 @@ class App:
         )
 
     def mount(self, path: str, app: ASGIApp) -> None:
-        """Serves another ASGI application for all paths under one, but for the endpoints'.
+        """Serves another ASGI application under a prefix, except at paths of endpoints.
 
-        Its lifespan is not run: what it needs open is opened by whoever serves this application.
+        Its lifespan is not run: the program that serves this application opens what it needs.
 
         Args:
             path: The prefix of its paths; ``"/"`` for all that nothing else answers.
@@ -317,7 +317,7 @@ class App:
 
         Raises:
             TypeError: An argument has the wrong type.
-            ValueError: The path is none, or is taken by another mount.
+            ValueError: The path is malformed, or is taken by another mount.
         """
         prefix = checked_path(path, 'app.mount("/static", application)').rstrip("/")
         if not callable(app):
@@ -337,12 +337,12 @@ class App:
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncGenerator[None]:
-        """Opens the application: makes what it declares, and keeps it open.
+        """Opens the application: creates what it declares, and keeps it open.
 
-        Its backends start side by side, but for those of batched functions, which are there before
-        what is declared after them starts.
+        Its backends start concurrently, except those of batched functions: these have started
+        before the backends that are declared after them start.
 
-        Leaving closes it: what is in line is run, and after ``graceful_shutdown_timeout_s`` fails.
+        Leaving closes it: queued requests are run, and fail after ``graceful_shutdown_timeout_s``.
 
         Args:
             _app: The application that this one is mounted in, as Starlette passes it; unused.
@@ -361,7 +361,7 @@ class App:
                 self.answering(controller),
             ):
                 yield
-                # Before the batched functions are taken back: who is in line may call them.
+                # Before the batched functions lose their batchers: queued requests may call them.
                 await controller.shutdown()
         finally:
             self._phase = "closed"
@@ -373,10 +373,10 @@ class App:
 
     @asynccontextmanager
     async def answering(self, controller: Controller) -> AsyncGenerator[None]:
-        """Answers for a controller that is open already, with what it declares added to that.
+        """Serves a controller that is open already, after adding its own declarations to it.
 
         Raises:
-            Exception: What was declared could not be made.
+            Exception: A declaration failed.
         """
         with ExitStack() as lending:
             await self._declared.apply(controller, lending)
@@ -389,9 +389,9 @@ class App:
                 self._phase = "closed"
 
     def begin_drain(self) -> None:
-        """Prepares for the end: turns not ready, and has batches wait for company no more.
+        """Prepares the shutdown: not ready any more, and batches don't wait for other requests.
 
-        Calls are still taken, since clients are sent here until they have heard of it.
+        Calls are still accepted, since a load balancer routes them here until it notices.
         """
         if self._phase == "open":
             self._phase = "draining"
@@ -422,10 +422,10 @@ class App:
             await receive()
             await send({"type": "websocket.close", "code": 1000})
         else:
-            raise ValueError(f"a Shoal application has no answer to a scope of type {kind!r}")
+            raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
 
     def _at(self, path: str) -> dict[str, Route] | None:
-        """Returns what answers at a path, by method; None if nothing does."""
+        """Returns the routes at a path by method; None if there are none."""
         if (page := self._routes.at(path)) is not None:
             return page
         if self._table is not None and self._phase != "closed":

@@ -1,7 +1,7 @@
-"""What an application declares before it opens: handlers at paths, and what they are served by.
+"""The code of declared endpoints: checks it, and makes a definition and a config of it.
 
-All that can be said without running user code is checked at the line that declares it. What is
-declared becomes backends and endpoints of the controller that the application opens.
+All that can be checked without running user code is checked at the line that declares it. The
+application creates the declared backends and endpoints when it opens its controller.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """Code, and how it is to be served.
+    """Code of an endpoint, and the config to serve it with.
 
     Attributes:
-        name: What to call it by itself.
+        name: Its default name.
         definition: The code.
-        config: How it runs.
-        signature: That of the call of one item.
+        config: The backend's config.
+        signature: The signature of a call with one item.
         streams: Whether its calls are answered by streams.
-        face: The batched function that the program calls as well; None if there is none.
+        face: The batched function that the program can call as well; None if there is none.
     """
 
     name: str
@@ -46,20 +46,20 @@ class Declared:
     face: Decorated | None = None
 
     def lent(self, batcher: Batcher[Any]) -> AbstractContextManager[None]:
-        """Has calls of the batched function enter the batcher that serves it.
+        """Returns a context in which calls of the batched function use this batcher.
 
         Raises:
-            RuntimeError: It is open in this event loop already.
+            RuntimeError: The function is open in this event loop already.
         """
         return nullcontext() if self.face is None else self.face.lent(batcher)
 
 
 def declared_on(target: Any, options: Mapping[str, Any]) -> Declared:
-    """Makes what is declared of what an endpoint was declared on.
+    """Checks the object that ``@app.endpoint`` decorates, and returns what it declares.
 
     Raises:
-        TypeError: It is nothing that can be batched, or an option is unknown or of a wrong type.
-        ValueError: An option is out of its range.
+        TypeError: The object can't be batched, or an option is unknown or of a wrong type.
+        ValueError: An option is out of range.
     """
     if isinstance(target, Decorated):
         return _of_batched_function(target, options)
@@ -74,7 +74,7 @@ def declared_on(target: Any, options: Mapping[str, Any]) -> Declared:
     _check_annotations(getattr(call, "func", call))
     definition = Definition(target)
     handler, batched = adapted(call, definition, fill=config.fill, streams=config.streams)
-    # A batcher that is never opened, since that is where options are checked with a handler.
+    # This batcher is never opened: its constructor checks the options together with the handler.
     declared: Batcher[Any] = Batcher(handler, **config.batch_options(batched))
     return Declared(
         name=target.__name__ if inspect.isclass(target) else _last_part(declared.name),
@@ -95,8 +95,8 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
     config = BackendConfig.of(own_options).changed(options)
     if config.placement not in ("task", "thread"):
         raise TypeError(
-            f"{face!r} has one batcher, in this process, so placement={config.placement!r} can't "
-            "be; serve the function without its decorator"
+            f"{face!r} has one batcher, in this process, so placement={config.placement!r} is "
+            "impossible; serve the function without its decorator"
         )
     return Declared(
         name=_last_part(getattr(face, "__qualname__", "batched")),
@@ -109,12 +109,12 @@ def _of_batched_function(face: Decorated, options: Mapping[str, Any]) -> Declare
 
 
 def _takes_lists(config: BackendConfig) -> bool | None:
-    """Says that the code takes lists; None where it takes open batches."""
+    """Returns True if the code takes lists; None if it takes open batches."""
     return True if config.fill == "closed" else None
 
 
 def _check_class(cls: type) -> None:
-    """Checks that a class is code that can be instantiated without arguments."""
+    """Checks that a class can be instantiated without arguments."""
     Definition(cls).checked()
     try:
         inspect.signature(cls).bind()
@@ -129,14 +129,14 @@ def _check_annotations(handler: Any) -> None:
     """Checks that the annotations can be read, since bodies are checked against them.
 
     Raises:
-        TypeError: One names something that is not there at run time; the engine would do without
-            it, and any body would pass.
+        TypeError: An annotation names something that does not exist at run time. The batcher would
+            ignore the annotation, and any body would be accepted.
     """
     for name, error in unreadable_annotations(handler).items():
         raise TypeError(
             f"the annotation of {name!r} of {handler!r} can't be read, so bodies could not be "
-            f"checked: {error}; import what it names outside `if TYPE_CHECKING`, and define it "
-            "outside of functions"
+            f"checked: {error}; import or define the type at module level, outside of functions "
+            "and of `if TYPE_CHECKING`"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""What an application has declared, until there is a controller to be given it.
+"""The declarations of an application, and how they are applied to a controller.
 
-A controller that was restored from a state file knows more than the program: who operates it has
-changed things since. So what it knows already is left as it is, and only what it lacks is made.
+A controller that was restored from a state file may differ from the program, since its operator has
+changed things. So what it has already is left unchanged, and only what it lacks is created.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ShadowDeclaration:
-    """Shadow traffic, as it is declared."""
+    """A declaration of shadow traffic."""
 
     backend: str
     proportion: float
@@ -37,16 +37,16 @@ class ShadowDeclaration:
 
 @dataclass(kw_only=True)
 class EndpointDeclaration:
-    """An endpoint, as it is declared.
+    """A declaration of an endpoint.
 
     Attributes:
         name: Its name.
-        path: Its path; None for handles alone.
-        methods: What it answers there.
+        path: Its path; None if it is called by handles only.
+        methods: Its HTTP methods.
         traffic: The share of each backend.
         shadows: Its shadow traffic.
-        code: What serves it, where it was declared together with that.
-        reader: What makes its items, where that is known before it is open.
+        code: Its code, if it was declared together with that.
+        reader: The reader of its items, if that is known before it is open.
     """
 
     name: str
@@ -59,7 +59,7 @@ class EndpointDeclaration:
 
 
 class Declarations:
-    """What is declared.
+    """The declarations of an application.
 
     Attributes:
         backends: Code and configs, by tag.
@@ -74,7 +74,7 @@ class Declarations:
         """Declares a backend.
 
         Raises:
-            NameTaken: There is one of that tag.
+            NameTaken: The tag is taken.
         """
         if tag in self.backends:
             raise NameTaken(f"a backend {tag!r} is declared already; choose another tag")
@@ -84,7 +84,7 @@ class Declarations:
         """Declares an endpoint.
 
         Raises:
-            NameTaken: There is one of that name, or one that answers at that path.
+            NameTaken: The name is taken, or one of the methods at the path.
         """
         there = self.endpoints.get(endpoint.name)
         if there is not None:
@@ -96,10 +96,10 @@ class Declarations:
         self.endpoints[endpoint.name] = endpoint
 
     def check_free(self, path: str | None, methods: tuple[str, ...]) -> None:
-        """Checks that nothing answers at a path yet.
+        """Checks that no endpoint answers these methods at a path yet.
 
         Raises:
-            NameTaken: Something does.
+            NameTaken: One does.
         """
         for method in methods if path is not None else ():
             for there in self.endpoints.values():
@@ -109,12 +109,12 @@ class Declarations:
     def add_code(
         self, path: str, methods: tuple[str, ...], name: str, code: Declared, target: object
     ) -> None:
-        """Declares code and the endpoint that it serves, both of one name.
+        """Declares a backend and its endpoint, both of the same name.
 
         Raises:
-            NameTaken: There is one of them already.
+            NameTaken: The name or the path is taken.
             ValueError: The batched function is served already.
-            TypeError: An annotation is none that JSON can be checked against.
+            TypeError: JSON can't be checked against an annotation.
         """
         for there in self.endpoints.values():
             if code.face is not None and there.code is not None and there.code.face is code.face:
@@ -138,7 +138,7 @@ class Declarations:
             raise
 
     def as_program(self) -> Program:
-        """Returns what a state file may name because it is declared here."""
+        """Returns the declared code and comparisons, which a state file may refer to."""
         comparisons = {
             shadow.compare
             for endpoint in self.endpoints.values()
@@ -148,14 +148,14 @@ class Declarations:
         return Program(self.backends, comparisons)
 
     async def apply(self, controller: Controller, lending: ExitStack) -> None:
-        """Makes what the controller lacks.
+        """Creates the declared backends and endpoints that the controller lacks.
 
         Args:
             controller: An open controller.
-            lending: Where it is kept for how long batched functions are lent its batchers.
+            lending: Until it is closed, batched functions use the controller's batchers.
 
         Raises:
-            Exception: What made a backend or an endpoint fail, with a note that says which.
+            Exception: A backend or an endpoint failed; a note says which.
         """
         lacking = controller.lacks(backends=self.backends, endpoints=self.endpoints)
         for tags in self._groups():
@@ -165,10 +165,10 @@ class Declarations:
                 await _create(controller, endpoint)
 
     def _groups(self) -> Iterator[list[str]]:
-        """Yields the tags of backends that may start side by side, in the order of declaration.
+        """Yields groups of tags of backends that may start concurrently, in declaration order.
 
-        What a batched function serves is a group of its own: code that is declared after it may
-        call that function as it starts.
+        The backend of a batched function is a group by itself: code that is declared after it may
+        call that function when it starts.
         """
         group: list[str] = []
         for tag in self.backends:
@@ -188,11 +188,11 @@ class Declarations:
     async def _open_side_by_side(
         self, controller: Controller, lending: ExitStack, tags: list[str], lacking: set[str]
     ) -> None:
-        """Opens some backends, as if one were opened after the other.
+        """Starts backends concurrently, with the outcome of starting one after the other.
 
-        They come in their order. One that fails ends those after it, and those before it are
-        waited for: should one of them fail too, that is the first, and told. So what is told does
-        not depend on how long each takes.
+        They are added in their order. If one fails, those after it are cancelled, and those before
+        it are waited for. If several fail, the error of the first in order is raised, so the error
+        does not depend on how long each start takes.
         """
         turns = [anyio.Event() for _ in range(len(tags) + 1)]
         turns[0].set()
@@ -254,10 +254,10 @@ def checked_name(name: Any, path: str, taken: dict[str, str]) -> str:
     Args:
         name: The name.
         path: The endpoint's path.
-        taken: The paths of the endpoints there are, by name.
+        taken: The paths of the existing endpoints, by name.
 
     Raises:
-        ValueError: It is no name, or is taken.
+        ValueError: The name is malformed or taken.
     """
     if not isinstance(name, str) or not is_tag(name):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A controller over HTTP in the program that it is in, beside whatever else that does."""
+"""An HTTP server for a controller, inside the program that holds the controller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.http.admin.mount import AdminListener
 from shoal.http.app.app import App
 from shoal.http.app.middleware import check_middleware, with_middleware
 from shoal.http.server.config import ServerConfig
-from shoal.http.server.listeners import Listening, Unix
+from shoal.http.server.listeners import AppListener, Unix
 from shoal.http.server.server import serve
 
 if TYPE_CHECKING:
@@ -34,15 +34,15 @@ class HttpOptions:
         host: The address to listen at.
         port: The port, or 0 for a free one.
         uds: The path of a UNIX socket to listen at in place of host and port.
-        middlewares: What stands before the endpoints: functions that take an ASGI application and
-            give back another, or Starlette's `Middleware`; the first is the outermost.
-        token: Who knows it may use the admin API at `host` and `port`. Without one it is not there,
-            be it a loopback address: what comes there may have come through a relay, from anywhere.
-            A UNIX socket, which only this user can open, has it without one.
+        middlewares: Middleware around the endpoints: functions that take an ASGI application and
+            return another, or Starlette's `Middleware`; the first is the outermost.
+        token: The token for the admin API at `host` and `port`. Without a token the API is not
+            served there, even at a loopback address, since a relay may forward requests from
+            anywhere. At `uds`, a UNIX socket that only this user can open, it is always served.
         admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
-        allowed_modules: The modules that import paths sent to the admin API may lead to, with all
-            below them; ``["*"]`` for all.
-        graceful_timeout_s: How long requests that are under way at the end may take, in seconds.
+        allowed_modules: The modules that import paths sent to the admin API may name, with their
+            submodules; ``["*"]`` for all.
+        graceful_timeout_s: How long running requests may take at the end, in seconds.
         max_connections: How many connections may be open at once.
         max_body_bytes: The largest body that a request may have, in bytes.
         access_log: Whether each request is logged, by the logger ``shoal.access``.
@@ -80,13 +80,13 @@ class HttpOptions:
 
     @classmethod
     def of(cls, given: Any) -> HttpOptions:
-        """Makes the options from what a user gave.
+        """Creates the options from a user's argument.
 
         Args:
             given: Options, a mapping of them, or True for the defaults.
 
         Raises:
-            TypeError: It is none of these, or an option is unknown.
+            TypeError: The argument is none of these, or an option is unknown.
         """
         if isinstance(given, HttpOptions):
             return given
@@ -104,14 +104,14 @@ class HttpOptions:
 
 
 class EmbeddedServer:
-    """Serves a controller while it is entered.
+    """A context manager that serves a controller over HTTP.
 
     Args:
         controller: An open controller.
-        options: Where and how.
+        options: The options of the server.
 
     Attributes:
-        url: Where clients can connect, once it is entered.
+        url: The URL for clients, once it is entered.
     """
 
     def __init__(self, controller: Controller, options: HttpOptions) -> None:
@@ -123,12 +123,12 @@ class EmbeddedServer:
 
     async def __aenter__(self) -> Self:
         app = App(max_body_bytes=self._options.max_body_bytes)
-        wrapped = self._wrapped(app)  # what is wrong with a middleware is said before all else
+        wrapped = self._wrapped(app)  # first, so that a wrong middleware raises early
         try:
             await self._exit.enter_async_context(app.answering(self._controller))
             tasks = await self._exit.enter_async_context(anyio.create_task_group())
             await tasks.start(self._serve, app, wrapped)
-        except BaseException:  # closed without it, so that no group is made of it
+        except BaseException:  # not passed to the exit stack, so that it raises no group
             self._stopping.set()
             await self._exit.aclose()
             raise
@@ -153,22 +153,22 @@ class EmbeddedServer:
             self.url = url
             task_status.started()
 
-        doors: list[Listening] = []
+        admin_listeners: list[AppListener] = []
         if options.admin_socket is not None:
-            # Who can open the socket is the user that it belongs to, so no token is asked for.
-            address = Unix(options.admin_socket)
-            doors.append(Listening(address=address, app=self._admin_listener(served, token=None)))
+            # Only the socket's owner can open it, so it needs no token.
+            address, admin = Unix(options.admin_socket), self._admin_listener(served, token=None)
+            admin_listeners.append(AppListener(address=address, app=admin))
         await serve(
             wrapped,
             config,
             shutdown=self._shutdown,
             started=started,
             lifespan=False,
-            doors=doors,
+            extra_listeners=admin_listeners,
         )
 
     async def _shutdown(self) -> None:
-        """Waits until this is left, or the controller was shut down by whomever."""
+        """Waits until the context is left, or the controller was shut down."""
         async with anyio.create_task_group() as tasks:
 
             async def end_with_controller() -> None:

@@ -1,11 +1,11 @@
-"""The routes under ``/-/``: what an operator asks a running application.
+"""The answers of an application's own routes under ``/-/``, for operators.
 
 ========================  ==========================================================================
 ``/-/healthz``            200 while the process answers at all
-``/-/readyz``             200 while every batcher is alive and nothing drains, else 503; either way
+``/-/readyz``             200 while every backend can take calls and nothing drains, else 503; with
                           the state of each endpoint
-``/-/metrics``            the figures, for Prometheus
-``/-/routes``             what is served where
+``/-/metrics``            the metrics, for Prometheus
+``/-/routes``             the endpoints and mounted applications, and their paths
 ========================  ==========================================================================
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
 
 Phase = Literal["not open", "opening", "open", "draining", "closed"]
-"""Where an application is in its life."""
+"""The phase of an application's life."""
 
 _FRESH = ((b"cache-control", b"no-store"),)
 
@@ -69,7 +69,7 @@ async def answer_routes(
     controller: Controller | None,
     mounts: Mapping[str, Any],
 ) -> None:
-    """Answers ``/-/routes``: what a controller answers for, or what is declared without one."""
+    """Answers ``/-/routes``: the controller's endpoints, or the declared ones without one."""
     if controller is None:
         routes = [
             _route(e.name, e.path, e.methods, e.reader, streams=bool(e.code and e.code.streams))
@@ -87,7 +87,7 @@ def _route_of(endpoint: Endpoint) -> dict[str, Any]:
         if method_batcher is not None:
             try:
                 reader = reader_for(method_batcher.batcher.signature)
-            except TypeError:  # it is for handles alone, whatever its route
+            except TypeError:  # it can be called by handles only, even if it has a route
                 reader = None
             return _route(
                 endpoint.name,
@@ -131,6 +131,6 @@ def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
     for backend in backends.values():
         failure = backend.failure
         if failure is not None:
-            # The text of an error is internal; its type is enough to know it again in the log.
+            # The text of an error is internal; its type is enough to find it in the log.
             state["failure"] = repr(failure) if debug else type(failure).__name__
     return state

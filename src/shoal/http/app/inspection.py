@@ -1,7 +1,7 @@
-"""What an application would run: its code imported and looked at, without an instance of it.
+"""Inspection of an application, for `shoal check`: imports and checks its code without running it.
 
-What `shoal check` says. All is found out that a start would find out, but for what only the user's
-own code knows: nothing is instantiated, and no handler is called.
+It finds all mistakes that a start would find, except those inside the user's code: no class is
+instantiated, and no handler is called.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Complaint(ValueError):
-    """What is wrong with a backend or an endpoint.
+    """A mistake in the declaration of a backend or an endpoint.
 
     Attributes:
-        path: Where it was declared: ``("backends", tag, "code")``.
+        path: Where it was declared, such as ``("backends", tag, "code")``.
     """
 
     def __init__(self, path: tuple[str, ...], message: str) -> None:
@@ -46,10 +46,10 @@ class BackendPlan:
     Attributes:
         tag: Its tag.
         code: Its import path, or the name of an object.
-        config: How it runs.
-        takes: What its code is given: ``"lists of up to 64 str"``, ``"one dict at a time"``; None
-            where the code was not looked at.
-        oddity: What is allowed about its options, and hardly meant; None for nothing.
+        config: Its config.
+        takes: The code's input: ``"lists of up to 64 str"``, ``"one dict at a time"``; None if the
+            code was not inspected.
+        oddity: Options that are allowed but probably a mistake, or None.
     """
 
     tag: str
@@ -61,12 +61,12 @@ class BackendPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What an application would run.
+    """All that an application would run.
 
     Attributes:
         backends: Its backends.
         endpoints: Its endpoints, as they are declared.
-        complaints: What is wrong with them.
+        complaints: The mistakes in them.
     """
 
     backends: tuple[BackendPlan, ...]
@@ -75,14 +75,14 @@ class Plan:
 
 
 def plan_of(app: App) -> Plan:
-    """Looks at all that an application declares, and imports its code."""
-    declared = app._declared  # pyright: ignore[reportPrivateUsage] (a friend of it)
+    """Inspects all declarations of an application, and imports its code."""
+    declared = app._declared  # pyright: ignore[reportPrivateUsage] (the same package)
     complaints: list[Complaint] = []
     backends: list[BackendPlan] = []
     for tag, (definition, config) in declared.backends.items():
         plan = BackendPlan(tag=tag, code=definition.import_path or definition.name, config=config)
         try:
-            plan = _looked_at(plan, definition, _has_route(tag, declared))
+            plan = _inspected(plan, definition, _has_route(tag, declared))
         except Complaint as complaint:
             complaints.append(complaint)
         backends.append(plan)
@@ -101,11 +101,11 @@ def _has_route(tag: str, declared: Declarations) -> bool:
     )
 
 
-def _looked_at(plan: BackendPlan, definition: Definition, has_route: bool) -> BackendPlan:
-    """Raises `Complaint` for the first thing that is wrong."""
+def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> BackendPlan:
+    """Returns the plan completed by the code; raises `Complaint` for the first mistake."""
     path, config = ("backends", plan.tag), plan.config
     if config.replica.python is not None:
-        return plan  # its code need not be there for this interpreter
+        return plan  # this interpreter may not be able to import the code
     function = _function_of(path, definition)
     with _complaining((*path, "code")):
         handler, batched = adapted(function, definition, fill=config.fill, streams=config.streams)
@@ -124,7 +124,7 @@ def _looked_at(plan: BackendPlan, definition: Definition, has_route: bool) -> Ba
 
 
 def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[..., Any]:
-    """Returns the function; of a class the ``__call__``, as if it were an instance's."""
+    """Returns the function; for a class, its ``__call__`` as if bound to an instance."""
     with _complaining((*path, "code")):
         loaded = definition.load()
     if not inspect.isclass(loaded):
@@ -132,7 +132,7 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
     with _complaining((*path, "init_args" if definition.init_args else "code")):
         try:
             signature = inspect.signature(loaded)
-        except ValueError:  # it is not told, as of some classes that are written in C
+        except ValueError:  # some classes that are written in C have none
             signature = None
         if signature is not None:
             try:
@@ -147,7 +147,7 @@ def _function_of(path: tuple[str, ...], definition: Definition) -> Callable[...,
 
 
 def _option_of(config: BackendConfig, error: str) -> tuple[str, ...]:
-    """Returns the option that an error is of: that it names first, or whose value it quotes."""
+    """Returns the option that an error names first, or whose value it quotes."""
     given = config.given()
     first = error.partition("=")[0]
     if first in given:
@@ -171,14 +171,14 @@ def _of_shadows(name: str, endpoint: EndpointDeclaration) -> Iterator[Complaint]
                 with _complaining(("endpoints", name, "shadows")):
                     found = imported(shadow.compare)
                     if not callable(found):
-                        raise TypeError(f"{shadow.compare!r} is no function, but {found!r}")
+                        raise TypeError(f"{shadow.compare!r} is not a function, but {found!r}")
             except Complaint as complaint:
                 yield complaint
 
 
 @contextmanager
 def _complaining(path: tuple[str, ...]) -> Generator[None]:
-    """Makes a complaint of whatever is raised, the user's own errors included."""
+    """Turns any error, including one of the user's code, into a `Complaint`."""
     try:
         yield
     except (TypeError, ValueError) as error:

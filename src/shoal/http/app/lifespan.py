@@ -1,4 +1,4 @@
-"""ASGI's lifespan protocol, for an application whose lifespan is a context manager."""
+"""ASGI's lifespan protocol for an application whose lifespan is a context manager."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 async def run_lifespan(
     lifespan: Callable[[], AbstractAsyncContextManager[None]], receive: Receive, send: Send
 ) -> None:
-    """Opens and closes an application as its server says.
+    """Opens and closes an application at the messages of its server.
 
-    A failure is reported to the server with its traceback, whose last line says what it was. It is
-    not raised as well: servers take that for an application that does not know the protocol.
+    A failure is reported to the server with its traceback. It is not raised as well: servers would
+    treat that as an application without support for the protocol.
     """
     await receive()
     stage = "startup"

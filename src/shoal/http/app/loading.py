@@ -1,4 +1,4 @@
-"""From ``my_module:app``, as written on a command line, to the application it names."""
+"""Loading an application by its name on the command line, such as ``my_module:app``."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 
 class NotAnApplication(ValueError):
-    """What the user named is not there, or can't be served; the message says so in one line."""
+    """The named object does not exist, or can't be served; the message is one line."""
 
 
 def load_application(spec: str) -> ASGIApp:
-    """Import an application.
+    """Imports an application.
 
-    What lies in the current directory can be imported, as for ``python -m``.
+    Modules in the current directory can be imported, as with ``python -m``.
 
     Args:
         spec: A module's dotted name, a colon, and an attribute of it, which may be dotted as well.
 
     Returns:
-        The object, which looks like an ASGI application.
+        The object, which has the signature of an ASGI application.
 
     Raises:
-        NotAnApplication: The name is malformed, or nothing is there, or something else is.
+        NotAnApplication: The name is malformed, does not exist, or is not an ASGI application.
         Exception: Whatever the module raises when it is imported.
     """
     module_name, colon, attribute = spec.partition(":")
@@ -40,7 +40,7 @@ def load_application(spec: str) -> ASGIApp:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; one that it imports is not
+            raise  # the module exists; a module that it imports does not
         message = f"no module {error.name!r} in {os.getcwd()} or installed"
         raise NotAnApplication(message) from None
     for name in attribute.split("."):
@@ -56,8 +56,8 @@ def load_application(spec: str) -> ASGIApp:
 def _flaw(app: object) -> str | None:
     if inspect.isclass(app):
         return (
-            f"it is the class {app.__qualname__}; an instance of it is wanted. A model is served "
-            "by an application: app = shoal.App(), and app.endpoint(...) on the class"
+            f"it is the class {app.__qualname__}; name an instance of it. To serve a model, "
+            "declare it in an application: app = shoal.App(), and app.endpoint(...) on the class"
         )
     if not callable(app):
         return f"{type(app).__qualname__} objects can't be called"
@@ -65,9 +65,9 @@ def _flaw(app: object) -> str | None:
         inspect.signature(app).bind(None, None, None)
     except TypeError:
         return (
-            "it does not take (scope, receive, send). A function is served by an application: "
-            "app = shoal.App(), and app.endpoint(...) on the function"
+            "it does not take (scope, receive, send). To serve a function, declare it in an "
+            "application: app = shoal.App(), and app.endpoint(...) on the function"
         )
     except ValueError:
-        pass  # a callable that does not tell its signature: the server will find out
+        pass  # some callables have no signature; a mistake shows when it is served
     return None

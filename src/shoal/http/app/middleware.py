@@ -1,4 +1,4 @@
-"""Middleware around an application, and the application inside of it."""
+"""Middleware: checking it, putting it around an application, and finding that application again."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def check_middleware(name: str, given: Any) -> None:
     """Checks a list of middleware.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a list of middleware.
     """
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise TypeError(f"{name} must be a list, not {given!r}")
     for one in list[Any](given):  # pyright: ignore[reportUnknownArgumentType]
         if not callable(getattr(one, "cls", one)):
             raise TypeError(
-                f"{name} are Starlette's, such as Middleware(CORSMiddleware, allow_origins=[...]), "
-                f"or functions of an application: {one!r}"
+                f"{name} takes Starlette's, such as Middleware(CORSMiddleware, allow_origins=[...])"
+                f", or functions that take an application and return another, not {one!r}"
             )
 
 
@@ -34,7 +34,7 @@ def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: AS
     """Puts middleware around an application, the first outermost.
 
     Args:
-        given: Starlette's records, or functions that take an application and give another.
+        given: Starlette's `Middleware`, or functions that take an application and return another.
         app: The application.
     """
     listed: list[Any] = list(given)
@@ -46,13 +46,13 @@ def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: AS
 
 
 def within(app: Any, kind: type[T]) -> T | None:
-    """Finds the application of a kind that middleware was put around.
+    """Returns the application of a type inside its middleware; None if there is none.
 
-    What wraps an application keeps it as its attribute ``app``, as Starlette's middleware does.
+    Middleware must keep the application that it wraps as its attribute ``app``, as Starlette's do.
 
     Args:
         app: An application, with or without middleware around it.
-        kind: What to look for.
+        kind: The type to look for.
     """
     for _ in range(_DEEPEST):
         if app is None or isinstance(app, kind):

@@ -1,4 +1,4 @@
-"""The application's own pages under ``/-/``, and what they are told."""
+"""The application's own pages under ``/-/``."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Pages:
     """Adds the pages to the routes of an application.
 
     Args:
-        routes: Where they are added.
-        declared: What the application declares.
-        dispatcher: Where answers are counted.
-        settings: The application's.
-        now: Gives where the application is in its life, and its controller, if it has had one.
+        routes: The routes that they are added to.
+        declared: The application's declarations.
+        dispatcher: The dispatcher that counts answers.
+        settings: The application's settings.
+        now: Returns the application's phase, and its controller, or None if it has had none.
     """
 
     def __init__(

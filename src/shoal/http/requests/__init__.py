@@ -1,1 +1,1 @@
-"""Requests: from ASGI messages to a call of an endpoint, and from its result to an answer."""
+"""Requests: turns ASGI messages into a call of an endpoint, and its result into an answer."""

@@ -1,7 +1,7 @@
 """Items that are numpy arrays: from nested lists in JSON, or from the bytes of a ``.npy`` file.
 
-Neither is trusted with what it says of itself: an array of objects would be unpickled, and a header
-may promise a shape for which memory would be taken before the data is missed.
+Their declared types and shapes are not trusted: an array of objects would be unpickled, and a
+header may declare a shape for which memory would be allocated before the missing data is noticed.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, Final, get_args, get_origin
 NPY: Final = b"application/x-npy"
 """The media type of a ``.npy`` file."""
 
-# Truth values, whole numbers with and without a sign, floats, complex numbers.
+# Booleans, signed and unsigned integers, floats, complex numbers.
 _KINDS: Final = "biufc"
 
 
 def is_array(annotation: Any) -> bool:
-    """Says whether an annotation is ``numpy.ndarray``, or one of ``numpy.typing.NDArray``."""
+    """Returns whether an annotation is ``numpy.ndarray``, or one of ``numpy.typing.NDArray``."""
     kind = get_origin(annotation) or annotation
     return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("numpy", "ndarray")
 
@@ -29,54 +29,54 @@ class Arrays:
     """Makes arrays of one type.
 
     Args:
-        annotation: The type, which may say what an array is made of.
+        annotation: The type, which may have a dtype.
     """
 
     def __init__(self, annotation: Any) -> None:
-        self._np: Any = importlib.import_module("numpy")  # it is there: the annotation is of it
+        self._np: Any = importlib.import_module("numpy")  # installed: the annotation uses it
         self._dtype = self._dtype_of(annotation)
 
     def of_lists(self, value: Any) -> Any:
-        """Makes an array of nested lists.
+        """Returns an array from nested lists.
 
         Raises:
-            ValueError: It is none of this type.
+            ValueError: They are not an array of this type.
         """
         return self._checked(self._np.asarray(value))
 
     def of_npy(self, body: bytes) -> Any:
-        """Makes an array of the bytes of a ``.npy`` file.
+        """Returns an array from the bytes of a ``.npy`` file.
 
         Raises:
-            ValueError: It is none of this type.
+            ValueError: They are not an array of this type.
         """
         form = self._np.lib.format
         file = io.BytesIO(body)
         version = form.read_magic(file)
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"it is of version {version} of the format; send 1.0 or 2.0")
+            raise ValueError(f"version {version} of the format is not supported; send 1.0 or 2.0")
         read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what is odd about a header is its client's fault
+                warnings.simplefilter("ignore")  # a client's odd header must not warn here
                 shape, in_columns, dtype = read(file)
-        except Exception:  # it is read as a Python literal, which goes wrong in many ways
+        except Exception:  # it is parsed as a Python literal, which can raise many errors
             raise ValueError("its header can't be read") from None
         if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(body) - file.tell():
-            raise ValueError("its header does not fit its data, or it holds objects")
+            raise ValueError("its header does not match its data, or it contains objects")
         flat = self._np.frombuffer(body[file.tell() :], dtype=dtype)
-        # A copy, since handlers may write into what they are given.
+        # A copy, since handlers may write to their items.
         return self._checked(flat.reshape(shape, order="F" if in_columns else "C").copy())
 
     def _checked(self, array: Any) -> Any:
         if array.dtype.kind not in _KINDS:
-            raise ValueError("it is not made of numbers alone")
+            raise ValueError("it does not consist of numbers only")
         if self._dtype is None or array.dtype == self._dtype:
             return array
         if not array.size:
             return array.astype(self._dtype)
         if array.dtype.kind in "iu" and self._dtype.kind in "iu":
-            # Numpy would take 300 for 44 where eight bits are wanted.
+            # Numpy would convert 300 to 44 in eight bits.
             bounds = self._np.iinfo(self._dtype)
             if int(array.min()) < bounds.min or int(array.max()) > bounds.max:
                 raise ValueError(f"it has a number that does not fit into {self._dtype}")

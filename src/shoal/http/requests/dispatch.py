@@ -1,4 +1,4 @@
-"""Answering one HTTP request by its route, whatever happens."""
+"""The dispatcher: answers one HTTP request by its route, and errors by problems."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _log: Final = logging.getLogger("shoal.http")
 
 
 class RouteDispatcher:
-    """Has routes answer, turns what they raise into answers, and counts these.
+    """Calls the route of a request, turns errors into answers, and counts the answers.
 
     Attributes:
-        answers: The answers by endpoint and status.
+        answers: The number of answers by endpoint and status.
     """
 
     def __init__(self, settings: HttpSettings) -> None:
         self.answers = AnswerCounts()
         self._settings = settings
-        # Unique among the processes that one log may gather, and cheap for each request.
+        # Unique among processes that share a log, and cheap to make for each request.
         self._id_prefix = secrets.token_hex(4)
         self._id_count = itertools.count(1)
 
@@ -59,7 +59,7 @@ class RouteDispatcher:
             scope: The ASGI scope.
             receive: The ASGI callable.
             send: The ASGI callable.
-            routes: What answers at the request's path, by method; None if nothing does.
+            routes: The routes at the request's path by method; None if there are none.
         """
         exchange = Exchange(
             scope,
@@ -77,7 +77,7 @@ class RouteDispatcher:
                     await exchange.answer_without_body(204, [allow] if routes else [])
                 else:
                     name = route.name
-                    with holding():  # items and results are of classes that may do anything
+                    with holding():  # the classes of items and results may do anything
                         await route.answer(exchange)
             except ClientLeft:
                 raise
@@ -85,7 +85,7 @@ class RouteDispatcher:
                 with holding():
                     problem = explained(error, self._settings, name, exchange.request_id)
                 if exchange.status:
-                    raise  # too late to say it; the server breaks the connection off
+                    raise  # too late for another answer; the server aborts the connection
                 body = encoded(problem.members(exchange.request_id))
                 await exchange.answer(problem.status, PROBLEM_JSON, body, problem.headers)
         except ClientLeft as left:
@@ -95,7 +95,7 @@ class RouteDispatcher:
                 self.answers.count(name, exchange.status)
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has an application answer; what it refuses with is told as a route's refusal is."""
+        """Calls an application; its `HTTPException` is answered as one of a route would be."""
         has_begun = False
 
         async def begin(message: Message) -> None:
@@ -112,26 +112,26 @@ class RouteDispatcher:
 
 
 class _Refusal:
-    """A route that raises what an application has refused a request with."""
+    """A route that raises the `HTTPException` of a mounted application."""
 
     def __init__(self, refusal: HTTPException) -> None:
         self.name = NO_ENDPOINT
         self._refusal = refusal
 
     async def answer(self, exchange: Exchange) -> None:
-        """Raises it."""
+        """Raises the exception."""
         raise self._refusal
 
 
 def _route_for(scope: Scope, routes: Mapping[str, Route] | None) -> Route | None:
-    """Returns what answers; None for a question after the methods that there are.
+    """Returns the route for a request; None for ``OPTIONS``, which asks for the methods.
 
     Raises:
-        Refused: Nothing does.
+        Refused: There is no route for it.
     """
     method = scope["method"]
     if routes is None:
-        if method == "OPTIONS" and scope["path"] == "*":  # of the server as a whole
+        if method == "OPTIONS" and scope["path"] == "*":  # asks about the server as a whole
             return None
         raise Refused(not_found())
     route = routes.get(method) or (routes.get("GET") if method == "HEAD" else None)
@@ -142,7 +142,7 @@ def _route_for(scope: Scope, routes: Mapping[str, Route] | None) -> Route | None
 
 
 def _allowed(routes: Mapping[str, Route] | None) -> list[str]:
-    """Returns the methods that can be asked for where these routes are."""
+    """Returns the methods that a path with these routes accepts."""
     methods = {"OPTIONS", *(routes or ())}
     if "GET" in methods:
         methods.add("HEAD")

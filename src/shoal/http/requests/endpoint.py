@@ -1,7 +1,8 @@
-"""One endpoint over HTTP: from a request to a call of the backend that its traffic says, and back.
+"""The route of an endpoint: makes a call of a backend from a request, and answers with its result.
 
-``X-Serve-Call-Method`` names another method of the backend's code than ``__call__``, and requests
-with equal ``X-Serve-Shard-Key`` go to the same backend; both are Ray Serve's.
+The endpoint's traffic determines the backend. ``X-Serve-Call-Method`` names another method of the
+backend's code than ``__call__``, and requests with equal ``X-Serve-Shard-Key`` go to the same
+backend; both headers are Ray Serve's.
 """
 
 from __future__ import annotations
@@ -71,13 +72,13 @@ class EndpointRoute:
 
         Raises:
             ClientLeft: The client is gone, or did not read in time; the call was cancelled.
-            Exception: What went wrong before an answer had begun.
+            Exception: The request failed before its answer had begun.
         """
         endpoint = self.endpoint
         endpoint.requests += 1
         try:
             await self._answer(exchange, endpoint)
-        except (ClientLeft, Refused):  # its client's mistakes are no errors of the endpoint
+        except (ClientLeft, Refused):  # mistakes of clients don't count as errors
             raise
         except Exception as error:
             self._count_failure(error)
@@ -89,11 +90,11 @@ class EndpointRoute:
             exchange.headers.get(b"content-length"),
             self._settings.max_body_bytes,
         )
-        # Not before: while a body comes in, traffic may move to another backend.
-        method, key = _asked_for(exchange)
+        # After the body was read: meanwhile the traffic may have moved to another backend.
+        method, key = _method_and_key(exchange)
         try:
             backend = endpoint.backend_for(key)
-        except NoSuchName:  # it was deleted a moment ago
+        except NoSuchName:  # the endpoint was deleted just now
             raise Refused(not_found()) from None
         method_batcher = None if backend is None else backend.method_batchers.get(method)
         spent_s = 0.0
@@ -147,7 +148,7 @@ class EndpointRoute:
                 _log.error("%s: %s", self.name, hint)
 
     def _entry(self, method_batcher: MethodBatcher) -> Entry:
-        """Returns where calls enter a line.
+        """Returns the entry to the batcher's queue in this event loop.
 
         Raises:
             Refused: The application is not open in this event loop.
@@ -160,11 +161,11 @@ class EndpointRoute:
     async def _method_batcher(
         self, exchange: Exchange, endpoint: Endpoint, method: str, key: str | None
     ) -> MethodBatcher:
-        """Waits for where a request goes: for traffic, or for a replica that tells its methods.
+        """Waits until the endpoint has traffic, or a replica has reported its methods.
 
         Raises:
             Refused: The backend has no such method.
-            ClientLeft: The client left meanwhile.
+            ClientLeft: The client disconnected meanwhile.
         """
         found: MethodBatcher | None = None
 
@@ -180,15 +181,15 @@ class EndpointRoute:
         return found
 
 
-def _asked_for(exchange: Exchange) -> tuple[str, str | None]:
-    """Returns the method of the code and the shard key that a request asks for."""
+def _method_and_key(exchange: Exchange) -> tuple[str, str | None]:
+    """Returns the method of the code and the shard key in a request's headers."""
     method = exchange.headers.get(b"x-serve-call-method", b"__call__").decode("latin-1")
     key = exchange.headers.get(b"x-serve-shard-key")
     return method, None if key is None else key.decode("latin-1")
 
 
 def _priority(exchange: Exchange, options: BatchOptions) -> int | None:
-    """Returns the level that a request asks for in ``X-Priority``; None for the usual one.
+    """Returns the level in a request's ``X-Priority``; None for the default level.
 
     Raises:
         Refused: There is no such level.
@@ -203,7 +204,7 @@ def _priority(exchange: Exchange, options: BatchOptions) -> int | None:
 
 
 class CallMetadata(Mapping[str, Any]):
-    """What a handler finds in ``request.metadata`` of a call that came over HTTP.
+    """The ``request.metadata`` of a call over HTTP.
 
     Its keys are ``endpoint``, ``context`` (``"http"``), ``request_id``, ``method``, ``path`` and
     ``headers`` (a Starlette `Headers`).
@@ -242,11 +243,11 @@ _KEYS: Final = ("endpoint", "context", "request_id", "method", "path", "headers"
 
 
 async def _answer_with_response(exchange: Exchange, response: Response) -> None:
-    """Sends a response that a handler has made: its status, headers and body."""
+    """Sends a response that a handler has returned: its status, headers and body."""
     body: Any = getattr(response, "body", None)
     if body is None:
         raise TypeError(
-            f"a slot held a {type(response).__name__}, which has no body of its own; return a "
+            f"the result is a {type(response).__name__}, which has no body of its own; return a "
             "Response, or write the handler as a generator to stream"
         )
     media_type = response.headers.get("content-type", "").encode("latin-1")

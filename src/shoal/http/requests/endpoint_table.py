@@ -1,4 +1,4 @@
-"""The endpoints of a controller as routes: what it answers at a path now."""
+"""The current endpoints of a controller as routes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class EndpointTable:
-    """The routes of one controller's endpoints, made anew when the endpoints change.
+    """The routes of one controller's endpoints, rebuilt when the endpoints change.
 
     Attributes:
-        readers: What makes items of bodies.
+        readers: The readers that make items from bodies.
     """
 
     def __init__(self, controller: Controller, settings: HttpSettings) -> None:
@@ -28,7 +28,7 @@ class EndpointTable:
         self._routes: dict[str, dict[str, Route]] = {}
 
     def at(self, path: str) -> dict[str, Route] | None:
-        """Returns what answers at a path, by method; None if nothing does."""
+        """Returns the routes at a path by method; None if there are none."""
         controller = self._controller
         if controller.version != self._version:
             self._version = controller.version

@@ -1,15 +1,15 @@
 """One request and its answer, in plain ASGI messages.
 
-Starlette's `Request` and its responses are left out of this path on purpose. Its streamed response
-cancels the task that closes the connection, on trio, so that connections leak; its
-``is_disconnected`` never says so there; and building them costs as much as the batching does.
+Starlette's `Request` and responses are not used here on purpose. On trio its streamed response
+cancels the task that closes the connection, so that connections leak, and its ``is_disconnected``
+is never true. Creating the objects costs as much as the batching does.
 
-Every send has a deadline. A client that does not read would otherwise hold this task, and whatever
-waits for it, for as long as it likes.
+Every send has a deadline. A client that does not read would otherwise block this task for ever,
+and everything that waits for it.
 
 A body is bounded in bytes and in pieces while it is read, so nothing is kept that will be refused.
-The bound on pieces grows with what has come: a client that sends its body byte by byte makes the
-server do a message's work for each, and an honest one, even on the slowest line, sends packets.
+The bound on pieces grows with the size so far: a body sent byte by byte would cost the server a
+message for each byte, while other clients, even on the slowest connection, send packets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 JSON: Final = b"application/json"
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
-# What is looked at in each request, found in one pass over its headers.
+# The headers that are read; one pass over a request's headers finds them.
 _WANTED: Final = frozenset(
     {
         b"accept",
@@ -47,7 +47,7 @@ _WANTED: Final = frozenset(
 
 
 class ClientLeft(Exception):
-    """The client is gone, or does not read what it is sent."""
+    """The client has disconnected, or does not read its answer."""
 
 
 class Exchange:
@@ -56,10 +56,10 @@ class Exchange:
     Attributes:
         scope: The ASGI scope.
         receive: The ASGI callable for what the client sends.
-        headers: Those of the request's headers that this package looks at.
-        request_id: The client's ``X-Request-ID`` where it is a sane one, else one of ours.
+        headers: The request's headers that this package reads.
+        request_id: The client's ``X-Request-ID`` if it is well-formed, else a generated one.
         status: The status of the answer; 0 until it has begun.
-        wants_no_body: Whether only the headers of an answer are asked for.
+        wants_no_body: Whether only the headers of an answer are requested.
         send_timeout_s: How long the client may take to accept one message, in seconds.
         max_json_elements: How many elements its body may have, if it is JSON.
     """
@@ -108,7 +108,7 @@ class Exchange:
         """
         length = str(len(body)).encode("ascii")
         described = [(b"content-type", media_type), (b"content-length", length), *headers]
-        # Said of HEAD, and not left to the server: its length is that of what GET would be sent.
+        # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent = b"" if self.wants_no_body else body
         await self._deliver(self._begin(status, described), _body(sent, more=False))
 
@@ -131,10 +131,10 @@ class Exchange:
         await self._deliver(self._begin(status, headers))
 
     async def piece(self, data: bytes) -> None:
-        """Sends one piece of the body; the caller sees to the deadline.
+        """Sends one piece of the body; the caller sets the deadline.
 
         Raises:
-            ClientLeft: The client is gone.
+            ClientLeft: The client has disconnected.
         """
         await self._pass_on(_body(data, more=True))
 
@@ -147,7 +147,7 @@ class Exchange:
         await self._deliver(_body(data, more=False))
 
     def gave_up(self) -> ClientLeft:
-        """Makes the error of a client that does not read what it is sent."""
+        """Returns the error for a client that does not read its answer."""
         return ClientLeft(f"the client did not read for {self.send_timeout_s} s")
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
@@ -159,28 +159,28 @@ class Exchange:
         }
 
     async def _deliver(self, *messages: Message) -> None:
-        with anyio.CancelScope(deadline=anyio.current_time() + self.send_timeout_s) as patience:
+        with anyio.CancelScope(deadline=anyio.current_time() + self.send_timeout_s) as scope:
             for message in messages:
                 await self._pass_on(message)
-        if patience.cancelled_caught:
+        if scope.cancelled_caught:
             raise self.gave_up()
 
     async def _pass_on(self, message: Message) -> None:
         try:
             await self._send(message)
-        except OSError as error:  # how servers say it that say it at all
+        except OSError as error:  # from servers that report a lost connection
             raise ClientLeft("the connection was lost") from error
 
 
 def split_path(scope: Scope) -> tuple[str, str]:
-    """Splits a request's path where the application is mounted.
+    """Splits a request's path at the application's mount point.
 
     Returns:
-        What is above, empty where it is not mounted; and what is below, from ``/`` on.
+        The prefix above it, empty if it is not mounted; and the path below it, from ``/`` on.
     """
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
-    # A server may be told of a prefix that a proxy takes off: then the path does not have it.
+    # If a proxy removes the prefix, the server may know it although the path does not have it.
     if root and path.startswith(root):
         below = path[len(root) :]
         if not below:
@@ -204,11 +204,11 @@ async def read_body(receive: Receive, declared: bytes | None, max_bytes: int) ->
     Args:
         receive: The ASGI callable.
         declared: The ``Content-Length`` header, if there is one.
-        max_bytes: How large the body may be.
+        max_bytes: The largest body, in bytes.
 
     Raises:
-        Refused: The body is too large, or comes in too many pieces.
-        ClientLeft: The client left before it had sent it all.
+        Refused: The body is too large, or arrives in too many pieces.
+        ClientLeft: The client disconnected before it had sent the whole body.
     """
     if declared is not None and declared.isdigit() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -229,7 +229,7 @@ async def read_body(receive: Receive, declared: bytes | None, max_bytes: int) ->
                     Problem(
                         413,
                         "body-too-fragmented",
-                        "The body comes in too many pieces",
+                        "The body arrives in too many pieces",
                         f"{len(pieces)} pieces for {size} bytes; send larger ones.",
                     )
                 )

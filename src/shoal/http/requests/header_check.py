@@ -1,4 +1,4 @@
-"""Headers that an application sends: what could be read as another header is not sent."""
+"""A check of the headers that an application sends, against header injection."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
 def check_headers(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Checks that each header is one, and no more than one.
+    """Checks that names and values of headers are valid, so that none injects another header.
 
-    Not every server and protocol does: HTTP/2 carries line breaks, and a proxy that passes them on
-    as HTTP/1.1 sends what is behind them as headers of its own.
+    Not every server and protocol checks this: HTTP/2 carries line breaks, and a proxy that passes
+    them on as HTTP/1.1 sends the text after them as further headers.
 
     Raises:
-        ValueError: One is not.
+        ValueError: A name or a value is invalid.
     """
     for name, value in headers:
         if not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
             raise ValueError(
-                f"the header {name!r} can't be sent with the value {value!r}: a name is made of "
+                f"the header {name!r} can't be sent with the value {value!r}: a name consists of "
                 "letters, digits and hyphens, and a value has no line breaks or control characters"
             )

@@ -1,9 +1,9 @@
-"""What JSON would cost is found out before it is parsed.
+"""Bounds on the cost of JSON, checked before it is parsed.
 
-A parser makes an object of each element, and a checker one more, which take a hundred bytes and
-more where the text takes two. So the elements of a body are counted first, in a few passes that
-make nothing, and what they will take is held against the body's size. Nesting is bounded by the
-parser itself, at 200 levels.
+Parsing creates an object for each element, and validation another one. They may take a hundred
+bytes or more for two bytes of text. So the elements of a body are counted first, in a few passes
+that create no objects, and their estimated memory is compared with the body's size. The parser
+itself limits nesting to 200 levels.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from shoal.http.requests.problem import Problem, Refused
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# A string that does not end is taken to the end of the text: to look for its end from each quote in
-# it would take the square of its length.
+# An unterminated string extends to the end of the text: searching for an end from each quote in it
+# would take quadratic time.
 _STRINGS: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-# A piece of the text with so many strings in it, cut outside of them. To take the strings out of a
-# whole body at once is to make a list of what is between them, which takes more than the value.
+# A piece of the text with up to 4096 strings; it does not end inside a string. Removing the strings
+# of a whole body at once would build a list that takes more memory than the parsed value.
 _PIECES: Final = re.compile(rb'(?:[^"]++|"[^"\\]*+(?:\\.[^"\\]*+)*+"?){1,4096}+', re.DOTALL)
 _NUMBERS: Final = re.compile(rb"[0-9][0-9.]*+(?:[eE][+-]?+[0-9]++)?+")
 _NO_NUMBERS: Final = (b"NaN", b"Infinity")
@@ -31,7 +31,7 @@ _DIGITS_AS_0: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY_DIGITS: Final = b"0" * 200
 
 _TIMES_ITS_SIZE: Final = 12
-# What is free, since a small body may be all brackets; and more for each element that it may have.
+# A free allowance, since a small body may be all brackets, and more for each permitted element.
 _FREE_BYTES: Final = 2**20
 _FREE_BYTES_PER_ELEMENT: Final = 32
 _BYTES_PER_SCALAR: Final = 48
@@ -39,12 +39,12 @@ _BYTES_PER_SCALAR: Final = 48
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the parts of a text take in memory that makes up a value, in bytes, as measured.
+    """The memory that the parts of a parsed value take, in bytes, as measured.
 
     Attributes:
-        per_list: An array.
-        per_object: An object.
-        per_key: Each of an object's keys.
+        per_list: For an array.
+        per_object: For an object.
+        per_key: For each of an object's keys.
     """
 
     per_list: int = 160
@@ -53,21 +53,21 @@ class Costs:
 
 
 def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
-    """Checks that a body has no more elements than it may, and no numbers that can't be told.
+    """Checks that a body does not have too many elements, and that its numbers can be read.
 
     Args:
         body: The body.
-        max_elements: How many values, keys and containers it may have. What they take may be 12
-            times the body's size, 32 bytes more for each that it may have, and 1 MiB more.
-        costs: What they take.
+        max_elements: How many values, keys and containers it may have. Their memory may be 12
+            times the body's size, plus 32 bytes for each permitted element, plus 1 MiB.
+        costs: The memory that they take.
 
     Returns:
-        How many it has at most.
+        An upper bound of the number of elements.
 
     Raises:
-        Refused: It has more, or a number that is none, or is too large for a float.
+        Refused: There are too many, or a number is not one in JSON, or is too large for a float.
     """
-    # Each string is a value or a key.
+    # Each string is a value or a key, and has two quotes.
     if body.count(b'"') - body.count(b'\\"') > 2 * max_elements + 2:
         raise _too_complex(max_elements)
     free = _FREE_BYTES + _FREE_BYTES_PER_ELEMENT * max_elements
@@ -92,14 +92,14 @@ def check_json(body: bytes, max_elements: int, costs: Costs) -> int:
 
 
 def _without_strings(body: bytes) -> Iterator[bytes]:
-    """Yields what is between the strings of a text, piece by piece."""
+    """Yields the text without its strings, piece by piece."""
     for piece in _PIECES.finditer(body):
         yield _STRINGS.sub(b"", piece[0])
 
 
 def _counted(text: bytes, costs: Costs) -> tuple[int, int]:
-    """Returns how many elements there are, and what they take."""
-    # Each but the first of a container comes after one of these.
+    """Returns the number of elements, and the memory that they take."""
+    # Each element but the first of a container follows one of these.
     marks = [text.count(mark) for mark in (b",", b"[", b"{", b":")]
     scalars, lists, objects, keys = marks
     cost = (
@@ -112,7 +112,7 @@ def _counted(text: bytes, costs: Costs) -> tuple[int, int]:
 
 
 def _may_have_too_large(body: bytes) -> bool:
-    """Says whether a number may be too large for a float, by what such a number is written with."""
+    """Returns whether a number may be too large for a float, from the characters it would have."""
     digits = body.translate(_DIGITS_AS_0)
     if _MANY_DIGITS in digits:
         return True
@@ -120,7 +120,7 @@ def _may_have_too_large(body: bytes) -> bool:
 
 
 def _check_numbers(bare: bytes) -> None:
-    # Integers of any size are numbers; with a fraction or an exponent a number is read as a float.
+    # Integers may have any size; a number with a fraction or an exponent is read as a float.
     for found in _NUMBERS.finditer(bare):
         number = found[0]
         if (b"." in number or b"e" in number.lower()) and _is_too_large(number):
@@ -130,7 +130,7 @@ def _check_numbers(bare: bytes) -> None:
 def _is_too_large(number: bytes) -> bool:
     try:
         return math.isinf(float(number))
-    except ValueError:  # the parser says what is wrong with it
+    except ValueError:  # the parser reports what is wrong with it
         return False
 
 
@@ -145,7 +145,7 @@ def _too_complex(max_elements: int) -> Refused:
             "body-too-complex",
             "The body has too many elements",
             f"A body may have {max_elements} values, keys and containers, and fewer where most of "
-            "them are small arrays and objects; larger ones are better sent as bytes, to a handler "
-            "that is annotated list[bytes].",
+            "them are small arrays and objects. Send larger bodies as bytes, to a handler that is "
+            "annotated list[bytes].",
         )
     )

@@ -1,9 +1,9 @@
-"""A type that JSON is checked against, within bounds on what a body may cost.
+"""Validation of JSON against a type, with bounds on the memory that a body may cost.
 
-The schema that pydantic has made of the type is used twice, each time with a few changes. Floats
-are numbers: JSON has no others, but pydantic takes the *text* ``"Infinity"`` for one. And in large
-bodies the first error of a container ends it, since an error takes several times what the element
-takes that it is about.
+Two validators are built from pydantic's schema of the type, each with small changes. Both reject
+floats that are not finite: JSON has none, but pydantic accepts the *text* ``"Infinity"``. The one
+for large bodies also ends each container at its first error, since an error takes several times
+the memory of the element that it is about.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
 
 _MOST_ERRORS_SHOWN: Final = 100
-# From so many elements on, the first error of a body is all that is told of it.
+# From so many elements on, only the first error of a body is reported.
 _LARGE: Final = 4096
 
 _ENDING_EARLY: Final = frozenset({"list", "tuple", "set", "frozenset", "dict"})
-# Else a model is checked by the validator that it has already, whatever its schema says.
+# Otherwise a model's existing validator is used, and changes to its schema have no effect.
 _ANEW: Final[dict[str, Any]] = {"_use_prebuilt": False}
 _Part: TypeAlias = "dict[str, Any] | list[Any] | str | None"
-# What is the user's own in a schema, and no schema, whatever it looks like.
+# Keys of a schema whose values are the user's data, even if these look like a schema.
 _NO_SCHEMAS: Final = frozenset({"metadata", "serialization"})
 
 
 class JsonType:
-    """A type that JSON is checked against.
+    """A type that JSON is validated against.
 
     Args:
-        adapter: The type, as pydantic knows it.
-        takes: Which bodies are taken, for who sends another.
+        adapter: Pydantic's adapter of the type.
+        takes: The accepted bodies, for the message to a client that sends another one.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class JsonType:
         self._for_large: SchemaValidator | None = None
 
     def parsed(self, exchange: Exchange, body: bytes) -> Any:
-        """Returns the value.
+        """Returns the value of a body.
 
         Raises:
-            Refused: The body is none.
+            Refused: The body is not a JSON value of the type.
         """
         _check_media_type(exchange, self._takes)
         if not body:
@@ -77,14 +77,14 @@ class JsonType:
 
 
 def adapter_of(annotation: Any) -> TypeAdapter[Any]:
-    """Makes what JSON is checked by.
+    """Returns pydantic's adapter for an annotation.
 
     Raises:
-        TypeError: The annotation is none that JSON can be checked against.
+        TypeError: JSON can't be checked against the annotation.
     """
     try:
         adapter = TypeAdapter[Any](annotation)
-        adapter.rebuild()  # an adapter that waits for a name to be defined would fail each body
+        adapter.rebuild()  # fails here if a name is not defined, and not at each body
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
         raise TypeError(
             f"JSON can't be checked against {annotation!r}: annotate the handler's parameter as a "
@@ -95,7 +95,7 @@ def adapter_of(annotation: Any) -> TypeAdapter[Any]:
 
 
 def finite_validator(adapter: TypeAdapter[Any]) -> SchemaValidator:
-    """Makes what checks values of a type, and takes no text for a float that is no number."""
+    """Returns a validator of the type that rejects floats which are not finite."""
     schema: Any = adapter.core_schema
     return SchemaValidator(_changed(schema, _make_finite), **_ANEW)
 
@@ -126,7 +126,7 @@ def _changed(schema: _Part, *changes: Callable[[dict[str, Any]], None]) -> Any:
 
 
 def _costs_of(schema: Any) -> Costs:
-    """Returns what values of a type take: a model, say, notes which fields were given."""
+    """Returns the memory costs of a type; models, for example, record which fields were set."""
     plain = Costs()
     kinds = {str(each.get("type")) for each in _parts(schema)}
     forbids = any(
@@ -138,12 +138,12 @@ def _costs_of(schema: Any) -> Costs:
     return Costs(
         per_list=plain.per_list * (2 if makes_sets else 1),
         per_object=plain.per_object * (2 if makes_objects else 1),
-        per_key=plain.per_key * (3 if forbids else 1),  # each may be an error
+        per_key=plain.per_key * (3 if forbids else 1),  # each key may cause an error
     )
 
 
 def _parts(schema: _Part) -> Iterator[dict[str, Any]]:
-    """Yields all mappings in a schema, itself among them."""
+    """Yields all mappings in a schema, including itself."""
     if isinstance(schema, dict):
         yield schema
         for key, one in schema.items():
@@ -155,7 +155,7 @@ def _parts(schema: _Part) -> Iterator[dict[str, Any]]:
 
 
 def _is_schema(part: dict[str, Any]) -> bool:
-    # Else it is of schemas by the names of fields, one of which may be "type".
+    # Otherwise it maps names of fields to schemas; a field may be named "type".
     return isinstance(part.get("type"), str)
 
 
@@ -164,7 +164,7 @@ def _is_users(key: str, part: dict[str, Any]) -> bool:
 
 
 def _check_media_type(exchange: Exchange, takes: str) -> None:
-    # Refusing what a form can send also keeps other sites' pages from making calls in a browser.
+    # Refusing the types of HTML forms also prevents calls by foreign web pages in a browser.
     given = exchange.headers.get(b"content-type")
     if given is not None and given != b"application/json":
         media_type = given.partition(b";")[0].strip().lower()
@@ -188,8 +188,8 @@ def _of_validation(error: ValidationError) -> Problem:
     count = error.error_count()
     title = "The body does not fit the endpoint"
     if count > _MOST_ERRORS_SHOWN:
-        # To list them is to make an object for each of what may be millions.
-        return Problem(422, "invalid-item", title, f"It is wrong in {count} places.")
+        # A list would have an object for each error, of which there may be millions.
+        return Problem(422, "invalid-item", title, f"It has {count} errors.")
     errors = error.errors(include_url=False, include_input=False, include_context=False)
     if errors[0]["type"] == "json_invalid" and not errors[0]["loc"]:
         return Problem(400, "invalid-json", "The body is not JSON", errors[0]["msg"])

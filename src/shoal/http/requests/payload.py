@@ -1,10 +1,10 @@
-"""From a body to the item of one call, by the handler's annotations; and from a result to JSON.
+"""Makes the item of a call from a body, by the handler's annotations, and JSON from a result.
 
 ==========================================  =====================================================
 the item is annotated as                    the body is
 ==========================================  =====================================================
-``bytes``                                   the item, as it is, of any media type
-`starlette.requests.Request`                the request's, to be read from it
+``bytes``                                   the item itself, of any media type
+`starlette.requests.Request`                available from the request
 nothing, or ``Any``                         any JSON
 ``numpy.ndarray``, or an ``NDArray``        nested lists in JSON, or an ``application/x-npy``
 any type that pydantic knows                JSON that is checked against it
@@ -12,11 +12,11 @@ several parameters                          a JSON object with their names; thos
                                             be left out
 ==========================================  =====================================================
 
-All JSON goes through pydantic, whose parser refuses deep nesting; see `json_type`. Where a type
-needs no checking orjson would save a third of a microsecond, of some four hundred that a request
+All JSON is parsed by pydantic, whose parser refuses deep nesting; see `json_type`. For a type that
+needs no validation orjson would save a third of a microsecond, of some four hundred that a request
 takes.
 
-A body is checked before its call is made, so that it can't fail its neighbours in a batch. The
+A body is checked before its call is made, so that it can't fail other requests in its batch. The
 readers and their validators are built once, when the endpoint is declared.
 """
 
@@ -47,22 +47,22 @@ class Reader(ABC):
     """Makes the item of a call from a request.
 
     Attributes:
-        takes: What it reads, in a word, for the list of routes.
+        takes: The kind of input, in one word, for the list of routes.
     """
 
     takes: str
 
     @abstractmethod
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        """Makes the item: a tuple where the handler has several parameters, in their order.
+        """Returns the item; a tuple, in order, if the handler has several parameters.
 
         Raises:
-            Refused: The request is not what the handler takes.
+            Refused: The request does not fit the handler's parameters.
         """
 
 
 class RawReader(Reader):
-    """Passes the body on as it is."""
+    """Returns the body unchanged."""
 
     takes = "bytes"
 
@@ -72,7 +72,7 @@ class RawReader(Reader):
 
 
 class RequestReader(Reader):
-    """Passes a Starlette request on, whose body has been read already."""
+    """Returns a Starlette request whose body has been read already."""
 
     takes = "request"
 
@@ -124,13 +124,13 @@ class ArrayReader(Reader):
                 return self._arrays.of_npy(body)
             return self._arrays.of_lists(self._json.parsed(exchange, body))
         except (ValueError, OverflowError) as error:
-            title = "The body is no array that the endpoint takes"
+            title = "The body is not an array that the endpoint accepts"
             detail = " ".join(str(error).split())
             raise Refused(Problem(422, "invalid-item", title, detail)) from None
 
 
 class FieldsReader(Reader):
-    """Reads what several parameters take from a JSON object."""
+    """Reads the arguments of several parameters from a JSON object."""
 
     takes = "json"
 
@@ -151,13 +151,13 @@ class FieldsReader(Reader):
 
 
 def reader_for(signature: Signature) -> Reader:
-    """Chooses how requests become calls of a handler.
+    """Returns the reader for a handler's items.
 
     Args:
-        signature: That of the call of one item.
+        signature: The signature of a call with one item.
 
     Raises:
-        TypeError: An annotation is none that JSON can be checked against.
+        TypeError: JSON can't be checked against an annotation.
     """
     parameters = list(signature.parameters.values())
     if not parameters:
@@ -177,9 +177,9 @@ def reader_for(signature: Signature) -> Reader:
 def encoded(value: Any) -> bytes:
     """Writes a handler's result as JSON.
 
-    It takes what JSON has, with integers of any size, numpy arrays and scalars, pydantic models,
-    dataclasses, times, and what pydantic can write beyond that. A float that JSON lacks (NaN, an
-    infinity) becomes ``null``.
+    It accepts JSON types, with integers of any size, numpy arrays and scalars, pydantic models,
+    dataclasses, times, and all else that pydantic can serialize. A float that is not finite becomes
+    ``null``.
 
     Raises:
         TypeError: The value can't be written.
@@ -197,10 +197,10 @@ def encoded(value: Any) -> bytes:
 
 
 def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
-    """Makes what checks an object that has a member for each parameter, and no others.
+    """Returns an adapter for an object that has a member for each parameter, and no others.
 
     Raises:
-        TypeError: An annotation is none that JSON can be checked against.
+        TypeError: JSON can't be checked against an annotation.
     """
     fields: dict[str, Any] = {}
     for parameter in parameters:
@@ -208,14 +208,14 @@ def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
         annotation: Any = Any if is_open else parameter.annotation
         is_required = parameter.default is Parameter.empty
         fields[parameter.name] = Required[annotation] if is_required else NotRequired[annotation]
-    # The functional form takes any name, where a model would trip over "json" or "copy".
+    # The functional form allows any name; a model would fail for "json" or "copy".
     body: Any = TypedDict("Body", fields)  # type: ignore[misc]  # known at run time
     return adapter_of(with_config(ConfigDict(extra="forbid"))(body))
 
 
 def _jsonable(value: Any) -> Any:
     as_list = getattr(value, "tolist", None)
-    if as_list is not None:  # an array that orjson does not take: another layout, another library's
+    if as_list is not None:  # an array of a layout or a library that orjson does not support
         return as_list()
     try:
         return to_jsonable_python(value)

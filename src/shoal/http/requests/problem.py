@@ -1,8 +1,8 @@
-"""Everything that can go wrong, as an answer: the one place where errors meet HTTP statuses.
+"""Problems: the answers to requests that failed, and which error has which HTTP status.
 
-Answers follow RFC 9457 (``application/problem+json``). ``type`` is a URN that programs can compare;
-``instance`` is the request's id, by which the log has the rest. What a handler raised is internal:
-its text may hold anything, so only `debug` shows it.
+Answers follow RFC 9457 (``application/problem+json``). ``type`` is a URN that programs can compare.
+``instance`` is the request's id, which is in the log with the details. An error of a handler is
+internal: its text may contain anything, so it is sent only with `debug`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _log: Final = logging.getLogger("shoal.http")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What went wrong with one request, as its client may know it.
+    """The description of a failed request that is sent to its client.
 
     Attributes:
         status: The HTTP status.
-        kind: The last part of the problem's type; empty for one that the status says all about.
-        title: What kind of problem it is, the same for each of the kind.
-        detail: What was wrong this time; empty for nothing.
-        headers: Headers that the answer must have.
-        more: Further members.
+        kind: The last part of the problem's type; empty if the status describes it fully.
+        title: The description of this kind of problem.
+        detail: The description of this occurrence; empty for none.
+        headers: Headers of the answer.
+        more: Further members of the JSON object.
     """
 
     status: int
@@ -65,7 +65,7 @@ class Problem:
             "type": f"urn:shoal:problem:{self.kind}" if self.kind else "about:blank",
             "title": self.title,
             "status": self.status,
-            # The text of an error may hold what UTF-8 has no form for, such as a file's name.
+            # The text of an error may not be encodable in UTF-8, as with some file names.
             "detail": self.detail.encode("utf-8", "backslashreplace").decode(),
             "instance": request_id,
             **self.more,
@@ -76,7 +76,7 @@ class Problem:
 
 
 class Refused(Exception):
-    """A request that is answered with a problem of ours, before or instead of a call."""
+    """A request is to be answered with a problem, before or instead of a call."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.title)
@@ -84,15 +84,15 @@ class Refused(Exception):
 
 
 def explained(error: Exception, settings: HttpSettings, endpoint: str, request_id: str) -> Problem:
-    """Says how a client is told of an error, as `problem_of`, and logs it if it is internal.
+    """Returns the problem for an error, as `problem_of` does, and logs it if it is internal.
 
-    A handler that fails fails a whole batch, each request with a copy of one error. The traceback
-    is logged with the first of them; the others get a line.
+    A failing handler fails a whole batch, each request with a copy of one error. The traceback is
+    logged with the first request only; the others get one line each.
     """
     problem = problem_of(error, settings)
     if problem.kind == "internal":
         original = error.__cause__ or error
-        # Past the error's own __setattr__: it is the user's, and may refuse.
+        # Bypasses the error's own __setattr__, which is user code and may raise.
         marks: dict[str, Any] = BaseException.__getattribute__(original, "__dict__")
         is_new = _LOGGED not in marks
         marks[_LOGGED] = True
@@ -107,14 +107,14 @@ def explained(error: Exception, settings: HttpSettings, endpoint: str, request_i
 
 
 def problem_of(error: Exception, settings: HttpSettings) -> Problem:
-    """Says how a client is told of an error.
+    """Returns the problem for an error.
 
     Args:
-        error: What was raised while its request was answered.
-        settings: The application's.
+        error: The error that was raised while the request was answered.
+        settings: The application's settings.
 
     Returns:
-        The problem; its status is 500 for whatever is not the client's business.
+        The problem; its status is 500 for errors that are internal.
     """
     retry = ((b"retry-after", str(settings.retry_after_s).encode("ascii")),)
     match error:
@@ -128,25 +128,25 @@ def problem_of(error: Exception, settings: HttpSettings) -> Problem:
             return Problem(settings.overload_status, "overloaded", title, detail, retry)
         case BatcherClosed() | ShutDown():
             title = "The endpoint has stopped"
-            detail = "It takes no more calls in this process."
+            detail = "It accepts no more calls in this process."
             return Problem(503, "closed", title, detail, retry)
         case BackendUnavailable():
             title = "The endpoint has no replica"
-            detail = "None runs, and none could be started; it is tried again."
+            detail = "None is running, and none could be started. Starting is tried again."
             return Problem(503, "unavailable", title, detail, retry)
         case ReplicaDied():
-            title = "The replica that had the call died"
-            return Problem(503, "replica-died", title, "The call may be made again.", retry)
+            title = "The replica that ran the call died"
+            return Problem(503, "replica-died", title, "The call may be retried.", retry)
         case ItemTooLarge():
             title = "The item is too large"
-            return Problem(413, "item-too-large", title, "No batch has room for it.")
+            return Problem(413, "item-too-large", title, "It does not fit into any batch.")
         case DeadlineExceeded():
             return Problem(504, "deadline-exceeded", "The call was not answered in time")
         case HandlerTimeout():
             return Problem(504, "handler-timeout", "The handler did not end in time")
         case SlowReader():
             title = "The stream was read too slowly"
-            return Problem(408, "slow-reader", title, "It held others back and was ended.")
+            return Problem(408, "slow-reader", title, "It delayed other requests and was ended.")
         case _:
             return _internal(error, debug=settings.debug)
 
@@ -177,18 +177,18 @@ def _of_http_exception(error: HTTPException, *, debug: bool) -> Problem:
 
 
 def not_found() -> Problem:
-    """Returns the problem of a path that nothing answers."""
-    return Problem(404, "not-found", "Nothing is here", "No endpoint has this path.")
+    """Returns the problem of a path without an endpoint."""
+    return Problem(404, "not-found", "The path was not found", "No endpoint has this path.")
 
 
 def method_not_allowed(allowed: list[str]) -> Problem:
-    """Returns the problem of a method that the path's endpoints don't take."""
+    """Returns the problem of a method that the path's endpoints don't accept."""
     names = ", ".join(allowed)
     return Problem(
         405,
         "method-not-allowed",
         "The method is not allowed here",
-        f"This path takes {names}.",
+        f"This path accepts {names}.",
         ((b"allow", names.encode("ascii")),),
     )
 
@@ -212,9 +212,9 @@ def not_open(settings: HttpSettings) -> Problem:
 
 
 def no_such_method() -> Problem:
-    """Returns the problem of a request for a method that the backend's code has not.
+    """Returns the problem of a request for a method that the backend's code does not have.
 
-    It does not say which there are: who may call one was told.
+    It does not list the existing methods, since clients need not know them.
     """
     return Problem(
         404, "no-such-method", "There is no such method", "No method has the name in the header."
@@ -222,10 +222,10 @@ def no_such_method() -> Problem:
 
 
 def no_such_priority(levels: int) -> Problem:
-    """Returns the problem of a request whose priority is none of the endpoint's levels."""
+    """Returns the problem of a request whose priority is not one of the endpoint's levels."""
     return Problem(
         400,
         "no-such-priority",
         "There is no such priority",
-        f"X-Priority takes a whole number from 1, the highest, to {levels}.",
+        f"X-Priority must be a whole number from 1, the highest, to {levels}.",
     )

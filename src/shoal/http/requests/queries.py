@@ -1,15 +1,15 @@
-"""From the query of a request without a body to the item of one call.
+"""Makes the item of a call from the query of a request without a body.
 
-A GET has no body, so what its sender says is in the query: text by name, as a JSON object has it.
+A GET has no body, so its arguments are in the query: text by name.
 
 ==========================================  =====================================================
 the item is annotated as                    the item is
 ==========================================  =====================================================
-``bytes``, a Starlette ``Request``          what it is with a body
-nothing, or ``Any``                         the query as a whole, a dict: see `shoal.serving.query`
-a model, a dataclass or a dict              made of the query as a whole
-any other type                              made of the text that has the parameter's name
-several parameters                          each made of the text that has its name
+``bytes``, a Starlette ``Request``          the same as with a body
+nothing, or ``Any``                         the whole query, a dict: see `shoal.serving.query`
+a model, a dataclass or a dict              made from the whole query
+any other type                              made from the text with the parameter's name
+several parameters                          each made from the text with its name
 ==========================================  =====================================================
 """
 
@@ -45,10 +45,10 @@ class ItemReader:
     """Makes the items of the calls of one handler, from bodies and from queries.
 
     Args:
-        signature: That of the call of one item.
+        signature: The signature of a call with one item.
 
     Raises:
-        TypeError: An annotation is none that JSON can be checked against.
+        TypeError: JSON can't be checked against an annotation.
     """
 
     def __init__(self, signature: Signature) -> None:
@@ -59,10 +59,10 @@ class ItemReader:
         self._only_body = kinds in ([], [bytes], [Request]) or any(map(is_array, kinds))
 
     def item(self, exchange: Exchange, body: bytes) -> Any:
-        """Makes the item: a tuple where the handler has several parameters, in their order.
+        """Returns the item; a tuple, in order, if the handler has several parameters.
 
         Raises:
-            Refused: The request is not what the handler takes.
+            Refused: The request does not fit the handler's parameters.
         """
         if body or exchange.scope["method"] in _WITH_BODY or self._only_body:
             return self._of_body.item(exchange, body)
@@ -105,14 +105,14 @@ class ItemReader:
             422,
             "invalid-item",
             "The query does not fit the endpoint",
-            f"{where}: {first['msg']}. Without a body the item is in the query, as ?{form}; "
-            "JSON is sent by POST.",
+            f"{where}: {first['msg']}. Without a body the item is read from the query, as ?{form}; "
+            "send JSON by POST.",
             more={"errors": [{key: e[key] for key in ("loc", "msg", "type")} for e in errors]},
         )
 
 
 def _is_record(annotation: Any) -> bool:
-    """Says whether a type is made of named fields."""
+    """Returns whether a type has named fields."""
     kind = get_origin(annotation) or annotation
     return (
         is_dataclass(kind)

@@ -1,4 +1,4 @@
-"""The readers of the batchers there are: each is made when its batcher is first met."""
+"""The item readers of batchers; each is created when its batcher is first used."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class Readers:
-    """Makes items for batchers; what it keeps goes when the batcher does."""
+    """The item readers of batchers; a reader is dropped together with its batcher."""
 
     def __init__(self) -> None:
         self._readers: WeakKeyDictionary[Batcher[Any], ItemReader] = WeakKeyDictionary()
 
     def of(self, batcher: Batcher[Any]) -> ItemReader:
-        """Returns what makes the items of calls of a batcher."""
+        """Returns the reader for a batcher's items."""
         reader = self._readers.get(batcher)
         if reader is None:
             reader = self._readers[batcher] = ItemReader(batcher.signature)

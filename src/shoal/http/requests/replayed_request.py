@@ -1,8 +1,7 @@
 """A Starlette request whose body has been read already; it can be sent to another process.
 
-What crosses is data: the method, the URL, the headers, the client, the path parameters and the
-body. What a request refers to in this process, such as the application, stays here, and whoever
-asks for it over there is told so.
+Only data is sent: the method, the URL, the headers, the client, the path parameters and the body.
+Access to other attributes in that process, such as the application, raises an error.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ _DATA: Final = (
 class ReplayedRequest(Request):
     """A request with its whole body.
 
-    Its ``is_disconnected()`` is always false: the call is cancelled instead, which the handler sees
+    Its ``is_disconnected()`` is always false: a disconnect cancels the call, which the handler sees
     in ``current_batch().requests``.
     """
 
     def __init__(self, scope: Scope, body: bytes) -> None:
-        super().__init__(scope, _giving(body))
+        super().__init__(scope, _receive_of(body))
         self._whole_body = body
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -37,12 +36,12 @@ class ReplayedRequest(Request):
 
 
 def _data_of(request: Request, body: bytes) -> tuple[Any, ...]:
-    """Says how to make a request again where it is sent to."""
+    """Returns the data for pickle to create the request again in another process."""
     data = {name: request.scope[name] for name in _DATA if name in request.scope}
     return RequestFromElsewhere, (data, body)
 
 
-def _giving(body: bytes) -> Receive:
+def _receive_of(body: bytes) -> Receive:
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Message:
@@ -53,30 +52,30 @@ def _giving(body: bytes) -> Receive:
     return receive
 
 
-def _stays(name: str) -> Any:
-    """Makes a property of what does not cross."""
+def _unavailable(name: str) -> Any:
+    """Returns a property that raises, for an attribute that is not sent."""
 
     def refuse(_request: Request) -> NoReturn:
         raise RuntimeError(
             f"request.{name} is in the server's process, and this code runs in another one: only "
-            "the request's data crosses. Use placement='task', or pass what is needed in a header"
+            "the request's data is sent. Use placement='task', or pass what is needed in a header"
         )
 
     return property(refuse)
 
 
 class RequestFromElsewhere(Request):
-    """The same in another process."""
+    """The request as it arrives in another process."""
 
     def __init__(self, scope: Scope, body: bytes) -> None:
-        super().__init__(scope, _giving(body))
+        super().__init__(scope, _receive_of(body))
         self._whole_body = body
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _data_of(self, self._whole_body)
 
-    app: Any = _stays("app")  # pyright: ignore[reportIncompatibleMethodOverride]
-    state: Any = _stays("state")  # pyright: ignore[reportIncompatibleMethodOverride]
-    session: Any = _stays("session")  # pyright: ignore[reportIncompatibleMethodOverride]
-    user: Any = _stays("user")  # pyright: ignore[reportIncompatibleMethodOverride]
-    auth: Any = _stays("auth")  # pyright: ignore[reportIncompatibleMethodOverride]
+    app: Any = _unavailable("app")  # pyright: ignore[reportIncompatibleMethodOverride]
+    state: Any = _unavailable("state")  # pyright: ignore[reportIncompatibleMethodOverride]
+    session: Any = _unavailable("session")  # pyright: ignore[reportIncompatibleMethodOverride]
+    user: Any = _unavailable("user")  # pyright: ignore[reportIncompatibleMethodOverride]
+    auth: Any = _unavailable("auth")  # pyright: ignore[reportIncompatibleMethodOverride]

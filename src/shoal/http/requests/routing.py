@@ -1,7 +1,7 @@
-"""Which path is answered by what: a table of whole paths, and prefixes for what is mounted.
+"""Routing: a table of whole paths, and prefixes of mounted applications.
 
-A path has no parameters, since what a call takes is in its body; so one look-up finds its route.
-The application's routes win over what is mounted.
+Paths have no parameters, since the arguments of a call are in its body. So one look-up finds a
+route. The application's routes take precedence over mounted applications.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Route(Protocol):
-    """What answers at a path to a method."""
+    """Answers the requests with one method at a path."""
 
     @property
     def name(self) -> str:
-        """What its answers are counted under."""
+        """The name that its answers are counted under."""
         ...
 
     async def answer(self, exchange: Exchange) -> None:
@@ -34,7 +34,7 @@ class Route(Protocol):
 
 
 class Page:
-    """A route of the application's own."""
+    """A route of the application itself, other than an endpoint."""
 
     name = NO_ENDPOINT
 
@@ -60,10 +60,11 @@ class NotOpenRoute:
 
 
 class Routes:
-    """The table.
+    """The table of routes.
 
     Attributes:
-        mounts: What is mounted, by prefix, the longest first: it is the most special one that fits.
+        mounts: Mounted applications by prefix, the longest first, so that the first match is the
+            most specific one.
     """
 
     def __init__(self) -> None:
@@ -71,28 +72,28 @@ class Routes:
         self.mounts: dict[str, ASGIApp] = {}
 
     def at(self, path: str) -> dict[str, Route] | None:
-        """Returns what answers at a path, by method; None if nothing does."""
+        """Returns the routes at a path by method; None if there are none."""
         return self._table.get(path)
 
     def check_free(self, path: str, methods: tuple[str, ...]) -> None:
-        """Checks that nothing answers yet.
+        """Checks that a path has no route for any of these methods yet.
 
         Raises:
-            ValueError: Something does.
+            ValueError: It has one.
         """
         for method in methods:
             if (taken := self._table.get(path, {}).get(method)) is not None:
                 raise ValueError(f"{method} {path} is declared already, as {taken.name!r}")
 
     def add(self, path: str, methods: tuple[str, ...], route: Route) -> None:
-        """Lets a route answer at a path."""
+        """Adds a route at a path."""
         self._table.setdefault(path, {}).update(dict.fromkeys(methods, route))
 
     def mount(self, prefix: str, app: ASGIApp) -> None:
-        """Lets an application answer under a prefix, which has no slash at its end.
+        """Mounts an application under a prefix, which has no slash at its end.
 
         Raises:
-            ValueError: Another one does.
+            ValueError: The prefix is taken.
         """
         if prefix in self.mounts:
             raise ValueError(f"{prefix or '/'!r} is mounted already")
@@ -100,7 +101,7 @@ class Routes:
         self.mounts = dict(sorted(self.mounts.items(), key=lambda item: -len(item[0])))
 
     def mounted_at(self, path: str) -> tuple[str, ASGIApp] | None:
-        """Returns the prefix and the application that answer under it at a path, if any do."""
+        """Returns the mounted application for a path, with its prefix; None if there is none."""
         for prefix, app in self.mounts.items():
             if path == prefix or path.startswith(f"{prefix}/"):
                 return prefix, app

@@ -1,4 +1,4 @@
-"""What an `App` may be told about HTTP, as one frozen record that is checked when it is made."""
+"""The HTTP settings of an `App`, as one frozen record that is checked when it is created."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class HttpSettings:
 
     Attributes:
         max_body_bytes: The largest body that a request may have, in bytes.
-        max_json_elements: How many values, keys and containers a body may have that is JSON; fewer
-            where most are containers, since it may take no more than 12 times its size, 32 bytes
-            for each of them, and 1 MiB.
+        max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
+            are containers, since their memory may be no more than 12 times the body's size, plus
+            32 bytes for each permitted element, plus 1 MiB.
         send_timeout_s: How long the client may take to accept one message of an answer, in seconds.
-        answer_timeout_s: How long a call with one result may take whose endpoint has no
+        answer_timeout_s: How long a call with one result may take if its endpoint has no
             ``request_timeout_s``, in seconds; None for no limit.
-        heartbeat_s: How long a stream may be silent before the client is sent a sign of life, in
+        heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
             seconds.
-        overload_status: The status of an answer to a call that met a full line.
-        retry_after_s: After how many seconds such a client is asked to come again.
+        overload_status: The status of the answer to a call that met a full queue.
+        retry_after_s: The ``Retry-After`` of such an answer, in seconds.
         debug: Whether an answer to an internal error shows the traceback.
     """
 

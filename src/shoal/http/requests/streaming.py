@@ -1,15 +1,15 @@
 """Streams of results over HTTP: as server-sent events, or as JSON lines.
 
-The two forms differ in framing only. Each says three things that can't be taken for one another:
-an item, the end, an error. A stream that breaks off without one of the last two was cut, and its
-reader knows it. Server-sent events have names for that (``event: end``, ``event: error``; items
-are unnamed). JSON lines have none, so each line is an object with one key that says what it is;
-bare items would leave no value that could mean the end.
+The two forms differ only in framing. Both have three distinct messages: an item, the end, an error.
+A stream that ends without one of the last two is incomplete, and its reader can tell. Server-sent
+events have names for that (``event: end``, ``event: error``; items are unnamed). JSON lines have no
+names, so each line is an object whose only key is the type of message; with bare items no value
+could mark the end.
 
-The answer begins with the first item, so that a call which fails before has a status that says
-so; but no later than the first heartbeat, so that a client is not left without a sign. Clients
-choose the form by ``Accept``: JSON lines where they are named and not ranked below, else
-server-sent events.
+The answer begins with the first item, so that a call which fails before has an error status. But it
+begins no later than the first heartbeat, so that the client gets a sign of life. Clients choose the
+form by ``Accept``: JSON lines if it names them and does not rank them below server-sent events,
+else server-sent events.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """How a stream is written down.
+    """The format of a stream.
 
     Attributes:
-        media_type: What it is called.
-        item: What comes before an item's JSON.
-        error: What comes before the JSON of the problem with which a stream fails.
-        close: What comes after either.
-        end: Says that the stream has come to its end.
-        heartbeat: Says nothing; readers skip it.
+        media_type: The media type.
+        item: The prefix of an item's JSON.
+        error: The prefix of the JSON of the problem with which a stream fails.
+        close: The suffix of either.
+        end: The message that the stream has ended.
+        heartbeat: A message that readers skip.
     """
 
     media_type: bytes
@@ -73,7 +73,7 @@ JSON_LINES: Final = Form(
 
 
 def form_for(accept: bytes) -> Form:
-    """Chooses the form that a client wants.
+    """Returns the form that a client accepts.
 
     Args:
         accept: The request's ``Accept`` header; empty if it has none.
@@ -92,17 +92,17 @@ async def answer_with_stream(
     explain: Callable[[Exception], Problem],
     heartbeat_s: float,
 ) -> None:
-    """Makes a call and sends its items as they come.
+    """Makes a call and sends its items as they are produced.
 
     Args:
         exchange: The request to answer; its body has been read.
-        stream: The call, prepared.
-        explain: Says how the client is told of an error in mid-stream, and logs it.
-        heartbeat_s: How long the answer may be silent.
+        stream: The stream of the call, not yet started.
+        explain: Returns the problem for an error in mid-stream, and logs it.
+        heartbeat_s: How long the answer may be silent, in seconds.
 
     Raises:
         ClientLeft: The client is gone, or did not read in time; the call was cancelled.
-        Exception: What the call raised before its answer had begun.
+        Exception: The call failed before its answer had begun.
     """
     form = form_for(exchange.headers.get(b"accept", b""))
     if exchange.wants_no_body:
@@ -131,29 +131,28 @@ async def answer_with_stream(
 async def _relay(
     exchange: Exchange, stream: ResultIterator, form: Form, heartbeat_s: float
 ) -> None:
-    """Sends the items of a stream as they come, and heartbeats between them, until it is over."""
+    """Sends the items of a stream, with heartbeats between them, until the stream ends."""
     pending: bytes | None = None
     while True:
-        # One scope for many waits and sends, whose deadline is moved on: a scope for each of them
-        # costs as much as all the rest that is done here for an item. When its time is up, it has
-        # served.
-        with anyio.CancelScope() as patience:
+        # One scope for many waits and sends, whose deadline is moved: a scope for each of them
+        # costs as much as all the rest of this loop. It is replaced once its deadline has passed.
+        with anyio.CancelScope() as scope:
             while True:
                 if pending is None:
-                    patience.deadline = anyio.current_time() + heartbeat_s
+                    scope.deadline = anyio.current_time() + heartbeat_s
                     try:
                         item = await anext(stream)
                     except StopAsyncIteration:
                         return
                     pending = form.item + encoded(item) + form.close
-                    if patience.cancel_called:
-                        break  # the item and the deadline came at once
-                patience.deadline = anyio.current_time() + exchange.send_timeout_s
+                    if scope.cancel_called:
+                        break  # the item arrived at the deadline
+                scope.deadline = anyio.current_time() + exchange.send_timeout_s
                 if exchange.status == 0:
                     await _begin(exchange, form)
                 await exchange.piece(pending)
                 pending = None
-        if patience.cancelled_caught:
+        if scope.cancelled_caught:
             if pending is not None:
                 raise exchange.gave_up()
             pending = form.heartbeat
@@ -167,7 +166,7 @@ def _headers(form: Form) -> list[tuple[bytes, bytes]]:
     return [
         (b"content-type", form.media_type),
         (b"cache-control", b"no-store"),
-        (b"x-accel-buffering", b"no"),  # asks a proxy in front to pass each item on at once
+        (b"x-accel-buffering", b"no"),  # asks a proxy not to buffer items
     ]
 
 

@@ -1,4 +1,4 @@
-"""Code that is for the other event loop, known by how it fails."""
+"""Detection of code that was written for the other event loop, by the errors that it raises."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.replicas.run_soon import into_this_loop
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What code for one loop is told when the other runs it, by the loop that it is for.
+# Parts of the error messages of code for one loop that runs in the other, by the loop it is for.
 _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
     "asyncio": (
         "no running event loop",
@@ -23,13 +23,13 @@ _SIGNS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def hint_for(failure: str) -> str | None:
-    """Says which event loop code is for that has failed in the running one.
+    """Returns a hint if an error looks like that of code for the other event loop.
 
     Args:
-        failure: What it raised: the type and the message, or a traceback.
+        failure: The error: its type and message, or a traceback.
 
     Returns:
-        What is wrong, and the option that mends it; None if it looks like another failure.
+        The hint, with the option that fixes it; None if it looks like another failure.
     """
     running, _ = into_this_loop()
     other = "trio" if running == "asyncio" else "asyncio"

@@ -1,1 +1,1 @@
-"""The server: sockets, connections, HTTP's protocols, and a shutdown that loses no request."""
+"""The server: sockets, connections, HTTP protocols, and a shutdown that loses no request."""

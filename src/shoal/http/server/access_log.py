@@ -1,7 +1,7 @@
-"""The access log: a line of JSON for each request that was answered, or left.
+"""The access log: a line of JSON for each request, once it was answered or abandoned.
 
-It is middleware that is there only when it is asked for, so that it costs nothing otherwise. It
-holds neither bodies nor headers, and of the URL only the path: tokens are sent in queries, too.
+It is middleware that is only added when the log is enabled, so that it costs nothing otherwise. It
+logs no bodies or headers, and of the URL only the path, since queries may contain tokens.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _log: Final = logging.getLogger(LOGGER)
 
 
 class AccessLog:
-    """Writes a line for each request to an application, once that has ended.
+    """Writes a line for each request to an application, once the request has ended.
 
     ============== ================================================================================
     ``time``       when it began, in UTC, ISO 8601
-    ``client``     its client's address; null at a UNIX socket
+    ``client``     the client's address; null at a UNIX socket
     ``protocol``   ``"HTTP/1.1"``, ``"HTTP/2"``, or ``"WebSocket"``
     ``method``     the method
     ``path``       the path, without the query
-    ``status``     the status of the answer; null if none began
-    ``bytes``      how many bytes of a body were handed to the server
+    ``status``     the status of the answer; null if no answer began
+    ``bytes``      how many bytes of the body the application sent
     ``duration_s`` how long it took, in seconds
     ``request_id`` the ``X-Request-ID`` of the answer; null if it has none
     ============== ================================================================================
@@ -45,7 +45,7 @@ class AccessLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers as the application does."""
+        """Calls the application."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -95,7 +95,7 @@ class _Entry:
             "client": None if client is None else f"{client[0]}:{client[1]}",
             "protocol": f"HTTP/{scope['http_version']}" if is_http else "WebSocket",
             "method": scope.get("method", "GET"),
-            # What is no text is written as an escape, and stays one line.
+            # Characters that UTF-8 can't encode are written as escapes.
             "path": scope["path"].encode("utf-8", "backslashreplace").decode(),
             "status": self._status,
             "bytes": self._bytes,

@@ -1,9 +1,9 @@
-"""One client's socket, on either event loop: what is read, what is sent, and how it is closed.
+"""One client's socket, on either event loop: reading, sending and closing.
 
-It waits until the kernel says that the socket is ready, and then reads or writes itself, so that
-both loops do the same: nothing is buffered here, what a client has sent and we have not read waits
-in the kernel, and a send that has returned has been handed over. The rival, asyncio's transports,
-read ahead of whoever reads, and buffer what is sent.
+It waits until the kernel reports that the socket is ready, and then reads or writes directly. So it
+behaves alike on both loops and buffers nothing: unread input stays in the kernel, and a send
+returns once the kernel has all of it. asyncio's transports would read ahead and buffer what is
+sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_LINGER: Final = struct.pack("ii", 1, 0)
 class ClientSocket:
     """A connected stream socket, which this object owns from now on.
 
-    One task may read it while another one sends.
+    One task may read while another one sends.
 
     Args:
         connected: The socket.
@@ -33,14 +33,14 @@ class ClientSocket:
         connected.setblocking(False)
         self._socket = connected
         self._is_open = True
-        with suppress(OSError):  # a UNIX socket has no such thing
-            # An answer that is sent in two parts would wait for the client's delayed
-            # acknowledgement of the first, some 40 ms.
+        with suppress(OSError):  # a UNIX socket does not have the option
+            # Otherwise an answer in two parts waits for the client's delayed acknowledgement of
+            # the first one, some 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
 
     @property
     def name(self) -> Any:
-        """Our address."""
+        """The server's address."""
         return self._socket.getsockname()
 
     @property
@@ -48,12 +48,12 @@ class ClientSocket:
         """The client's address.
 
         Raises:
-            OSError: It is gone.
+            OSError: The client is gone.
         """
         return self._socket.getpeername()
 
     async def receive(self, most: int) -> bytes:
-        """Waits for bytes, and returns them; none when the client will send no more.
+        """Waits for bytes, and returns them; returns none when the client has ended its side.
 
         Raises:
             OSError: The connection was lost.
@@ -76,13 +76,13 @@ class ClientSocket:
         raise anyio.ClosedResourceError
 
     async def send(self, data: bytes) -> None:
-        """Sends it all.
+        """Sends all of the data.
 
         Raises:
             OSError: The connection was lost.
             anyio.ClosedResourceError: The socket was closed here.
 
-        Cancellation: A part may have been sent.
+        Cancellation: Part of it may have been sent.
         """
         left = memoryview(data)
         while self._is_open:
@@ -97,25 +97,25 @@ class ClientSocket:
         raise anyio.ClosedResourceError
 
     def has_unread(self) -> bool:
-        """Says whether there is something to read, or the client has closed its side."""
+        """Returns whether there is something to read, or the client has closed its side."""
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN)
         return bool(poll.poll(0))
 
     def end_sending(self) -> None:
-        """Says to the client that nothing more will come."""
+        """Shuts down the sending side; the client sees the end of the data."""
         with suppress(OSError):  # the client is gone
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Closes the socket, and wakes who waits for it; what was sent is still delivered."""
+        """Closes the socket, and wakes tasks that wait for it; sent data is still delivered."""
         if self._is_open:
             self._is_open = False
             anyio.notify_closing(self._socket)
             self._socket.close()
 
     def abort(self) -> None:
-        """Closes the socket by force: what the client has not taken is thrown away."""
+        """Closes the socket by force; data that the client has not received is discarded."""
         if self._is_open:
             with suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

@@ -1,4 +1,4 @@
-"""How to serve, and how one run of a server went."""
+"""The configuration of a server, and the outcome of one run."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """How to serve.
+    """The configuration of a server.
 
     Attributes:
         host: The address to listen at: IPv4, IPv6, or a name.
         port: The port, or 0 for a free one.
-        uds: The path of a UNIX socket to listen at in place of host and port; None for none.
+        uds: The path of a UNIX socket to listen at in place of host and port, or None.
         uds_mode: The permissions of that socket's file.
-        fd: An inherited socket to listen at in place of host and port; None for none.
-        graceful_timeout_s: How long requests that are under way at shutdown may take to finish.
-        send_timeout_s: How long a client may take over each 256 KiB that it is sent; one that takes
-            longer is disconnected.
-        max_connections: How many connections may be open at once at one address; more wait to be
-            accepted.
+        fd: An inherited socket to listen at in place of host and port, or None.
+        graceful_timeout_s: How long running requests may take to finish after shutdown began.
+        send_timeout_s: How long a client may take to receive each 256 KiB; a slower client is
+            disconnected.
+        max_connections: How many connections may be open at once at one address; further ones wait
+            to be accepted.
         keep_alive_timeout_s: How long a connection may be idle.
         access_log: Whether each request is logged; see `shoal.http.server.access_log`.
 
     Raises:
-        ValueError: There are both a UNIX socket and an inherited one.
+        ValueError: Both a UNIX socket and an inherited one are given.
     """
 
     host: str = "127.0.0.1"
@@ -51,13 +51,13 @@ class ServerConfig:
     def __post_init__(self) -> None:
         if self.uds is not None and self.fd is not None:
             raise ValueError(
-                f"uds={self.uds!r} and fd={self.fd!r} are two addresses; one is served at, and "
-                "others by doors="
+                f"uds={self.uds!r} and fd={self.fd!r} are two addresses; give one of them, and "
+                "further ones as extra_listeners="
             )
 
     @property
     def address(self) -> Address:
-        """Where to listen."""
+        """The address to listen at."""
         if self.uds is not None:
             return Unix(self.uds, self.uds_mode)
         return Tcp(self.host, self.port) if self.fd is None else Inherited(self.fd)
@@ -65,15 +65,15 @@ class ServerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """How a server ended.
+    """The outcome of a server's run.
 
     Attributes:
         started: Whether it ever listened; False if it was shut down while the application started.
-        served: Requests and WebSockets that ended by themselves, from the first to the last.
-        finished: Those of them that were under way at shutdown, or came in its first moment.
-        cut: Requests and WebSockets that did not end in time.
+        served: How many requests and WebSockets of the whole run ended by themselves.
+        finished: How many of these were running when shutdown began, or arrived just after.
+        cut: How many requests and WebSockets did not end in time.
         took_s: Seconds from the shutdown until the last connection had ended.
-        failure: What went wrong with the application's lifespan after it had started, if anything.
+        failure: The failure of the application's lifespan after it had started, or None.
     """
 
     started: bool
@@ -85,7 +85,7 @@ class Drained:
 
 
 def hypercorn_config(config: ServerConfig) -> Config:
-    """Returns what Hypercorn's protocols are told."""
+    """Returns the configuration for Hypercorn's protocols."""
     hypercorn = Config()
     hypercorn.errorlog = logging.getLogger("shoal.server")
     hypercorn.accesslog = None
@@ -94,20 +94,20 @@ def hypercorn_config(config: ServerConfig) -> Config:
     return hypercorn
 
 
-# What the application's lifespan may take to end when the drain has used up its time.
+# How long the application's lifespan may take to end when the drain has used up its time.
 LIFESPAN_MARGIN_S: Final = 2.0
 
 
 @dataclass
 class ServerRun:
-    """How a run goes, as far as it has come.
+    """The state of a run of a server.
 
     Attributes:
-        lifespan: The application's lifespan; None where it is not run.
+        lifespan: The application's lifespan; None if it is not run.
         is_up: Whether clients could connect.
-        refused: Why an address can't be listened at.
+        refused: Why the server can't listen at an address, if it can't.
         finished_before: How many requests had finished when the shutdown began.
-        cut: How many were closed by force.
+        cut: How many requests were closed by force.
         took_s: How long the drain took, in seconds.
     """
 
@@ -119,26 +119,26 @@ class ServerRun:
     took_s: float = 0.0
 
     async def application_started(self) -> bool:
-        """Waits until the application has started; False if it did not."""
+        """Waits until the application has started; returns False if it failed."""
         if self.lifespan is None:
             return True
         await self.lifespan.wait_started()
         return self.lifespan.failure is None
 
     async def end_application(self, graceful_timeout_s: float) -> None:
-        """Ends the lifespan of an application that was served, in what the drain left of its time.
+        """Ends the application's lifespan within the time that the drain has left.
 
         Args:
-            graceful_timeout_s: The time of the drain, in seconds.
+            graceful_timeout_s: The time limit of the drain, in seconds.
         """
         if self.is_up and self.lifespan is not None:
             await self.lifespan.stop(max(graceful_timeout_s - self.took_s, LIFESPAN_MARGIN_S))
 
     def drained(self, finished: int) -> Drained:
-        """Returns how it went.
+        """Returns the outcome.
 
         Args:
-            finished: How many requests have come to an end in the whole run, cut off or not.
+            finished: How many requests have ended in the whole run, including those cut off.
 
         Raises:
             OSError: An address can't be listened at.

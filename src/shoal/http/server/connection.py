@@ -1,19 +1,20 @@
-"""One client's connection: its reader, the application's calls, and the ways in which it ends.
+"""One client's connection: its reader, the application's calls, and how it is closed.
 
-The counterpart of Hypercorn's ``TCPServer`` and ``TaskGroup``, from which it differs where those
-let one client harm the rest:
+The counterpart of Hypercorn's ``TCPServer`` and ``TaskGroup``. It differs where those allow one
+client to harm others:
 
 - An error in any of its tasks ends this connection and is logged once. (Stock: it reaches the
   server's nursery and ends the process.)
-- Every send has a deadline; then the socket is closed by force. (Stock: sends are shielded without
-  one, so a client that stops reading holds its task, and the shutdown, for ever.)
+- Every send has a deadline, after which the socket is closed by force. (Stock: sends are shielded
+  and have no deadline, so a client that stops reading blocks its task, and the shutdown, for ever.)
 - No step between "the answer is complete" and "the connection is free again" can be cancelled.
   (Stock: Starlette's streamed responses cancel themselves exactly there, and leak the connection.)
-- It closes by saying so, then listening for a moment. (Stock: closing at once over unread input
-  makes the kernel throw the answer away, so that a refused upload sees no 413.)
+- It shuts down its side of the socket first, and reads for a moment before it closes it. (Stock:
+  closing at once with unread input makes the kernel discard the answer, so that a client whose
+  upload is refused sees no 413.)
 
-One clock serves for everything that a quiet connection waits for: the reader's scope, whose
-deadline is the end of keep-alive, of lingering, or of the drain.
+One cancel scope, that of the reader, has the deadline for all that an idle connection waits for:
+the end of keep-alive, of lingering, or of the drain.
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shoal.server")
 
 _READ_SIZE: Final = 2**16
-# How long a connection that we closed may go on talking before we stop listening.
+# How long the server goes on reading from a connection after it has shut down its own side.
 _LINGER_S: Final = 2.0
-# How long an idle connection stays when the drain has begun. Its client may be sending its next
-# request in this very moment, and can't know whether one that meets a closed door was served.
+# How long an idle connection stays open after the drain has begun. Its client may be sending its
+# next request now, and can't know whether a request that meets a closed connection was served.
 _LATE_REQUEST_S: Final = 0.5
-# A client that opens streams and resets them at once leaves calls behind that never noticed.
+# A client that opens streams and resets them at once leaves calls that have not noticed the reset.
 _CALLS_PER_STREAM: Final = 2
 
 
 @dataclass
 class Shared:
-    """What the connections of one server have in common."""
+    """The state that the connections of one address share."""
 
     app: ASGIApp
     config: Config
@@ -72,21 +73,21 @@ class Shared:
     send_timeout_s: float
     context: Context = field(default_factory=Context)
     connections: set[ClientConnection] = field(default_factory=set["ClientConnection"])
-    # Calls of the application: under way, and ended since the server started.
+    # Calls of the application: running, and ended since the server started.
     running: int = 0
     finished: int = 0
 
     @property
     def is_draining(self) -> bool:
-        """Whether connections end with the answer under way."""
+        """Whether connections close after their current answer."""
         return self.context.terminated.is_set()
 
 
 class ClientConnection:
-    """Serves one client until either side has had enough.
+    """Serves one client until either side closes the connection.
 
-    Invariants: ``_finishing`` implies that our side of the socket is shut down: nothing is sent any
-    more, and nothing that comes is handled. ``_closed`` implies that, and that all of it is closed.
+    Invariants: ``_finishing`` implies that the server's side of the socket is shut down: nothing
+    more is sent, and input is discarded. ``_closed`` implies that and that the socket is closed.
     """
 
     def __init__(self, shared: Shared, client: ClientSocket) -> None:
@@ -96,14 +97,14 @@ class ClientConnection:
         self._idle = True
         self._finishing = False
         self._closed = False
-        # One for each call of the application that is under way.
+        # One for each running call of the application.
         self._inboxes: set[Inbox] = set()
-        self._clock = anyio.CancelScope()
+        self._read_scope = anyio.CancelScope()
         self._tasks: AnyioTaskGroup
         self._protocol: Protocol
 
     async def run(self) -> None:
-        """Serve until the connection has ended and so have the application's calls on it."""
+        """Serves until the connection and the application's calls on it have ended."""
         try:
             peer = self._client.peer
         except OSError:
@@ -118,20 +119,20 @@ class ClientConnection:
             self._shared.connections.discard(self)
 
     async def drain(self) -> None:
-        """End with the answer that is under way, or with the next if that is about to be asked."""
+        """Closes after the current answer, or after a request that arrives very soon."""
         self._set_idle(idle=self._idle)
-        with contained("saying goodbye to a WebSocket failed"):
+        with contained("closing a WebSocket failed"):
             await self._protocol.close_websockets()
 
     def close(self) -> None:
-        """Close the socket; what was sent is still delivered."""
+        """Closes the socket; data that was sent is still delivered."""
         self._finishing = self._closed = True
         self._client.close()
-        # The reader may wait for its turn in the protocol, which the socket's end does not wake.
-        self._clock.cancel()
+        # The reader may wait in the protocol, and closing the socket does not wake it there.
+        self._read_scope.cancel()
 
     def abort(self) -> None:
-        """Close the socket by force: what the client has not taken is thrown away."""
+        """Closes the socket by force; data that the client has not received is discarded."""
         if not self._closed:
             self._client.abort()
             self.close()
@@ -147,30 +148,30 @@ class ClientConnection:
                 cast("ConnectionState", shared.state.copy()),
                 host_and_port(peer),
                 host_and_port(self._client.name),
-                self._take,
+                self._handle_event,
                 send_timeout_s=shared.send_timeout_s,
             )
             try:
-                await self._read_in_time()
-                await self._say_goodbye()
+                await self._read_until_deadline()
+                await self._disconnect()
             except BaseException:
-                # Before the application's calls are cancelled: they have nobody to say it to.
+                # Before the application's calls are cancelled, so that they don't answer.
                 self.close()
                 raise
 
-    async def _read_in_time(self) -> None:
-        """Read until the connection's end, or until its deadline has passed, and then close it."""
+    async def _read_until_deadline(self) -> None:
+        """Reads until the connection ends, or closes it when its deadline has passed."""
         while True:
             self._set_idle(idle=True)
-            with self._clock:
+            with self._read_scope:
                 await self._read()
-            if not self._clock.cancelled_caught:
+            if not self._read_scope.cancelled_caught:
                 return
-            # What has come in time may have met an event loop that had no turn to read it.
+            # A busy event loop may not yet have read what arrived before the deadline.
             if self._finishing or not self._idle or not self._client.has_unread():
                 self.close()
                 return
-            self._clock = anyio.CancelScope()
+            self._read_scope = anyio.CancelScope()
 
     async def _read(self) -> None:
         while True:
@@ -183,7 +184,7 @@ class ClientConnection:
             if not data:
                 return
 
-    # The two methods that Hypercorn's protocols know as their task group.
+    # The two methods that Hypercorn's protocols call on their task group.
 
     async def spawn_app(
         self,
@@ -192,16 +193,16 @@ class ClientConnection:
         scope: Scope,
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
-        """Start one call of the application; gives what hands it its messages."""
+        """Starts one call of the application; returns the function that passes it messages."""
         if len(self._inboxes) >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
-            raise RuntimeError(f"{len(self._inboxes)} calls are under way on one connection")
+            raise RuntimeError(f"{len(self._inboxes)} calls are running on one connection")
         inbox = Inbox(scope["type"], config.max_app_queue_size, self._protocol.ask_for_body)
         self._inboxes.add(inbox)
         self._tasks.start_soon(self._call, scope, inbox, send)
         return inbox.put
 
     def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        """Start a task of the protocol's own."""
+        """Starts a task for the protocol."""
         self._tasks.start_soon(func, *args)
 
     async def _call(
@@ -213,8 +214,8 @@ class ClientConnection:
         app_scope = cast("AppScope", scope)
 
         async def send_or_stop(message: ASGISendEvent) -> None:
-            # The one place where a send can be cancelled: before it has changed any state. And one
-            # that is dropped must still be a checkpoint, or an endless stream would spin.
+            # A send can be cancelled here only, before it has changed any state. A send that is
+            # dropped is still a checkpoint, so that an endless stream does not block the loop.
             if inbox.is_over:
                 await anyio.lowlevel.checkpoint()
             else:
@@ -224,13 +225,13 @@ class ClientConnection:
         self._shared.running += 1
         try:
             try:
-                # The raw path is printable ASCII: it can't forge a line of the log.
+                # The raw path is printable ASCII, so it can't forge a line of the log.
                 with contained("the application failed on %r", app_scope.get("raw_path")):
                     await self._shared.app(
                         app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
                     )
             except BaseException:
-                # The server is cancelled. To its client that is no failure of the call.
+                # The server is cancelled: the client must not be told that the call failed.
                 self.close()
                 raise
             finally:
@@ -241,22 +242,22 @@ class ClientConnection:
             self._shared.running -= 1
             self._shared.finished += 1
 
-    async def _take(self, event: Event) -> None:
-        # What the protocol wants of the connection. Only the first kind may wait, and it is
-        # shielded: see the third point at the top.
+    async def _handle_event(self, event: Event) -> None:
+        # Called by the protocol. Only the first kind of event may wait, and it is shielded: see the
+        # third point in the module's docstring.
         if isinstance(event, RawData):
             await self._send(event.data)
         elif isinstance(event, Closed):
             self._finish()
-            await self._say_goodbye()
+            await self._disconnect()
         elif isinstance(event, Updated):
             self._set_idle(idle=event.idle)
 
     async def _send(self, data: bytes) -> None:
         if not data or self._finishing:
             return
-        # The wait for the lock is shielded, too: bytes that a protocol has given out are part of
-        # its state, and a gap would garble what follows. It is bounded by the holder's deadline.
+        # The wait for the lock is shielded as well: the protocol counts these bytes as sent, and a
+        # gap would garble the rest. The wait is bounded by the deadline of the lock's holder.
         with anyio.CancelScope(shield=True) as scope:
             async with self._sending:
                 if not self._finishing:
@@ -265,7 +266,7 @@ class ClientConnection:
             _log.info("closed a connection by force: its client does not read")
             self.abort()
         if self._closed:
-            await self._say_goodbye()
+            await self._disconnect()
 
     async def _write(self, data: bytes, scope: anyio.CancelScope) -> None:
         allowed_s = time_to_send_s(len(data), self._shared.send_timeout_s)
@@ -276,7 +277,7 @@ class ClientConnection:
             self.close()
 
     def _finish(self) -> None:
-        """Say that nothing more will come, and listen for a moment if the client still talks."""
+        """Shuts down the server's side; goes on reading for a moment if the client still sends."""
         if self._finishing:
             return
         if self._protocol.is_client_done and not self._client.has_unread():
@@ -284,21 +285,22 @@ class ClientConnection:
             return
         self._finishing = True
         self._client.end_sending()
-        self._clock.deadline = anyio.current_time() + _LINGER_S
+        self._read_scope.deadline = anyio.current_time() + _LINGER_S
 
-    async def _say_goodbye(self) -> None:
+    async def _disconnect(self) -> None:
         await self._protocol.handle(Closed())
-        # A stream that the protocol itself has refused is skipped by it.
+        # The protocol skips streams that it has refused itself.
         for inbox in self._inboxes:
-            inbox.say_goodbye()
+            inbox.disconnect()
 
     def _set_idle(self, *, idle: bool) -> None:
         self._idle = idle
         if self._finishing:
             return
         if not idle:
-            self._clock.deadline = math.inf
+            self._read_scope.deadline = math.inf
         elif self._shared.is_draining:
-            self._clock.deadline = anyio.current_time() + _LATE_REQUEST_S
+            self._read_scope.deadline = anyio.current_time() + _LATE_REQUEST_S
         else:
-            self._clock.deadline = anyio.current_time() + self._shared.config.keep_alive_timeout
+            keep_alive_s = self._shared.config.keep_alive_timeout
+            self._read_scope.deadline = anyio.current_time() + keep_alive_s

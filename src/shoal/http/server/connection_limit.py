@@ -1,8 +1,8 @@
-"""No connection is accepted for which there is no place.
+"""A limit on the number of open connections.
 
-The limit stands before ``accept``: a connection beyond it waits in the kernel's backlog, where it
-costs no file descriptor, task or buffer of this process, and is served when a place is free. The
-rival, to accept and then answer 503, spends on each refused client what the limit should save.
+The limit is applied before ``accept``. A connection beyond it waits in the kernel's backlog, where
+it uses no file descriptor, task or buffer of this process. It is accepted when another connection
+ends. Accepting it and answering 503 would use the resources that the limit protects.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.server")
 
-# `accept` reports with these that the process or the machine is short of something; a moment later
-# it may not be.
+# `accept` fails with these when the process or the machine is short of a resource; it is retried.
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _RETRY_S: Final = 0.1
-# With these it reports that nobody waits, or that who did is gone: Linux hands on whatever error
-# the network had for that client, or that a firewall has refused it.
+# `accept` fails with these when no client waits, or when the waiting client is gone: Linux reports
+# network errors of that client, or that a firewall has refused it.
 _NOBODY: Final = frozenset(
     {
         *(errno.EAGAIN, errno.EWOULDBLOCK, errno.EINTR, errno.ECONNABORTED, errno.ECONNRESET),
@@ -37,9 +36,9 @@ _BACKLOG: Final = 1024
 
 
 class LimitedListener:
-    """A bound socket that accepts while there are places.
+    """A bound socket that accepts connections up to a limit.
 
-    Invariant: ``places taken == streams given out and not yet released``.
+    Invariant: ``permits in use == client sockets returned and not yet released``.
 
     Args:
         bound: A bound socket, which this object owns from now on.
@@ -49,26 +48,26 @@ class LimitedListener:
     def __init__(self, bound: BoundSocket, max_connections: int) -> None:
         self._bound = bound
         self._max_connections = max_connections
-        self._places = anyio.Semaphore(max_connections, max_value=max_connections)
-        self._said_full = False
+        self._permits = anyio.Semaphore(max_connections, max_value=max_connections)
+        self._has_warned = False
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The URL that clients connect to."""
         return self._bound.url
 
     def listen(self) -> None:
-        """From here on clients can connect.
+        """Starts to listen; clients can connect from now on.
 
         Raises:
-            OSError: Somebody else listens at this address.
+            OSError: Another process listens at this address.
         """
         self._bound.socket.listen(_BACKLOG)
 
     async def accept(self) -> ClientSocket:
-        """Wait for a place, then for a client. Give the place back with `release`."""
+        """Waits until the limit allows a connection, then for a client; see `release`."""
         while True:
-            await self._take_place()
+            await self._acquire()
             try:
                 return await self._accept()
             except OSError as error:
@@ -82,9 +81,12 @@ class LimitedListener:
                 raise
 
     def accept_waiting(self) -> ClientSocket | None:
-        """A client that has connected already, if one has and there is a place; never waits."""
+        """Returns a client that has connected already; None if none has or the limit is reached.
+
+        Does not wait.
+        """
         try:
-            self._places.acquire_nowait()
+            self._permits.acquire_nowait()
         except anyio.WouldBlock:
             return None
         try:
@@ -95,11 +97,11 @@ class LimitedListener:
         return ClientSocket(accepted)
 
     def release(self) -> None:
-        """A connection has ended."""
-        self._places.release()
+        """Allows one more connection, once an accepted one has ended."""
+        self._permits.release()
 
     def close(self) -> None:
-        """From here on the kernel refuses connections."""
+        """Stops listening; the kernel refuses connections from now on."""
         self._bound.close()
 
     async def _accept(self) -> ClientSocket:
@@ -113,12 +115,12 @@ class LimitedListener:
             else:
                 return ClientSocket(accepted)
 
-    async def _take_place(self) -> None:
-        if self._places.value == 0 and not self._said_full:
-            self._said_full = True
+    async def _acquire(self) -> None:
+        if self._permits.value == 0 and not self._has_warned:
+            self._has_warned = True
             _log.warning(
-                "all %d places for connections are taken (--max-connections); more will wait."
-                " This is said once.",
+                "the connection limit of %d is reached (--max-connections); more connections will"
+                " wait. This is logged once.",
                 self._max_connections,
             )
-        await self._places.acquire()
+        await self._permits.acquire()

@@ -1,9 +1,9 @@
-"""The application's start and end, as ASGI's lifespan protocol tells it.
+"""The server's side of ASGI's lifespan protocol.
 
-Stock Hypercorn takes an application that raises while it starts for one that doesn't know the
-protocol, and serves on without it. Here an application that took the start message and then raised
-has failed to start. Once it runs, its failure is logged and the server stays: what is left can
-answer, and its readiness says what is wrong.
+Stock Hypercorn treats an application that raises during startup as one that doesn't support the
+protocol, and serves it all the same. Here an application that received the startup message and then
+raised has failed to start. If the lifespan fails later, the failure is logged and the server keeps
+running: the application can still answer, and its readiness page reports the problem.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from shoal.errors import LifespanFailed
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message
 
-_LAST_WORDS_S: Final = 1.0
+# How long an application that reported a failed startup may take to raise the error itself.
+_RAISE_TIMEOUT_S: Final = 1.0
 
 _log = logging.getLogger("shoal.server")
 
 
 class _Phase(Enum):
-    NEW = auto()  # the application has not asked for the start message
+    NEW = auto()  # the application has not received the startup message
     STARTING = auto()
     RUNNING = auto()
     STOPPING = auto()
@@ -40,7 +41,7 @@ class Lifespan:
 
     Attributes:
         state: What the application put into ``scope["state"]``, for every request's scope.
-        failure: Why the lifespan has failed, if it has.
+        failure: Why the lifespan failed, or None.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -53,7 +54,7 @@ class Lifespan:
         self._ended = anyio.Event()
 
     async def run(self) -> None:
-        """The lifespan itself, from start to end, as a task."""
+        """Runs the lifespan from start to end, as a task."""
         scope = {
             "type": "lifespan",
             "asgi": {"version": "3.0", "spec_version": "2.0"},
@@ -74,15 +75,15 @@ class Lifespan:
             self._ended.set()
 
     async def wait_started(self) -> None:
-        """Wait until the application has started, or has not: see ``failure``."""
+        """Waits until the application has started, or has failed to: see ``failure``."""
         await self._started.wait()
         if self.failure is not None:
-            # It has said so; what it raises now is the better account, if it comes.
-            with anyio.move_on_after(_LAST_WORDS_S):
+            # What it may raise next describes the failure better than its message.
+            with anyio.move_on_after(_RAISE_TIMEOUT_S):
                 await self._ended.wait()
 
     async def stop(self, timeout_s: float) -> None:
-        """Have the application end; says in ``failure`` if it does not, or not in time."""
+        """Ends the application; sets ``failure`` if it fails to end, or does not end in time."""
         self._stop.set()
         with anyio.move_on_after(timeout_s):
             await self._ended.wait()
@@ -111,9 +112,9 @@ class Lifespan:
                 self._fail("the application did not start", message.get("message", ""))
                 self._started.set()
             case "lifespan.shutdown.failed":
-                self._fail("the application did not shut down well", message.get("message", ""))
+                self._fail("the application's shutdown failed", message.get("message", ""))
             case unknown:
-                raise ValueError(f"a lifespan has no message {unknown!r}")
+                raise ValueError(f"{unknown!r} is not a message of the lifespan protocol")
 
     def _failed(self, error: Exception) -> None:
         details = "".join(traceback.format_exception(error))
@@ -126,10 +127,10 @@ class Lifespan:
                 self._fail("the application's lifespan ended early", details)
                 _log.error("the application's lifespan ended early", exc_info=error)
             case _Phase.STOPPING:
-                self._fail("the application did not shut down well", details)
+                self._fail("the application's shutdown failed", details)
 
     def _fail(self, message: str, details: str) -> None:
-        # Starlette sends its traceback and then raises it as well; others send a bare sentence.
+        # Starlette sends its traceback and then raises the error as well; others send one sentence.
         if self.failure is None or "Traceback" not in self.failure.details:
             last_line = details.strip().rpartition("\n")[2].strip()
             self.failure = LifespanFailed(

@@ -1,9 +1,9 @@
-"""Where a server listens: a TCP address, a UNIX socket, or a socket that it has inherited.
+"""The addresses of a server: TCP addresses, UNIX sockets, and inherited sockets.
 
-An address is claimed when it is bound, which is before an application starts, and listened at when
-that has started. Between the two a UNIX socket refuses connections just as the file of a dead
-server does. So what tells the living from the dead is a lock on a file beside it, which the kernel
-takes off when a process ends, however it ends.
+An address is bound before the application starts, and the server listens once it has started.
+Between the two a UNIX socket refuses connections just as the socket file of a dead server does. So
+a lock on a file beside the socket shows whether its server is alive. The kernel releases the lock
+when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Tcp:
 
 @dataclass(frozen=True)
 class Unix:
-    """A UNIX socket. The file that a dead server has left is replaced, and ours is removed.
+    """A UNIX socket. The file of a dead server is replaced; its own file is removed at the end.
 
     Attributes:
-        path: Its path. Another file, of the same name and ``.lock``, is kept beside it.
-        mode: The permissions of its file: who can write to it can connect.
+        path: Its path. A lock file, with ``.lock`` appended to the name, is kept beside it.
+        mode: The permissions of its file; write permission allows to connect.
     """
 
     path: str
@@ -53,10 +53,10 @@ class Unix:
 
 @dataclass(frozen=True)
 class Inherited:
-    """A bound stream socket that this process was started with, as by systemd.
+    """A bound stream socket that this process inherited, for example from systemd.
 
     Attributes:
-        fd: Its file descriptor, which the server closes at the end.
+        fd: Its file descriptor; the server closes it at the end.
     """
 
     fd: int
@@ -66,12 +66,12 @@ Address: TypeAlias = Tcp | Unix | Inherited
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening:
-    """One more address that a server listens at, with an application of its own.
+class AppListener:
+    """An address to listen at, and the application that is served there.
 
     Attributes:
-        address: Where.
-        app: What answers there. Its lifespan is not run.
+        address: The address.
+        app: The application. As an extra listener's, its lifespan is not run.
         started: Called with the URL once clients can connect.
     """
 
@@ -81,11 +81,11 @@ class Listening:
 
 
 class BoundSocket:
-    """A bound socket, and what must be done when it is closed.
+    """A bound socket, and the clean-up for when it is closed.
 
     Args:
         bound: The socket, which this object owns from now on.
-        release: Called once the kernel refuses connections.
+        release: Called after the socket was closed.
 
     Attributes:
         socket: The socket.
@@ -99,7 +99,7 @@ class BoundSocket:
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The URL that clients connect to."""
         name = self.socket.getsockname()
         found = host_and_port(name)
         if found is None:
@@ -108,7 +108,7 @@ class BoundSocket:
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def close(self) -> None:
-        """From here on the kernel refuses connections. Idempotent."""
+        """Closes the socket; the kernel refuses connections from now on. Idempotent."""
         release, self._release = self._release, None
         if release is not None:
             self.socket.close()
@@ -116,10 +116,10 @@ class BoundSocket:
 
 
 def bind(address: Address) -> BoundSocket:
-    """Claims an address.
+    """Binds a socket to an address.
 
     Raises:
-        OSError: It can't be had; a live server may have it.
+        OSError: The address can't be bound; a running server may use it.
     """
     match address:
         case Tcp():
@@ -131,7 +131,7 @@ def bind(address: Address) -> BoundSocket:
 
 
 def host_and_port(address: Any) -> tuple[str, int] | None:
-    """Returns a socket's address as ASGI wants it; None for a UNIX socket's, which is text."""
+    """Returns a socket's address in ASGI's form; None for that of a UNIX socket."""
     return None if isinstance(address, (str, bytes)) else (address[0], address[1])
 
 
@@ -146,7 +146,7 @@ def _bind_tcp(address: Tcp) -> BoundSocket:
     family, _, _, _, name = found
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A server that starts where one has just ended need not wait for its last connections.
+        # Allows a restart while the kernel still keeps connections of the previous server.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(name)
     except BaseException:
@@ -158,8 +158,8 @@ def _bind_tcp(address: Tcp) -> BoundSocket:
 def _inherit(address: Inherited) -> BoundSocket:
     bound = socket.socket(fileno=address.fd)
     if bound.type != socket.SOCK_STREAM:
-        bound.detach()  # it is none of ours
-        raise OSError(errno.EPROTOTYPE, f"file descriptor {address.fd} is no stream socket")
+        bound.detach()  # leave it open
+        raise OSError(errno.EPROTOTYPE, f"file descriptor {address.fd} is not a stream socket")
     return BoundSocket(bound)
 
 
@@ -170,7 +170,7 @@ def _bind_unix(address: Unix) -> BoundSocket:
     try:
         _remove_stale(path)
         bound.bind(path)
-        # Nobody could connect so far: that takes listen().
+        # No client can connect before listen().
         os.chmod(path, address.mode)
         made = os.lstat(path)
     except BaseException as error:
@@ -199,11 +199,11 @@ def _lock(path: str) -> int:
     while True:
         try:
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:  # of the socket, which is what the user knows of
+        except OSError as error:  # name the socket: the user does not know of the lock file
             raise OSError(error.errno, error.strerror, path.removesuffix(".lock")) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one who had it may have removed the file while it was being opened here.
+            # The previous holder may have removed the file after it was opened here.
             if os.path.samestat(os.fstat(lock), os.lstat(path)):
                 return lock
             os.close(lock)
@@ -224,14 +224,14 @@ def _remove_stale(path: str) -> None:
     """Removes the socket file of a server that has died.
 
     Raises:
-        OSError: A server listens there that knows nothing of our locks, or it is no socket.
+        OSError: The file is not a socket, or a server that does not use the lock listens there.
     """
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise OSError(errno.EEXIST, "there is a file that is no socket", path)
+        raise OSError(errno.EEXIST, "a file that is not a socket exists there", path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_TIMEOUT_S)
         try:
@@ -240,7 +240,7 @@ def _remove_stale(path: str) -> None:
             os.unlink(path)
             return
         except TimeoutError:
-            pass  # it is alive, if busy
+            pass  # it is alive, but busy
     raise _in_use(path)
 
 

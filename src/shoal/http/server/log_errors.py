@@ -1,4 +1,4 @@
-"""Where an error stops: it is told to the log, once, and goes no further."""
+"""Logs errors and stops them from propagating."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _log = logging.getLogger("shoal.server")
 
 @contextmanager
 def contained(message: str, *args: object) -> Generator[None]:
-    """Log an exception, with this message, and go on; what is not an `Exception` passes."""
+    """Logs an `Exception` with this message and suppresses it; a `BaseException` propagates."""
     try:
         yield
     except Exception as error:

@@ -1,7 +1,7 @@
-"""What a request of HTTP/1.1 asks for, where it says so as to a proxy: with a whole URL.
+"""Targets of HTTP/1.1 requests in absolute form: a whole URL, as sent to a proxy.
 
-A server has to take that (RFC 9112, section 3.2.2), and to go by the URL's host rather than by the
-``Host`` header: whoever decides by the host must decide by the one that was asked for.
+A server must accept them, and use the URL's host in place of the ``Host`` header (RFC 9112, section
+3.2.2). Otherwise a check of the host would look at another host than the one that was requested.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 
 
 def in_origin_form(request: h11.Request) -> h11.Request:
-    """Returns the request with the path alone for its target, and the target's host for its own.
+    """Returns the request with only the path as its target, and the URL's host as ``Host``.
 
-    A request whose target is no URL is given back as it is.
+    A request whose target is not a URL is returned unchanged.
 
     Raises:
-        h11.RemoteProtocolError: The URL names no host, or a user.
+        h11.RemoteProtocolError: The URL has no host, or has a user.
     """
     found = _ABSOLUTE.fullmatch(request.target)
     if found is None or request.method == b"CONNECT":

@@ -1,16 +1,16 @@
-"""The server: ASGI applications on sockets, by Hypercorn's protocols, on trio or asyncio.
+"""The server: ASGI applications on sockets, with Hypercorn's protocols, on trio or asyncio.
 
-Composed from Hypercorn's parts as its own trio worker is, rather than by patching that worker,
-because the order of the ending is the point. What starts first stops last::
+It is composed from Hypercorn's parts, as Hypercorn's trio worker is. It does not patch that worker,
+because the shutdown needs an order of its own: what starts first stops last::
 
     bind > start the application > listen > serve ... stop accepting > drain > end the application
 
-- An address in use is found out before a model is loaded, and no client can connect until it is.
-- Whoever the kernel has let in before the listeners close is served.
-- Connections that do not end in time are closed by force, application calls and all, before the
-  lifespan ends; so no call misses what the lifespan held open.
-- Each address has its own places for connections, so that the operator gets in where the public
-  has taken all of theirs.
+- An address in use is detected before a model is loaded. Clients can connect once it is loaded.
+- Connections that the kernel has accepted before the listeners close are served.
+- Connections that do not end in time are closed by force, and their application calls cancelled,
+  before the lifespan ends. So a call can always use what the lifespan holds open.
+- Each address has its own connection limit, so that the operator can connect when the public
+  address has reached its limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.http.server.config import Drained, ServerConfig, ServerRun, hypercorn
 from shoal.http.server.connection import ClientConnection, Shared
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.lifespan import Lifespan
-from shoal.http.server.listeners import Listening, bind
+from shoal.http.server.listeners import AppListener, bind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -44,26 +44,25 @@ async def serve(
     *,
     shutdown: Callable[[], Awaitable[object]],
     started: Callable[[str], object] = lambda _: None,
-    doors: Sequence[Listening] = (),
+    extra_listeners: Sequence[AppListener] = (),
     lifespan: bool = True,
 ) -> Drained:
-    """Serve an ASGI application until shut down.
+    """Serves an ASGI application until it is shut down.
 
-    One client's misbehaviour ends its own connection. Nothing that a client does, or leaves undone,
-    makes the shutdown longer than ``graceful_timeout_s`` and 2 seconds for the application's
-    lifespan. (An application that blocks the event loop can, and so can a thread that can't be
-    interrupted.)
+    A misbehaving client ends only its own connection. No client can make the shutdown longer than
+    ``graceful_timeout_s`` plus 2 seconds for the application's lifespan. (An application that
+    blocks the event loop can, and so can a thread that can't be interrupted.)
 
     Args:
         app: Any ASGI 3 application.
-        config: Where and how.
+        config: The configuration of the server.
         shutdown: Awaited beside the server; when it returns, the server drains and ends.
         started: Called with the URL once clients can connect.
-        doors: More addresses to listen at, each with an application of its own.
-        lifespan: Whether to run the application's lifespan; not where it is open already.
+        extra_listeners: Further addresses to listen at, each with its own application.
+        lifespan: Whether to run the application's lifespan; False if it is open already.
 
     Returns:
-        How the drain went.
+        The outcome of the run.
 
     Raises:
         OSError: An address can't be listened at.
@@ -71,39 +70,39 @@ async def serve(
 
     Cancellation: Closes everything at once, without a drain.
     """
-    at_all = (Listening(address=config.address, app=app, started=started), *doors)
-    with ExitStack() as open_listeners:
+    main_listener = AppListener(address=config.address, app=app, started=started)
+    with ExitStack() as open_sockets:
         server = _Server(config, Lifespan(app) if lifespan else None)
-        for listening in at_all:
-            listener = LimitedListener(bind(listening.address), config.max_connections)
-            open_listeners.callback(listener.close)
-            server.add(listening, listener)
+        for listener in (main_listener, *extra_listeners):
+            bound = LimitedListener(bind(listener.address), config.max_connections)
+            open_sockets.callback(bound.close)
+            server.add(listener, bound)
         await server.run(shutdown)
     return server.drained()
 
 
-class _Door:
-    """One address: who is let in there, and what they share."""
+class _OpenListener:
+    """One address: its application, its socket, and the state that its connections share."""
 
-    def __init__(self, listening: Listening, listener: LimitedListener, shared: Shared) -> None:
-        self.listening = listening
-        self.listener = listener
+    def __init__(self, listener: AppListener, bound: LimitedListener, shared: Shared) -> None:
+        self.started = listener.started
+        self.bound = bound
         self.shared = shared
 
     async def accept(self, connections: TaskGroup) -> None:
         while True:
-            connections.start_soon(self._serve, await self.listener.accept())
+            connections.start_soon(self._serve, await self.bound.accept())
 
     async def announce_end(self) -> None:
-        # Every answer from here on says "Connection: close", so that its client does not send the
+        # Every answer from now on says "Connection: close", so that its client does not send the
         # next request into a connection that is about to end.
         self.shared.config.keep_alive_max_requests = 0
         await self.shared.context.terminated.set()
 
     def drain(self, connections: TaskGroup) -> None:
-        while (client := self.listener.accept_waiting()) is not None:
+        while (client := self.bound.accept_waiting()) is not None:
             connections.start_soon(self._serve, client)
-        self.listener.close()
+        self.bound.close()
         for connection in tuple(self.shared.connections):
             connections.start_soon(connection.drain)
 
@@ -111,7 +110,7 @@ class _Door:
         try:
             await ClientConnection(self.shared, client).run()
         finally:
-            self.listener.release()
+            self.bound.release()
 
 
 class _Server:
@@ -120,22 +119,22 @@ class _Server:
     def __init__(self, config: ServerConfig, lifespan: Lifespan | None) -> None:
         self._config = config
         self._lifespan = lifespan
-        self._doors: list[_Door] = []
+        self._listeners: list[_OpenListener] = []
         self._until_shutdown = anyio.CancelScope()
         self._draining = anyio.Event()
         self._outcome = ServerRun(lifespan)
 
-    def add(self, listening: Listening, listener: LimitedListener) -> None:
+    def add(self, listener: AppListener, bound: LimitedListener) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""
-        has_state = self._lifespan is not None and not self._doors
-        app = listening.app
+        has_state = self._lifespan is not None and not self._listeners
+        app = listener.app
         shared = Shared(
             app=AccessLog(app) if self._config.access_log else app,
             config=hypercorn_config(self._config),
             state=self._lifespan.state if self._lifespan is not None and has_state else {},
             send_timeout_s=self._config.send_timeout_s,
         )
-        self._doors.append(_Door(listening, listener, shared))
+        self._listeners.append(_OpenListener(listener, bound, shared))
 
     async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         drain_began_at = anyio.current_time()
@@ -157,51 +156,51 @@ class _Server:
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
-        """Returns how it went, or raises why there was nothing; see `serve`."""
+        """Returns the outcome, or raises what prevented the start; see `serve`."""
         return self._outcome.drained(self._finished())
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
-        # At once: what the shutdown itself has set going may be answered in the next moment.
+        # At once: requests that the shutdown itself has affected may be answered very soon.
         self._outcome.finished_before = self._finished()
-        for door in self._doors:
-            await door.announce_end()
+        for listener in self._listeners:
+            await listener.announce_end()
         self._until_shutdown.cancel()
 
     async def _start(self) -> None:
         if not await self._outcome.application_started():
             return
         try:
-            for door in self._doors:
-                door.listener.listen()
+            for listener in self._listeners:
+                listener.bound.listen()
         except OSError as error:
             self._outcome.refused = error
             return
         self._outcome.is_up = True
-        for door in self._doors:
-            door.listening.started(door.listener.url)
+        for listener in self._listeners:
+            listener.started(listener.bound.url)
 
     async def _accept(self, connections: TaskGroup) -> None:
         async with anyio.create_task_group() as accepting:
-            for door in self._doors:
-                accepting.start_soon(door.accept, connections)
+            for listener in self._listeners:
+                accepting.start_soon(listener.accept, connections)
 
     def _drain(self, connections: TaskGroup) -> None:
         self._draining.set()
-        for door in self._doors:
-            door.drain(connections)
+        for listener in self._listeners:
+            listener.drain(connections)
 
     async def _cut_off(self, connections: TaskGroup) -> None:
         try:
             await self._draining.wait()
             await anyio.sleep(self._config.graceful_timeout_s)
-            self._outcome.cut = sum(door.shared.running for door in self._doors)
+            self._outcome.cut = sum(listener.shared.running for listener in self._listeners)
         finally:
             # Sends are shielded: cancelling alone would wait for their deadlines.
-            for door in self._doors:
-                for connection in tuple(door.shared.connections):
+            for listener in self._listeners:
+                for connection in tuple(listener.shared.connections):
                     connection.abort()
         connections.cancel_scope.cancel()
 
     def _finished(self) -> int:
-        return sum(door.shared.finished for door in self._doors)
+        return sum(listener.shared.finished for listener in self._listeners)

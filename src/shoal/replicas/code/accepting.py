@@ -1,4 +1,4 @@
-"""`accept_batch`: how a backend's code says whether it takes lists."""
+"""`accept_batch`, which marks whether a backend's code takes lists."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def accept_batch(code: C, /) -> C: ...
 @overload
 def accept_batch(code: bool, /) -> Callable[[C], C]: ...
 def accept_batch(code: Any, /) -> Any:
-    """Marks a function, a method, or a class as code that takes lists, and gives it back.
+    """Marks a function, a method, or a class as code that takes lists, and returns it.
 
-    It is needed only where no annotation says so: ``def f(items: list[T]) -> list[R]`` takes lists.
-    ``@accept_batch(False)`` marks code that takes one item at a time though its annotations say
-    list, since its item is one.
+    It is needed only without annotations: ``def f(items: list[T]) -> list[R]`` is known to take
+    lists. ``@accept_batch(False)`` marks code that takes one item at a time, where that item is a
+    list.
 
     Args:
-        code: A function or a method; of a class the ``__call__`` is marked.
+        code: A function, a method or a class; of a class its ``__call__`` is marked.
 
     Raises:
         TypeError: It is none of these.

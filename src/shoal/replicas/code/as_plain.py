@@ -1,7 +1,7 @@
-"""Taking the results of code in this process out of what it has put them into.
+"""Conversion of results of code in this process to plain lists.
 
-The engine is to meet plain lists alone: ``__len__`` and the like of a class of the user's may raise
-anything, and do so as a part of the code that gave it back.
+The batcher must see only plain lists: ``__len__`` and other methods of a user's class may raise
+anything, and have to run as part of the code that returned the object.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 _REFUSED: Final = (str, bytes, bytearray, Mapping, AbstractSet)
-"""What can't be results, and is left to the engine to refuse."""
+"""Types that can't be results; the batcher rejects them."""
 
 
 def as_plain(results: Any) -> Any:
-    """Returns results as a list, unless they are plain already, or no results at all.
+    """Returns results as a list, unless they are already plain or no valid results.
 
     Raises:
         BaseException: What the class of the results raised.

@@ -1,4 +1,4 @@
-"""Which replica the calling code runs in."""
+"""The replica that the calling code runs in."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 
 class Identity(NamedTuple):
-    """A replica's names.
+    """The tags of a replica and its backend.
 
     Attributes:
         backend: The tag of its backend.
-        replica: Its own tag, such as ``"embed#3"``, which no other replica has or had.
+        replica: The replica's tag, such as ``"embed#3"``; tags are never reused.
     """
 
     backend: str
@@ -46,4 +46,6 @@ def _identity(function: str) -> Identity:
     try:
         return running_replica.get()
     except LookupError:
-        raise RuntimeError(f"{function}() is for backends: none is running here") from None
+        raise RuntimeError(
+            f"{function}() works only in a backend's code, and none is running here"
+        ) from None

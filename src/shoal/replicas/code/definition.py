@@ -1,7 +1,7 @@
-"""What a backend's user wrote: a function or a class, as an object or by an import path.
+"""The definition of a backend's code: a function or a class, as an object or as an import path.
 
-An import path is loaded where the replica runs, so a process replica's code need not be imported
-here, nor be there for this interpreter at all.
+An import path is loaded where the replica runs. So the code of a process replica need not be
+imported here, nor be importable by this interpreter.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from shoal.errors import NotAllowed
 
 
 class OwnPath(str):
-    """An import path that must lead to what its module's own package defines.
+    """An import path that may name only what its module's own package defines.
 
-    It is of somebody who may have a module's code run, and not whatever that module has imported:
-    with ``from os import system`` in an allowed module, that would be anything.
+    It comes from users who may run a module's code, but not everything that the module imports:
+    ``from os import system`` in an allowed module must not make ``system`` available.
     """
 
     __slots__ = ()
 
 
 def qualified_name(function: Any) -> str:
-    """Returns what to call a function, a class or another object in words."""
+    """Returns the name of a function, a class or another object for messages."""
     name = getattr(function, "__qualname__", None)
     return name or type(function).__qualname__
 
 
 @dataclass(frozen=True)
 class Definition:
-    """User code, and what its class is instantiated with.
+    """User code, and the init arguments of a class.
 
     Attributes:
         target: A function, a class, another callable object, or an import path
             ``"package.module:Name"``.
         init_args: Positional arguments for a class; a function takes none.
-        init_kwargs: The same by name.
-        accept_batch: Whether it takes lists; None for what its mark and its annotations say.
-        signature: A function of one item that says what a call looks like; None for its own.
-        refusal: Why it must not be loaded; None if it may be.
+        init_kwargs: Keyword arguments for a class.
+        accept_batch: Whether it takes lists; None to use its mark or its annotations.
+        signature: A function of one item, whose signature calls have; None for the code's own.
+        refusal: Why it must not be loaded; None if it is allowed.
     """
 
     target: Any
@@ -61,17 +61,17 @@ class Definition:
 
     @property
     def name(self) -> str:
-        """What to call it in messages."""
+        """The name of the code for messages."""
         if isinstance(self.target, str):
             return self.target.rpartition(":")[2]
         return qualified_name(self.target)
 
     def checked(self) -> Definition:
-        """Checks what can be known without importing anything, and returns itself.
+        """Checks what is known without importing anything, and returns itself.
 
         Raises:
-            TypeError: It is nothing that can be called, or a function has init args.
-            ValueError: It is text, but no import path.
+            TypeError: It is not callable, or a function has init args.
+            ValueError: It is a string, but not an import path.
         """
         if isinstance(self.target, str):
             split_import_path(self.target)
@@ -80,12 +80,12 @@ class Definition:
         return self
 
     def load(self) -> Any:
-        """Returns the function, class or object, imported if need be.
+        """Returns the function, class or object; imports it if necessary.
 
         Raises:
-            ValueError: The import path names nothing that is there.
-            TypeError: It names nothing that can be called, or a function that has init args.
-            NotAllowed: It leads to what is not to be loaded.
+            ValueError: The import path names nothing that exists.
+            TypeError: The target is not callable, or is a function that has init args.
+            NotAllowed: It must not be loaded.
             Exception: What the module raised when it was imported.
         """
         self.check_allowed()
@@ -96,10 +96,10 @@ class Definition:
         return found
 
     def check_allowed(self) -> None:
-        """Checks that it may be loaded.
+        """Raises an error if the code must not be loaded.
 
         Raises:
-            NotAllowed: It may not.
+            NotAllowed: It must not be loaded.
         """
         if self.refusal is not None:
             raise NotAllowed(self.refusal)
@@ -113,7 +113,7 @@ class Definition:
         if inspect.isclass(found):
             if "__call__" not in dir(found):
                 raise TypeError(
-                    f"the class {found.__qualname__} has no __call__, which would be the "
+                    f"the class {found.__qualname__} has no __call__, which is the "
                     f"handler; write\n    class {found.__name__}:\n"
                     "        def __call__(self, items: list[T]) -> list[R]: ..."
                 )
@@ -125,12 +125,12 @@ class Definition:
             )
         if self.init_args or self.init_kwargs:
             raise TypeError(
-                f"init args are for classes, and {self.name} is none: {self.init_args!r}"
+                f"init args are for classes, and {self.name} is not a class: {self.init_args!r}"
             )
 
 
 def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
-    """Checks what a class is to be instantiated with by name, and returns it as pairs.
+    """Checks the keyword arguments of a class, and returns them as pairs.
 
     Raises:
         TypeError: It does not map names to values.
@@ -141,12 +141,12 @@ def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
         raise TypeError(f"init_kwargs must map names to values, not {init_kwargs!r}")
     for name in cast("Mapping[object, Any]", init_kwargs):
         if not isinstance(name, str):
-            raise TypeError(f"init_kwargs must map names to values, and {name!r} is no name")
+            raise TypeError(f"init_kwargs must map names to values, and {name!r} is not a name")
     return tuple(cast("Mapping[str, Any]", init_kwargs).items())
 
 
 def split_import_path(path: str) -> tuple[str, str]:
-    """Splits ``"package.module:Name"``; the old form ``"package.module.Name"`` will do as well.
+    """Splits ``"package.module:Name"``; also the old form ``"package.module.Name"``.
 
     Raises:
         ValueError: It is neither.
@@ -156,16 +156,16 @@ def split_import_path(path: str) -> tuple[str, str]:
         module, _, name = path.rpartition(".")
     parts = [*module.split("."), *name.split(".")]
     if not all(part.isidentifier() for part in parts):
-        raise ValueError(f"{path!r} is no import path; write it like 'package.module:Name'")
+        raise ValueError(f"{path!r} is not an import path; write it like 'package.module:Name'")
     return module, name
 
 
 def imported(path: str) -> Any:
-    """Returns what an import path names.
+    """Returns the object that an import path names.
 
     Raises:
-        ValueError: It is none, or nothing is there.
-        NotAllowed: It is an `OwnPath`, and leads to another package.
+        ValueError: It is not an import path, or names nothing that exists.
+        NotAllowed: It is an `OwnPath` that names an object of another package.
         Exception: What the module raised when it was imported.
     """
     return held(_imported, f"the module of {str(path)!r}")(path)
@@ -177,7 +177,7 @@ def _imported(path: str) -> Any:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module is there; one that it imports is not
+            raise  # the module exists; one that it imports does not
         raise ValueError(f"{path!r}: there is no module {error.name!r}") from None
     for part in name.split("."):
         try:
@@ -186,13 +186,13 @@ def _imported(path: str) -> Any:
             raise ValueError(f"{path!r}: {module_name} has no attribute {name!r}") from None
     if isinstance(path, OwnPath):
         code = found
-        while isinstance(code, functools.partial):  # of the module's own it is its own
+        while isinstance(code, functools.partial):  # belongs to its function's module
             code = code.func
         origin = getattr(code, "__module__", None)
         if not isinstance(origin, str) or _package(origin) != _package(module_name):
             raise NotAllowed(
-                f"{str(path)!r} is of {origin or 'no module'}, and not of {_package(module_name)}: "
-                "here only a module's own functions and classes may be named"
+                f"{str(path)!r} is defined in {origin or 'no module'}, not in "
+                f"{_package(module_name)}: only a module's own functions and classes are allowed"
             )
     return found
 

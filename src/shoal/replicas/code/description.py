@@ -1,6 +1,7 @@
-"""What a replica says about its code when it has started: the methods that it can be asked for.
+"""The description of a replica's code: the methods that can be called.
 
-It is the same record wherever the replica runs, and made of what can be sent between processes.
+A replica returns it when it has started. It is the same record for every placement, and is made of
+values that can be sent between processes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ class Method:
     """One method of a backend's code.
 
     Attributes:
-        name: Its name; ``"__call__"`` for the usual one, and for a function.
-        signature: That of a call of one item, whether or not the code takes lists.
-        streams: Whether it answers by a stream.
-        batched: Whether it takes lists; else it gets one item at a time.
-        gathers: Whether it is async code of one item that forms batches by itself, by methods that
-            are decorated with `shoal.batch`: so many calls of it must run at once.
+        name: The method's name; ``"__call__"`` for the default method and for a function.
+        signature: The signature of a call with one item, whether or not the code takes lists.
+        streams: Whether it returns a stream.
+        batched: Whether it takes lists; otherwise it gets one item at a time.
+        gathers: Whether it is async code of one item that forms batches itself, by methods that are
+            decorated with `shoal.batch`. Many calls of it must then run at once.
     """
 
     name: str
@@ -37,10 +38,10 @@ class Method:
 
 @dataclass(frozen=True)
 class Description:
-    """What a replica's code can do.
+    """The methods and hooks of a replica's code.
 
     Attributes:
-        methods: Its public methods, by name.
+        methods: The public methods, by name.
         reconfigures: Whether it has ``reconfigure(user_config)``.
         checks_health: Whether it has ``health()``.
     """
@@ -53,7 +54,7 @@ class Description:
         """Returns a method.
 
         Raises:
-            NoSuchName: There is none of that name.
+            NoSuchName: No method has that name.
         """
         found = self.methods.get(name)
         if found is None:

@@ -1,4 +1,4 @@
-"""A call of an endpoint by code that runs in a replica."""
+"""A call to an endpoint from code that runs in a replica."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class CallOut:
     Attributes:
         endpoint: The endpoint's name.
         args: The positional arguments.
-        kwargs: The arguments by name.
-        stream: Whether a stream is wanted.
-        method_name: Which method of the backend to call.
+        kwargs: The keyword arguments.
+        stream: Whether to return a stream.
+        method_name: The method of the backend to call.
         shard_key: Calls with equal keys go to the same backend.
         timeout_s: How long the call may take, in seconds.
-        priority: Its level.
-        http_method: What the called code finds in the metadata as ``"method"``.
-        http_headers: What it finds there as ``"headers"``.
+        priority: The priority of the request.
+        http_method: The value of ``"method"`` in the request's metadata.
+        http_headers: The value of ``"headers"`` in the request's metadata.
     """
 
     endpoint: str

@@ -1,4 +1,4 @@
-"""The methods of a backend's code that Shoal calls by itself."""
+"""Hooks: the methods of a backend's code that Shoal itself calls."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HOOKS: Final = ("reconfigure", "health", "warm_up", "close")
-"""Their names."""
+"""The names of the hooks."""
 
 RAYS: Final = {"health": "check_health"}
-"""What Ray Serve calls them, where that is something else; it will do as well."""
+"""Ray Serve's names of hooks, where they differ; they work as well."""
 
 NOT_FOR_CALLERS: Final = frozenset({*HOOKS, *RAYS.values()})
-"""What no call can name, by whatever way it comes."""
+"""The methods that callers can't call."""
 
 
 @held
 def is_async(function: Callable[..., Any]) -> bool:
-    """Says whether a hook is to be awaited."""
+    """Returns whether a hook must be awaited."""
     return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))

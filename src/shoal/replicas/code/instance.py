@@ -1,7 +1,7 @@
 """One instance of a backend's code: the object, and its methods as handlers.
 
-It is what a replica has inside, wherever it runs. It knows nothing of tasks, threads or processes
-beyond what `Handler` does, and its life is told from outside.
+Each replica has one, wherever it runs. It does not deal with tasks, threads or processes beyond
+what `Handler` does. The replica controls its life cycle.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _METHODS: Final[tuple[type[Any], ...]] = (
 
 
 class Instance:
-    """A function, or an instance of a class, and what can be asked of it.
+    """A function, or an instance of a class, with its methods and hooks.
 
-    The constructor runs the user's: it may block.
+    The constructor runs the user's constructor, so it may block.
 
     Args:
         definition: The user's code.
 
     Attributes:
-        description: What it can do.
+        description: Its methods and hooks.
 
     Raises:
-        TypeError: It is no code for a backend.
+        TypeError: It can't be the code of a backend.
         ValueError: The import path names nothing.
         Exception: What the user's code raised.
     """
@@ -101,17 +101,17 @@ def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def _is_its_own(cls: Any, name: str) -> bool:
-    """Says whether a method is of the same package as the class.
+    """Returns whether a method is defined in the same package as the class.
 
-    What it inherits from a library may do anything, such as read a file or a pickle that it is told
-    to, and its author did not mean it for whoever can make calls.
+    A method that is inherited from a library may do anything, such as read a file or a pickle
+    that an argument names. Its author did not mean it to be called by remote callers.
     """
     owner = next(base for base in cls.__mro__ if name in vars(base))
     return bool(owner.__module__.partition(".")[0] == cls.__module__.partition(".")[0])
 
 
 def _forms_batches(target: Any) -> bool:
-    """Says whether code has something that is decorated with `shoal.batch`."""
+    """Returns whether any of the code is decorated with `shoal.batch`."""
     if isinstance(target, Decorated):
         return True
     cls = cast("Any", type(target))
@@ -120,7 +120,7 @@ def _forms_batches(target: Any) -> bool:
 
 
 def _awaited(face: Decorated) -> Callable[..., Any]:
-    """Returns the call of a batched function as an async function of one item."""
+    """Returns an async function of one item that calls a batched function."""
     made: Any = face
     if isinstance(face, StreamCall):
 
@@ -147,7 +147,7 @@ def _adapted(
 ) -> tuple[Handler | None, bool]:
     """Returns a method as a handler, and whether it takes lists.
 
-    None for a method other than ``__call__`` whose calls would have no form: it is a helper.
+    The handler is None for a helper: a method other than ``__call__`` that can't be a handler.
     """
     if name == "__call__":
         return adapted(function, definition)
@@ -156,7 +156,7 @@ def _adapted(
         return Handler.of_one(_awaited(batched_already)), False
     try:
         batched = takes_lists(function)
-    except TypeError:  # a helper may have any parameters, and a call of it has one value for each
+    except TypeError:  # helpers may have any parameters
         batched = False
     try:
         return Handler(function) if batched else Handler.of_one(function), batched
@@ -165,7 +165,7 @@ def _adapted(
 
 
 def _fill(function: Callable[..., Any]) -> Fill:
-    """Says whether a handler takes lists or an open batch."""
+    """Returns whether a handler takes lists or an open batch."""
     annotations = [typing.get_origin(each) or each for each in annotations_of(function)]
     return "open" if annotations == [OpenBatch] else "closed"
 
@@ -173,19 +173,19 @@ def _fill(function: Callable[..., Any]) -> Fill:
 def adapted(
     function: Any, definition: Definition, *, fill: Fill = "closed", streams: bool = False
 ) -> tuple[Handler, bool]:
-    """Returns what is called of a backend's code as a handler, and whether it takes lists.
+    """Returns the handler of a backend's callable, and whether it takes lists.
 
-    What is decorated with `shoal.batch` is taken as an async function of one item.
+    Code that is decorated with `shoal.batch` is treated as an async function of one item.
 
     Args:
-        function: A function or an object that can be called; of a class see `call_of`.
-        definition: What was said about it.
+        function: A function or a callable object; for a class see `call_of`.
+        definition: The definition of the code.
         fill: When its batches are complete.
-        streams: Whether calls to open batches are answered by streams.
+        streams: Whether calls to open batches return streams.
 
     Raises:
-        TypeError: It is no code for a backend, or it is unclear whether it takes lists.
-        ValueError: It does not fit what was said about it.
+        TypeError: It can't be the code of a backend, or it is unclear whether it takes lists.
+        ValueError: It does not fit its definition.
     """
     cls: Any = type(function)  # pyright: ignore[reportUnknownVariableType]
     code: Any = inspect.getattr_static(cls, "__call__", None)
@@ -203,6 +203,6 @@ def adapted(
 
 
 def call_of(cls: Any) -> Any:
-    """Returns what stands for the ``__call__`` of an instance of a class: it is only looked at."""
+    """Returns a stand-in for the ``__call__`` of instances of a class, only for inspection."""
     found: Any = inspect.getattr_static(cls, "__call__", None)
     return found.bound_to(cls) if isinstance(found, Decorated) else partial(cls.__call__, None)

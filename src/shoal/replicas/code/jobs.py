@@ -1,4 +1,4 @@
-"""Plain code as jobs: calls that run in some thread while a task waits for them."""
+"""Jobs: calls of plain code that run in a thread while a task waits for them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from shoal.batching.handlers.handler import Handler
 
 DONE: Final[Any] = object()
-"""What `PlainSteps.next` gives back when the generator has ended."""
-
+"""The value that `PlainSteps.next` returns when the generator has ended."""
 
 HANDLER: Final = "the handler"
-"""What user code is called in errors that is no hook."""
+"""The name in errors of user code that is not a hook."""
 
 
 class Job:
@@ -29,13 +28,13 @@ class Job:
 
     Args:
         function: The call.
-        name: What to call the code in words.
-        undo: What another job must do after the call, if this one was given up meanwhile.
+        name: The name of the code in errors.
+        undo: What another job must call afterwards, if this job was given up meanwhile.
 
     Attributes:
-        name: As it was given.
-        undo: As it was given.
-        is_given_up: Whether the task has got its answer before the call had ended.
+        name: As passed.
+        undo: As passed.
+        is_given_up: Whether the task stopped waiting before the call ended.
     """
 
     def __init__(
@@ -53,9 +52,9 @@ class Job:
         self._error: BaseException | None = None
 
     def run(self) -> tuple[Any, BaseException | None]:
-        """Makes the call, in its thread; returns its result or error, and raises nothing.
+        """Makes the call, in its thread. Returns its result or error, and raises nothing.
 
-        A job that was given up before its turn came is not begun.
+        A job that was given up before it began is skipped.
         """
         if self.is_given_up:
             return None, None
@@ -65,10 +64,10 @@ class Job:
             return None, error
 
     def answer(self, value: Any, error: BaseException | None) -> bool:
-        """Says, in the event loop, what came of the call.
+        """Delivers the outcome of the call; in the event loop.
 
         Returns:
-            Whether somebody wants to know; if not, `undo` is due.
+            Whether the task still waits; if not, `undo` must be called.
         """
         if self.is_given_up:
             return False
@@ -77,18 +76,18 @@ class Job:
         return True
 
     def give_up(self, error: Exception) -> None:
-        """Has the task go on with an error, while the call goes on as well."""
+        """Makes the task continue with an error, while the call keeps running."""
         if not self._answered.is_set():
             self.is_given_up = True
             self._error = error
             self._answered.set()
 
     async def wait(self) -> None:
-        """Waits until there is an answer."""
+        """Waits until there is an outcome."""
         await self._answered.wait()
 
     async def result(self) -> Any:
-        """Waits for the answer, and returns or raises it."""
+        """Waits for the outcome, and returns or raises it."""
         await self._answered.wait()
         error, self._error = self._error, None
         if error is None:
@@ -100,7 +99,7 @@ class Job:
 
 
 class PlainMethod:
-    """A plain function or generator function of a backend, for calls that are made in a thread.
+    """A plain function or generator function of a backend, for calls in a thread.
 
     Args:
         handler: The method.
@@ -116,7 +115,7 @@ class PlainMethod:
 
         Raises:
             WrongResultType: It returned an awaitable.
-            Exception: What it raised.
+            Exception: What the code raised.
         """
         args, kwargs = self._handler.binding.columns(items)
         results = self._handler.function(*args, **kwargs)
@@ -130,15 +129,15 @@ class PlainMethod:
         return results if self._batched else [results]
 
     def steps(self, items: list[Any]) -> PlainSteps:
-        """Returns its steps; nothing of it has run yet."""
+        """Returns the generator's steps; none of its code has run yet."""
         return PlainSteps(self._handler, items, batched=self._batched)
 
 
 class PlainSteps:
-    """The steps of a plain generator, in one context for all of them, as in one thread.
+    """The steps of a plain generator, which all run in one context.
 
     Attributes:
-        is_open: Whether it has begun and not ended.
+        is_open: Whether the generator has begun and not ended.
     """
 
     def __init__(self, handler: Handler, items: list[Any], *, batched: bool) -> None:
@@ -166,7 +165,7 @@ class PlainSteps:
         if self._generator is None:
             args, kwargs = self._handler.binding.columns(self._items)
             self._generator = self._handler.function(*args, **kwargs)
-        self.is_open = False  # unless it comes to another step
+        self.is_open = False  # unless it yields another step
         step = next(self._generator, DONE)
         self.is_open = step is not DONE
         return step

@@ -1,10 +1,9 @@
-"""A replica whose code runs in this process: what those in tasks and those in a thread share.
+"""The base class of replicas whose code runs in this process: `TaskReplica`, `ThreadReplica`.
 
-Async code runs in the task of whoever asks for it, in a cancel scope by which it can be ended from
-outside. Plain code runs in a thread, as a `Job`: nothing can interrupt it, so all that can be ended
-is the wait for it. Where the threads come from is for the subclasses to say. They belong to
-`serve`, which ends when they do; only a start that fails, and cancelling `serve`, leave threads
-behind.
+Async code runs in its caller's task, in a cancel scope, so it can be ended from outside. Plain code
+runs in a thread, as a `Job`. Nothing can interrupt it; only the wait for it can be ended.
+Subclasses provide the threads. `serve` owns them and ends when they end. Only a start that fails,
+or the cancellation of `serve`, leaves threads behind.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class LocalReplica(Replica):
     """A replica in this process.
 
     Attributes:
-        instance: The instance of the code; there once it is constructed.
+        instance: The instance of the code; set when it is constructed.
     """
 
     instance: Instance
@@ -119,7 +118,7 @@ class LocalReplica(Replica):
         handler, batched = self._method(method)
         if not handler.threaded:
             steps = handler.steps(items)
-            # One scope for all steps: the code may have scopes of its own from one to the next.
+            # One scope for all steps: the code may keep its own scopes open between steps.
             with self._work.within_scope() as scope:
                 try:
                     while (step := await self._next(steps, scope)) is not DONE:
@@ -162,33 +161,33 @@ class LocalReplica(Replica):
             if is_async(hook):
                 healthy = await hook()
             else:
-                # A thread of its own, beside the work; one that hangs is given up with the check.
-                # What it raises comes as a value: asyncio throws away the coroutine that it throws
-                # a GeneratorExit into.
+                # In a thread of its own; one that hangs is abandoned when the check is cancelled.
+                # Exceptions are returned as values: asyncio drops a coroutine when a GeneratorExit
+                # is thrown into it.
                 healthy, error = await anyio.to_thread.run_sync(
                     Job(hook).run, abandon_on_cancel=True, limiter=self._for_health
                 )
                 if error is not None:
                     raise error
         if healthy is False:
-            raise RuntimeError(f"health() of {self.tag} gave back False")
+            raise RuntimeError(f"health() of {self.tag} returned False")
 
     def _begin_threads(self) -> None:
-        """Readies the threads, as tasks of `_tasks` that are each in `_thread`."""
+        """Starts the threads, each in a task of `_tasks` that is inside `_thread`."""
 
     def _release_threads(self) -> None:
-        """Says that no more jobs will come."""
+        """Lets the threads end: no more jobs will come."""
 
     @abstractmethod
     def _begin(self, job: Job) -> None:
-        """Has a thread do a job, in a copy of this context, and `_answered` called thereafter."""
+        """Runs a job in a thread, in a copy of this context, and then calls `_answered`."""
 
     def _check_code(self) -> None:
-        """Refuses code that can't run here, with a `TypeError`."""
+        """Raises a `TypeError` for code that can't run here."""
 
     @contextmanager
     def _thread(self) -> Generator[None]:
-        """A task waits for a thread in this block; only what abandons the thread ends the wait."""
+        """Shields the wait for a thread in this block; only abandoning the thread ends it."""
         scope = anyio.CancelScope(shield=True)
         self._threads.add(scope)
         try:
@@ -199,7 +198,7 @@ class LocalReplica(Replica):
 
     async def _live(self, task_status: TaskStatus[Description]) -> None:
         with self._work.identified():
-            # Its batchers know this replica as theirs.
+            # Batchers that the code opens belong to this replica.
             block = BatcherBlock(told=self._work.told, is_private=True)
             async with block:
                 self._work.block = block
@@ -249,7 +248,7 @@ class LocalReplica(Replica):
     async def _construct(self) -> None:
         definition = self.blueprint.definition
         if definition.import_path is None and not inspect.isclass(definition.target):
-            self.instance = held(Instance)(definition)  # hardly any of the user's code runs
+            self.instance = held(Instance)(definition)  # runs almost no user code
         else:
             job = Job(partial(Instance, definition), f"the constructor of {definition.name}")
             self.instance = await self._in_thread(job, shield=False)
@@ -260,7 +259,7 @@ class LocalReplica(Replica):
         if hook is None:
             raise TypeError(
                 f"{self.tag} was given user_config={user_config!r:.80}, but its code has no "
-                "reconfigure(user_config) that would take it"
+                "method reconfigure(user_config)"
             )
         return hook
 
@@ -273,7 +272,7 @@ class LocalReplica(Replica):
 
     @holds_ctrl_c
     async def _call(self, name: str, hook: Callable[..., Any], *args: Any) -> None:
-        """Calls a hook while no work is taken; cancelling this gives up a plain one."""
+        """Calls a hook while no work is accepted; cancellation abandons a plain one."""
         if not is_async(hook):
             await self._in_thread(Job(partial(hook, *args), name), shield=False)
             return
@@ -284,7 +283,7 @@ class LocalReplica(Replica):
         try:
             await self._in_thread(job, shield=False)
         except anyio.get_cancelled_exc_class():
-            # What it does later would go over what the replica is told next.
+            # If it kept running, it could overwrite a later user config.
             grace_s = self.blueprint.options.cancel_grace_s
             with anyio.move_on_after(grace_s, shield=True) as waiting:
                 await job.wait()
@@ -297,7 +296,7 @@ class LocalReplica(Replica):
         with self._work.cancellable(scope), self._work.running():
             step = as_plain(await anext(steps, DONE))
         if scope.cancel_called:
-            raise self._work.died()  # whatever the code made of that
+            raise self._work.died()  # whatever the code did on cancellation
         return step
 
     async def _next_in_thread(self, job: Job, calls: InnerCalls) -> Any:
@@ -320,7 +319,7 @@ class LocalReplica(Replica):
             raise
 
     def _answered(self, job: Job, value: Any, error: BaseException | None) -> None:
-        """Hears what came of a job."""
+        """Handles the outcome of a job."""
         if error is not None:
             error = self._work.told(error, job.name)
         if not job.answer(value, error) and job.undo is not None:

@@ -1,8 +1,8 @@
 """A replica in this event loop: for async code, and for plain code in worker threads.
 
-It runs any number of batches at once, and nothing has to be sent anywhere. It shares this process's
-fate: code that blocks the event loop blocks everything, and code that crashes the interpreter ends
-everything.
+It runs any number of batches at once, and nothing is serialized. It shares the fate of this
+process: code that blocks the event loop blocks everything, and code that crashes the interpreter
+ends everything.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 class TaskReplica(LocalReplica):
     """A replica in this event loop.
 
-    A constructor, an import and plain hooks run in worker threads, as they may block; so does plain
-    code, each batch in any thread.
+    A constructor, an import and plain hooks run in worker threads, since they may block. So does
+    plain code; each batch may run in a different thread.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        # Who sends the work limits it, so the limiter has nothing left to limit.
+        # The batcher limits the number of batches already.
         self._limiter = anyio.CapacityLimiter(math.inf)
 
     @holds_ctrl_c
@@ -48,7 +48,7 @@ class TaskReplica(LocalReplica):
         return Handler(handler.function, prototype, fill="open").binding
 
     def _begin(self, job: Job) -> None:
-        # In a task of its own: whoever waits for it goes on when the replica is killed.
+        # In a task of its own, so that callers stop waiting when the replica is killed.
         self._tasks.start_soon(self._do, job)
 
     async def _do(self, job: Job) -> None:
@@ -58,5 +58,5 @@ class TaskReplica(LocalReplica):
                     job.run, abandon_on_cancel=True, limiter=self._limiter
                 )
                 self._answered(job, value, error)
-        except Exception as error:  # there is no thread to be had
+        except Exception as error:  # no thread could be started
             self._answered(job, None, error)

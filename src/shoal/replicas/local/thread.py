@@ -1,11 +1,12 @@
-"""A replica in a thread of its own: for plain code that wants to stay in one thread.
+"""A replica in a thread of its own: for plain code that must stay in one thread.
 
-CUDA contexts, SQLite connections and event loops of other libraries belong to the thread that made
-them. So there is one thread for all of the code: the constructor, the hooks, the batches and the
-steps of generators, each in its turn. ``health()`` alone runs beside them, in another thread.
+CUDA contexts, SQLite connections and event loops of other libraries belong to the thread that
+created them. So one thread runs all of the code, one call after another: the constructor, the
+hooks, the batches and the steps of generators. Only ``health()`` runs in another thread at the same
+time.
 
-Threads share the interpreter's lock. Code that holds it slows down everything in this process, the
-event loop first: then a process is the place for it.
+Threads share the GIL. Code that holds it slows down everything in this process, the event loop
+first. Use a process for such code.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class ThreadReplica(LocalReplica):
             )
 
     def _do_jobs(self, soon: Soon, loop_context: Context) -> None:
-        # That an event loop runs here is true of the callers' contexts, and not of a thread's.
+        # Callers' contexts say that an event loop runs; restore what this thread's context says.
         differences: list[tuple[ContextVar[Any], Any]] = [
             (variable, value)
             for variable, value in copy_context().items()
@@ -75,6 +76,6 @@ class ThreadReplica(LocalReplica):
             job, context = entry
             for variable, value in differences:
                 context.run(variable.set, value)
-            # Not to be waited for: an event loop that has ended would never call it.
+            # Does not wait: an event loop that has ended would never call it.
             soon(self._answered, job, *context.run(job.run))
-            del entry, job, context  # not to be kept alive until the next job
+            del entry, job, context  # or they would stay alive until the next job

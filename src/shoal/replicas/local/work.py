@@ -1,4 +1,4 @@
-"""The work that a replica in this process has under way, and how all of it is ended at once."""
+"""The work under way of a replica in this process, which can be ended all at once."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 
 class UnderWay:
-    """Async code in cancel scopes, and plain code as jobs.
+    """The work under way: async code in cancel scopes, and plain code as jobs.
 
     Args:
-        identity: The replica's.
-        kill: Ends the replica, with the reason.
+        identity: The replica's tags.
+        kill: Ends the replica, with a reason.
 
     Attributes:
-        is_open: Whether work is taken.
-        end: How the replica ended, for messages, once it has.
-        ended: Set when it has ended.
-        jobs: The jobs whose threads are not done with them.
-        block: Where batchers open that the code calls; None for where others do.
+        is_open: Whether work is accepted.
+        end: How the replica ended, for messages; None before.
+        ended: Set when the replica has ended.
+        jobs: The jobs that threads still run.
+        block: The block in which batchers that the code calls are opened; None for the default.
     """
 
     def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
@@ -51,22 +51,22 @@ class UnderWay:
         self._idle = anyio.Event()
 
     def check_open(self) -> None:
-        """Refuses work before the replica is ready, and after its end.
+        """Raises an error before the replica is ready, and after its end.
 
         Raises:
-            ReplicaDied: See there.
+            ReplicaDied: The replica is not ready, or has ended.
         """
         if not self.is_open:
             raise self.died()
 
     def died(self) -> ReplicaDied:
-        """Makes the error of work that dies with the replica, one for each."""
+        """Returns a new error for one piece of work that was lost with the replica."""
         tag = self._identity.replica
         return ReplicaDied(f"{tag} {self.end or 'is not ready'}", replica=tag)
 
     @contextmanager
     def identified(self) -> Generator[None]:
-        """The user's code runs in this block, and may ask which replica it is in."""
+        """Sets the current replica, and its batchers, for user code in this block."""
         token = running_replica.set(self._identity)
         try:
             with nullcontext() if self.block is None else self.block.in_context():
@@ -76,27 +76,27 @@ class UnderWay:
 
     @contextmanager
     def running(self, name: str = HANDLER) -> Generator[None]:
-        """The user's code runs in this block, and may raise anything.
+        """Converts what user code in this block raises.
 
         Args:
-            name: What to call it in words.
+            name: The name of the code in errors.
 
         Raises:
-            ReplicaDied: It raised what would end a process, and so it has ended its replica.
-            HandlerFailed: It raised what is no `Exception`.
-            Exception: What it raised.
+            ReplicaDied: The code raised what would end a process, so its replica was killed.
+            HandlerFailed: The code raised something other than an `Exception`.
+            Exception: What the code raised.
         """
         with holding(partial(self.told, name=name)), self.identified():
             yield
 
     def told(self, error: BaseException, name: str = HANDLER) -> Exception:
-        """Makes of what the code raised what its callers are told.
+        """Converts what the code raised to the error that its callers get.
 
-        What would end a process ends the replica, once it is ready.
+        An exception that would end a process kills the replica, if it is ready.
 
         Args:
             error: What was raised.
-            name: What to call the code in words.
+            name: The name of the code in errors.
         """
         if isinstance(error, Exception):
             return error
@@ -107,20 +107,20 @@ class UnderWay:
 
     @contextmanager
     def at_work(self, name: str = HANDLER) -> Generator[None]:
-        """Async code runs in this block, and is cancelled when the replica ends.
+        """Runs async code in this block, and cancels it when the replica ends.
 
         Args:
-            name: What to call it in words.
+            name: The name of the code in errors.
 
         Raises:
-            ReplicaDied: The replica is not ready, or ended meanwhile.
+            ReplicaDied: The replica is not ready, or ended before the code did.
         """
         with self.within_scope() as scope, self.cancellable(scope), self.running(name):
             yield
 
     @contextmanager
     def within_scope(self) -> Generator[anyio.CancelScope]:
-        """Async code runs in this block, at once or step by step, in a cancel scope of its own.
+        """Runs async code in this block, whole or step by step, in a cancel scope of its own.
 
         Raises:
             ReplicaDied: The replica ended while the code was `cancellable`.
@@ -129,7 +129,7 @@ class UnderWay:
         try:
             with scope:
                 yield scope
-        except GeneratorExit:  # the steps are not wanted any more
+        except GeneratorExit:  # the reader closed the stream
             raise
         except BaseException as error:
             if scope.cancel_called and not goes_on(error, parking_of_this_loop()):
@@ -140,7 +140,7 @@ class UnderWay:
 
     @contextmanager
     def cancellable(self, scope: anyio.CancelScope) -> Generator[None]:
-        """The code of a scope runs in this block, and is cancelled when the replica ends.
+        """Cancels the scope, whose code runs in this block, when the replica ends.
 
         Raises:
             ReplicaDied: The replica is not ready.
@@ -154,20 +154,20 @@ class UnderWay:
             self._look_if_idle()
 
     def has_begun(self, job: Job) -> None:
-        """Notes that a thread will do a job."""
+        """Adds a job that a thread will run."""
         self.jobs.add(job)
 
     def is_done(self, job: Job) -> None:
-        """Notes that its thread is done with a job."""
+        """Removes a job that its thread has finished."""
         self.jobs.discard(job)
         self._look_if_idle()
 
     def finish(self, how: str, *, again: bool = False) -> None:
-        """Notes the end, and ends all work.
+        """Records the end of the replica, and ends all work.
 
         Args:
             how: What happened to the replica, such as ``"was stopped"``.
-            again: Whether it counts although there was an end before.
+            again: Whether to replace an end that was recorded before.
         """
         if self.end is not None and not again:
             return
@@ -179,12 +179,12 @@ class UnderWay:
         self.ended.set()
 
     def give_up_jobs(self) -> None:
-        """Has nobody wait for a thread any more."""
+        """Makes all tasks stop waiting for threads."""
         for job in self.jobs:
             job.give_up(self.died())
 
     async def wait_idle(self) -> None:
-        """Waits until all code has really ended."""
+        """Waits until all code has ended, including code whose callers no longer wait."""
         while self.jobs or self._scopes:
             self._idle = anyio.Event()
             await self._idle.wait()

@@ -1,1 +1,1 @@
-"""Replicas in processes of their own: the parent's side."""
+"""Process replicas: the parent's side."""

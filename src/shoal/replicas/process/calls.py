@@ -1,8 +1,8 @@
 """The parent's side of the calls to one worker process.
 
-Any number of calls may be under way; each has an id, by which its answers find it. A call that is
-cancelled tells the worker so and stays until the worker says that its work has ended. If that takes
-longer than the grace, the worker is killed: its death answers every call.
+Any number of calls may be under way. Each has an id, which its replies carry. A cancelled call
+sends a cancel frame, and ends when the worker reports that its work has ended. If that takes longer
+than the grace period, the worker is killed, which ends every call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from shoal.replicas.code.jobs import HANDLER
-from shoal.replicas.process.endpoint_calls import FROM_CODE, Answering
+from shoal.replicas.process.endpoint_calls import FROM_CODE, EndpointCalls
 from shoal.replicas.process.replies import PendingCall, Replies
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.errors import ErrorAsData, slots_as_exceptions
@@ -41,7 +41,7 @@ _NAMES: Final = {
     Kind.RECONFIGURE: "reconfigure()",
     Kind.HEALTH: "health()",
 }
-"""What the code is called in errors, where it is not the handler."""
+"""The names of the code in errors, where it is not the handler."""
 
 
 class Conversation:
@@ -49,12 +49,12 @@ class Conversation:
 
     Args:
         worker: The worker.
-        where: What to call it in the notes of its errors.
-        cancel_grace_s: How long work that was cancelled may go on.
+        where: The name of the worker in notes on its errors.
+        cancel_grace_s: How long cancelled work may keep running.
 
     Attributes:
-        answering: Answers the calls that the worker's code makes.
-        at_work: Set when there is work under way.
+        endpoint_calls: Makes the calls of the worker's code to endpoints.
+        at_work: Set when work is under way.
         is_over: Whether the worker has ended.
     """
 
@@ -65,10 +65,10 @@ class Conversation:
             if shared_memory is None
             else MessageCodec(shared_memory.requests, shared_memory.replies)
         )
-        on_rubbish = partial(worker.kill, "it sent what no worker sends")
-        self.data = FrameConnection(worker.data, on_rubbish=on_rubbish)
-        self.control = FrameConnection(worker.control, on_rubbish=on_rubbish)
-        self.answering = Answering(self.control)
+        on_invalid_frame = partial(worker.kill, "it sent an invalid frame")
+        self.data = FrameConnection(worker.data, on_invalid_frame=on_invalid_frame)
+        self.control = FrameConnection(worker.control, on_invalid_frame=on_invalid_frame)
+        self.endpoint_calls = EndpointCalls(self.control)
         self.at_work = anyio.Event()
         self._worker = worker
         self._where = where
@@ -89,17 +89,17 @@ class Conversation:
         return not self._replies.calls
 
     async def ask(self, kind: Kind, message: Message, *, interruptible: bool = True) -> Any:
-        """Makes a call that has one answer.
+        """Makes a call with one answer.
 
         Args:
-            kind: What it asks for.
-            message: What goes along.
-            interruptible: Whether the worker is told, and waited for, if the call is cancelled.
+            kind: The kind of the call's frame.
+            message: The content of the frame.
+            interruptible: Whether a cancelled call notifies the worker and waits for it.
 
         Raises:
-            TypeError: The answer can't be sent, or not be read here.
+            TypeError: The answer can't be sent, or can't be unpickled here.
             ReplicaDied: The worker has died.
-            Exception: What the worker answers.
+            Exception: The error that the worker answers with.
         """
         call = await self._begin(kind, message)
         try:
@@ -111,7 +111,7 @@ class Conversation:
             await self._leave(call, interruptible=interruptible)
 
     async def ask_steps(self, message: Message) -> AsyncGenerator[Any, None]:
-        """Makes a call that is answered by a stream; raises what `ask` does."""
+        """Makes a call that is answered by a stream. Raises the same errors as `ask`."""
         call = await self._begin(Kind.STREAM, message)
         taken = 0
         try:
@@ -133,7 +133,7 @@ class Conversation:
     async def ask_beside(self, kind: Kind) -> Any:
         """Makes a call by the control channel, which does not wait behind work.
 
-        Cancellation: the answer is given up.
+        Cancellation: the answer is discarded.
         """
         call = self._new_call(reads=False)
         try:
@@ -146,13 +146,13 @@ class Conversation:
             del self._replies.calls[call.id]
 
     def close(self) -> None:
-        """Closes the connections, and lets go of itself, so that the shared memory goes at once."""
+        """Closes the connections, and breaks reference cycles, so shared memory is freed now."""
         self._replies.close()
         self.data.close()
         self.control.close()
 
     def drain(self) -> None:
-        """Tells the worker that its backend begins to end."""
+        """Tells the worker that its backend is shutting down."""
         self.control.send(MessageCodec().frame(Kind.DRAIN, 0))
 
     def close_worker(self) -> None:
@@ -160,22 +160,22 @@ class Conversation:
         self.data.send(self.codec.frame(Kind.CLOSE, 0))
 
     def handle(self, frame: Frame) -> None:
-        """Takes in a frame of the worker's."""
+        """Handles a frame from the data channel."""
         self.codec.take_back(frame)
         if not self._replies.put(frame):
-            self.codec.drop(frame)  # nobody waits for it any more
+            self.codec.drop(frame)  # its call has ended
 
     def handle_control(self, frame: Frame) -> None:
-        """Takes in a frame of the worker's that came by the control channel."""
+        """Handles a frame from the control channel."""
         if frame.kind in FROM_CODE:
-            self.answering.handle(frame)
+            self.endpoint_calls.handle(frame)
         else:
             self.handle(frame)
 
     def end(self) -> None:
-        """Ends all calls, because the worker has died; what it has said before counts."""
-        self.data.read_at_hand(self.handle)
-        self.control.read_at_hand(self.handle_control)
+        """Ends all calls, because the worker has died, after reading the frames that it sent."""
+        self.data.read_available(self.handle)
+        self.control.read_available(self.handle_control)
         self.is_over = True
         self._replies.end()
         self.data.shut_down()
@@ -209,7 +209,7 @@ class Conversation:
         return call
 
     async def _leave(self, call: PendingCall, *, interruptible: bool) -> None:
-        """Leaves a call, once the worker works on it no more."""
+        """Ends a call, after the worker has stopped working on it."""
         try:
             if not call.is_over and interruptible:
                 with anyio.CancelScope(shield=True):
@@ -220,8 +220,8 @@ class Conversation:
                 self.codec.drop(frame)
 
     async def _interrupt(self, call: PendingCall) -> None:
-        # By control for plain code, whose thread reads nothing while it works; by data for what
-        # waits for a stream's reader, and for async code.
+        # The control channel reaches plain code, whose thread does not read the data channel while
+        # it works. The data channel reaches async code, and code that waits for a stream's reader.
         self.control.send(MessageCodec().frame(Kind.CANCEL, call.id))
         self.data.send(self.codec.frame(Kind.CANCEL, call.id))
         with anyio.move_on_after(self._grace_s):
@@ -231,7 +231,7 @@ class Conversation:
             await self._replies.see_over(call)
 
     async def _opened(self, frame: Frame, name: str) -> Any:
-        """Returns the content of an answer, or raises the error that it is, of code so named."""
+        """Returns the content of an answer, or raises its error; `name` is that of the code."""
         places = places_of(frame)
         if places and sum(size for _, size in places) < LEAST_IN_THREAD:
             self.codec.copied(frame, pause=False)
@@ -248,7 +248,9 @@ class Conversation:
         try:
             content = unpickled(frame.body, frame.buffers)
         except Exception as error:
-            raise TypeError(f"the answer of {self._where} can't be read here: {error}") from error
+            raise TypeError(
+                f"the answer of {self._where} can't be unpickled here: {error}"
+            ) from error
         if frame.kind is Kind.ERROR:
             assert isinstance(content, ErrorAsData)
             raised = content.as_exception(self._where, name)

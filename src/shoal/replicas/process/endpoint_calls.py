@@ -1,4 +1,4 @@
-"""In the parent: the calls that a worker's code makes to other backends, and their answers."""
+"""The parent's side of the calls that a worker's code makes to endpoints."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame
 
 FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CALL_OUT_STREAM, Kind.CREDIT, Kind.CANCEL})
-"""The frames that come by the control channel and are not answers."""
+"""The kinds of frames on the control channel that belong to such calls."""
 
 
 class _Job:
-    """One call under way: how to cancel it, and how many steps its reader has room for."""
+    """One call under way: its cancel scope, and how many steps its reader has room for."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -33,8 +33,8 @@ class _Job:
         self.has_credit = anyio.Event()
 
 
-class Answering:
-    """Makes the calls, each in a task of its own.
+class EndpointCalls:
+    """Makes the calls of a worker's code to endpoints, each in a task of its own.
 
     Args:
         control: The control channel.
@@ -47,7 +47,7 @@ class Answering:
         self._has_some = anyio.Event()
 
     def handle(self, frame: Frame) -> None:
-        """Takes in one of the frames `FROM_CODE`."""
+        """Handles a frame of a kind in `FROM_CODE`."""
         if frame.kind in (Kind.CALL_OUT, Kind.CALL_OUT_STREAM):
             self._jobs[frame.id] = _Job()
             self._asked.append(frame)
@@ -60,7 +60,7 @@ class Answering:
                 job.scope.cancel()
 
     async def run(self, make: Callable[[CallOut], Awaitable[Any]] | None) -> None:
-        """Answers calls until it is cancelled.
+        """Makes and answers calls until it is cancelled.
 
         Args:
             make: Makes a call; None to refuse them.
@@ -78,7 +78,7 @@ class Answering:
         try:
             with job.scope, holding():
                 if make is None:
-                    raise RuntimeError("code in this process has nobody to call")
+                    raise RuntimeError("code in this process can't call endpoints")
                 call: CallOut = unpickled(frame.body, frame.buffers)
                 if frame.kind is Kind.CALL_OUT_STREAM:
                     await self._stream(frame.id, job, await make(call))

@@ -1,4 +1,4 @@
-"""What a worker process prints: read as it comes, kept, and logged line by line."""
+"""The output of a worker process: read as it is written, stored, and logged line by line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _CHUNK: Final = 2**16
 _LONGEST_LINE: Final = 2**14
 _LAST: Final = 20
 _MOST_LINES: Final = 200
-"""How many lines are taken of one reading."""
+"""How many lines of one read are processed."""
 _MOST_AT_END: Final = 64
 
 
 class Output:
-    """One pipe that a worker writes to.
+    """A pipe that a worker writes to: its stdout or stderr.
 
     Args:
-        pipe: Its read end.
-        log: Where the lines go, at INFO.
-        tag: What they are marked with.
-        kept: How many lines are kept.
-        beside: An output whose lines are to be kept together with these.
+        pipe: The read end.
+        log: The logger of the lines, at INFO.
+        tag: The prefix of logged lines.
+        kept: How many lines are stored.
+        beside: An output whose lines are stored together with these.
     """
 
     def __init__(
@@ -45,19 +45,19 @@ class Output:
         self._log = log
         self._tag = tag
         self._last: deque[str] = deque(maxlen=_LAST)
-        self._rest = b""  # of a line that has not come whole
+        self._rest = b""  # the beginning of an incomplete line
         self._is_open = True
         os.set_blocking(self._fd, False)
 
     async def read(self) -> None:
-        """Takes in what is written, until the pipe is closed."""
+        """Reads what is written, until the pipe is closed."""
         while self._is_open:
             await anyio.wait_readable(self._fd)
             self._read_once()
 
-    def read_at_hand(self) -> None:
-        """Takes in what was written before the worker ended, or said that it can not start."""
-        for _ in range(_MOST_AT_END):  # what outlives the worker may go on for ever
+    def read_available(self) -> None:
+        """Reads what was already written, without waiting: the worker has ended or not started."""
+        for _ in range(_MOST_AT_END):  # a process that outlives the worker may write without end
             if not self._is_open or not self._read_once():
                 break
         if self._rest:
@@ -65,7 +65,7 @@ class Output:
             self._rest = b""
 
     def last_lines(self) -> str:
-        """Returns the last lines, in one."""
+        """Returns the last lines, joined."""
         return "\n".join(self._last)
 
     def _read_once(self) -> bool:
@@ -77,8 +77,8 @@ class Output:
             self._is_open = False
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(lines) > _MOST_LINES:  # writing them all down would hold everything else up
-            self._take(b"(%d lines of a flood are left out)" % (len(lines) - _MOST_LINES))
+        if len(lines) > _MOST_LINES:  # logging them all would block the event loop
+            self._take(b"(%d lines are left out: too much output)" % (len(lines) - _MOST_LINES))
         for line in lines[-_MOST_LINES:]:
             self._take(line)
         while len(self._rest) > _LONGEST_LINE:

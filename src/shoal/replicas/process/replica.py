@@ -1,22 +1,22 @@
-"""A replica that is a process of its own: one that lives as long as the replica does.
+"""A replica in a process of its own, which lives as long as the replica.
 
-It is for code that holds the interpreter's lock, that may crash, or that needs memory of its own.
-The worker is Shoal's own small program at the other end of two socket pairs. Process pools were
-turned down: they lose the pool after a crash, can't cancel a call that is stuck, leave orphans
-behind, or send arrays through pickles.
+It is for code that holds the GIL, that may crash, or that needs memory of its own. The worker is a
+small program of Shoal's at the other end of two socket pairs. Process pools were rejected: they
+break after a crash, can't cancel a stuck call, leave orphans behind, or pickle arrays.
 
-The channel for work carries calls and answers. The worker's *main* thread reads it where all of the
-code is plain, so that the code runs there and a call costs no hand-over between threads; where any
-of it is async the worker runs an event loop of the kind that runs here. The channel for control is
-read by a thread of the worker's that does nothing else: cancellation and health checks go by it.
-The end of a worker is told by the kernel, whatever it was doing; and so is ours to the worker.
+The data channel carries calls and answers. If all of the code is plain, the worker's *main* thread
+reads that channel and runs the code, so a call needs no switch between threads. If any of the code
+is async, the worker runs an event loop of the same kind as the caller's. The control channel is
+read by a thread of its own in the worker; it carries cancellation and health checks. The kernel
+reports the end of the worker to the parent, whatever the worker was doing, and the end of the
+parent to the worker.
 
-Code that is given as an object travels by its name, as pickle does it. For code of the main script
-the worker runs that script again, as a module called ``__mp_main__``: as with `multiprocessing`, a
-script that starts anything must do so under ``if __name__ == "__main__":``.
+Code that is given as an object is pickled by name. For code of the main script the worker runs that
+script again, as a module called ``__mp_main__``. As with `multiprocessing`, a script that starts
+anything must do so under ``if __name__ == "__main__":``.
 
-The pieces: `worker` (the process) and `calls` (the calls to it); what travels and how stands in the
-folder `wire`, and the program of the worker in the folder `child`.
+The modules: `worker` (the process), `calls` (the calls to it), the package `wire` (the protocol),
+and the package `child` (the worker's program).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.replicas")
 
 _CLOSING_S: Final = 4.0
-"""What a replica that was stopped gets beyond ``cancel_grace_s`` to close its code."""
+"""How long a stopped replica may take to close its code, in addition to ``cancel_grace_s``."""
 _MEMORY_PERIOD_S: Final = 0.2
 
 
@@ -67,9 +67,9 @@ class ProcessReplica(Replica):
     """A replica in a process of its own.
 
     Attributes:
-        on_call_out: Makes the calls that its code makes to other backends: gives back the result,
-            or for one that streams an async context manager of an async iterator. Set it before
-            `serve`; None to refuse them.
+        on_call_out: Makes the calls of the replica's code to endpoints. It returns the result, or
+            for a streaming call an async context manager of an async iterator. Set it before
+            `serve`. If it is None, such calls are refused.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -80,7 +80,7 @@ class ProcessReplica(Replica):
         self._description: Description | None = None
         self._is_stopped = False
         self._reason: str | None = None
-        self._news = anyio.Event()  # it has ended, or is to end
+        self._to_end = anyio.Event()  # set when it has ended or must end
 
     @property
     def takes_work(self) -> bool:
@@ -106,7 +106,7 @@ class ProcessReplica(Replica):
                 tasks.start_soon(worker.stdout.read)
                 tasks.start_soon(worker.stderr.read)
                 tasks.start_soon(conversation.control.read, conversation.handle_control)
-                tasks.start_soon(conversation.answering.run, self.on_call_out)
+                tasks.start_soon(conversation.endpoint_calls.run, self.on_call_out)
                 tasks.start_soon(conversation.control.write)
                 tasks.start_soon(conversation.data.write)
                 try:
@@ -135,13 +135,13 @@ class ProcessReplica(Replica):
 
     def stop(self) -> None:
         self._is_stopped = True
-        self._news.set()
+        self._to_end.set()
         if self._worker is not None and self._description is None:
             self._worker.kill("it was stopped before it was ready")
 
     def kill(self, reason: str) -> None:
         self._reason = self._reason or reason
-        self._news.set()
+        self._to_end.set()
         if self._worker is not None:
             self._worker.kill(reason)
 
@@ -191,7 +191,7 @@ class ProcessReplica(Replica):
         raise ReplicaDied(f"replica {self.tag} {how}", replica=self.tag)
 
     def _start_message(self) -> StartMessage:
-        """Makes what the worker is told at its start.
+        """Returns the start message of the worker.
 
         Raises:
             TypeError: The code can't be sent.
@@ -242,7 +242,7 @@ class ProcessReplica(Replica):
             how = str(error)
             if not isinstance(error, ReplicaDied):
                 how = f"replica {self.tag} can't be started: {type(error).__name__}: {error}"
-                worker.stderr.read_at_hand()  # it was written before the answer
+                worker.stderr.read_available()  # it was written before the answer
                 last_lines = worker.stderr.last_lines()
                 if last_lines:
                     how = f"{how}; its stderr ended with:\n{last_lines}"
@@ -251,7 +251,7 @@ class ProcessReplica(Replica):
         return found.as_description(None if path is None else split_import_path(path)[0])
 
     async def _live(self, worker: Worker, conversation: Conversation) -> None:
-        await self._news.wait()
+        await self._to_end.wait()
         if self._is_stopped and self._reason is None and not worker.ended.is_set():
             worker.was_stopped = True
             conversation.close_worker()
@@ -268,7 +268,7 @@ class ProcessReplica(Replica):
     def _ended(self) -> None:
         assert self._conversation is not None
         self._conversation.end()
-        self._news.set()
+        self._to_end.set()
 
     async def _watch_memory(self, worker: Worker, conversation: Conversation, limit: int) -> None:
         while True:

@@ -1,11 +1,11 @@
-"""What a worker answers, and how each answer finds the task that waits for it.
+"""The replies of a worker, and their delivery to the tasks that wait for them.
 
-There is no task that reads the channel for work: one of those that wait does, for all of them, and
-the next one when it has what it waited for. So an answer is not handed on to another task, which
-would cost a good part of a small call.
+No dedicated task reads the data channel. One of the waiting tasks reads it, on behalf of all of
+them; when that one has its reply, the next one takes over. So a reply is not passed from one task
+to another, which would be a large part of the cost of a small call.
 
-Invariant: while a call waits that may read, somebody reads, or has been woken and will read or wake
-the next.
+Invariant: while a call that may read is waiting, some task reads, or was woken and will read or
+wake the next one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _LAST_FRAMES: Final = frozenset({Kind.RESULT, Kind.ERROR, Kind.END})
 
 
 class PendingCall:
-    """One call, and the frames that have come for it.
+    """A call, and the frames that were received for it.
 
     Attributes:
-        id: Its number; the worker gets calls in the order of their numbers.
-        is_over: Whether there will be no more work for it: its last frame has come, or the worker
-            has died.
-        reads: Whether its answers come by the channel for work, so that its task may read that.
-        waiter: Where its task waits for a frame, or for its turn to read; None while it does not.
-        reading: What to cancel if something comes for it while its task reads; None for nothing.
+        id: The call's id; the worker gets calls in the order of their ids.
+        is_over: Whether the worker does no more work for it: its last frame was received, or the
+            worker has died.
+        reads: Whether its replies come by the data channel, so that its task may read that.
+        waiter: What its task waits on, for a frame or for its turn to read; None otherwise.
+        reading: The scope to cancel if a frame arrives while its task reads; None for none.
     """
 
     __slots__ = ("_frames", "id", "is_over", "reading", "reads", "waiter")
@@ -50,11 +50,11 @@ class PendingCall:
         self._frames: deque[Frame] = deque()
 
     def put(self, frame: Frame) -> None:
-        """Takes in a frame."""
+        """Adds a frame."""
         self._frames.append(frame)
 
     def pop(self) -> Frame | None:
-        """Returns the first frame that nobody has taken, if there is one."""
+        """Removes and returns the first frame; None if there is none."""
         return self._frames.popleft() if self._frames else None
 
 
@@ -62,13 +62,13 @@ class Replies:
     """The calls that are under way.
 
     Attributes:
-        calls: By their ids.
+        calls: The calls by their ids.
 
     Args:
-        channel: The channel for work.
-        take: Told of each frame that comes by it; it gives on what is a reply to `put`.
-        grace_s: How long a worker may live without its channel.
-        on_silence: Called when it has.
+        channel: The data channel.
+        take: Called with each frame that is received; it passes replies to `put`.
+        grace_s: How long a worker may live after its channel was closed.
+        on_silence: Called when a worker has lived longer than that.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Replies:
         self._is_reading = False
 
     def put(self, frame: Frame) -> bool:
-        """Takes in a frame; says whether a call is under way that it is for."""
+        """Delivers a frame to its call; returns whether that call is under way."""
         call = self.calls.get(frame.id)
         if call is None:
             return False
@@ -98,17 +98,17 @@ class Replies:
         return True
 
     def end(self) -> None:
-        """Says that the worker is dead, and nothing more will come."""
+        """Ends all calls, because the worker is dead."""
         for call in self.calls.values():
             call.is_over = True
             self._wake(call)
 
     def close(self) -> None:
-        """Forgets what took the frames: there will be none."""
+        """Drops the callbacks, to break reference cycles."""
         self._take = self._on_silence = _ignore
 
     async def next(self, call: PendingCall) -> Frame | None:
-        """Waits for the next frame of a call; None if there will be none."""
+        """Waits for the next frame of a call, and returns it; None if there are no more."""
         try:
             while (frame := call.pop()) is None and not call.is_over:
                 await self._read_or_wait(call)
@@ -117,10 +117,11 @@ class Replies:
         return frame
 
     async def see_over(self, call: PendingCall) -> None:
-        """Waits until there will be no more work for a call."""
+        """Waits until the worker has stopped working on a call."""
         try:
             while not call.is_over:
-                # The control channel may say so as well, while this task reads the other one.
+                # The end may also come by the control channel while this task reads the data
+                # channel.
                 with anyio.CancelScope() as call.reading:
                     await self._read_or_wait(call)
         finally:
@@ -128,11 +129,11 @@ class Replies:
             self._pass_on()
 
     async def _read_or_wait(self, call: PendingCall) -> None:
-        """Reads the channel if nobody does, or waits for the one who does."""
+        """Reads the channel if no other task does; otherwise waits."""
         if not call.reads or self._is_reading:
             await self._wait(call)
         elif self._channel.is_closed:
-            # The worker closes it by ending, and its exit comes a little later; or its code has.
+            # The worker is exiting, which takes a moment; or its code has closed the channel.
             with anyio.move_on_after(self._grace_s) as grace:
                 await self._wait(call)
             if grace.cancelled_caught:
@@ -161,7 +162,7 @@ class Replies:
             call.reading.cancel()
 
     def _pass_on(self) -> None:
-        """Makes sure that somebody reads as long as somebody waits."""
+        """Wakes a waiting task to read, if no task reads."""
         if self._is_reading:
             return
         for call in self.calls.values():
@@ -171,4 +172,4 @@ class Replies:
 
 
 def _ignore(*_what: object) -> None:
-    """Takes what does not come any more."""
+    """Does nothing."""

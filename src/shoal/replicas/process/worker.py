@@ -1,9 +1,8 @@
-"""The process of one replica: how it is started, watched, listened to and ended.
+"""The process of one replica: it is started, watched, read from and ended here.
 
-One task waits for the process's end, since only one task may wait for a file descriptor; it does so
-until the process *has* ended, whatever is cancelled meanwhile, so whoever wants that to be soon
-kills it. A process is reaped after its group has been killed: as long as it is not, no other
-process can have its id.
+One task waits for the end of the process, since only one task may wait for a file descriptor. It
+waits until the process *has* ended, even when cancelled; to make that soon, kill the process. The
+process group is killed before the process is reaped: until then no other process can get its id.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ _SOCKET_BUFFER: Final = 2**20
 
 
 class Worker:
-    """A worker process, from its start on.
+    """A worker process; the constructor starts it.
 
     Attributes:
-        pid: Its process id.
-        data: This end of the channel for work.
-        control: This end of the channel for all that must not wait behind work.
-        shared_memory: The memory shared with it; None for none.
-        stdout: What it writes to its stdout.
-        stderr: The same of its stderr.
-        ended: Set when it has ended and was reaped.
-        exit_code: What it exited with; None before, and if a signal ended it.
+        pid: The process id.
+        data: The parent's end of the data channel, for work.
+        control: The parent's end of the control channel, for what must not wait behind work.
+        shared_memory: The memory shared with the process; None for none.
+        stdout: The output on stdout.
+        stderr: The output on stderr.
+        ended: Set when the process has ended and was reaped.
+        exit_code: The exit code; None before the end, and if a signal ended the process.
         signal: The name of the signal that ended it; None before, and if none did.
         was_stopped: Whether it was told to end.
-        was_killed: Whether it was killed from here.
+        was_killed: Whether this process killed it.
 
     Args:
-        blueprint: What it is for.
+        blueprint: The specification of its replica.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The process could not be started.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -69,7 +68,7 @@ class Worker:
         self.signal: str | None = None
         self.data, data = socket.socketpair()
         for end in (self.data, data):
-            # What does not fit into the arena goes through it, in pieces of this size.
+            # What does not fit into shared memory is sent through it, in pieces of this size.
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
         self.control, control = socket.socketpair()
         held, self._lifeline = os.pipe()
@@ -84,7 +83,7 @@ class Worker:
             self._process: subprocess.Popen[bytes] = subprocess.Popen(  # noqa: S603 - the operator's choice
                 [
                     options.python or sys.executable,
-                    "-P",  # or what lies in the current directory would be taken for the library's
+                    "-P",  # modules in the current directory must not shadow the library's
                     "-m",
                     "shoal.replicas.process.child.main",
                     *map(str, (PROTOCOL, options.shared_memory_bytes, *passed)),
@@ -98,7 +97,7 @@ class Worker:
                 bufsize=0,
             )
         except BaseException:
-            self._close_ours()
+            self._close_descriptors()
             raise
         finally:
             data.close()
@@ -116,9 +115,9 @@ class Worker:
         """Waits until the process has ended, and reaps it.
 
         Args:
-            on_end: Called then.
+            on_end: Called when it was reaped.
 
-        Cancellation: is held off until it has ended. So kill it.
+        Cancellation: is delayed until the process has ended; kill it first.
         """
         with anyio.CancelScope(shield=True):
             try:
@@ -140,7 +139,7 @@ class Worker:
         """Kills the process and its children, unless it has ended. Idempotent.
 
         Args:
-            reason: Why, for the error of its work; the first one counts.
+            reason: The reason, for the errors of its work; the first one is used.
         """
         self.was_killed = True
         if self._process.returncode is None:
@@ -151,16 +150,16 @@ class Worker:
                 os.kill(self.pid, signal.SIGKILL)  # even if it has left its group
 
     def close(self) -> None:
-        """Makes sure that the process has ended, and closes all that is ours of it."""
+        """Makes sure that the process has ended, and closes the parent's file descriptors."""
         if self._process.returncode is None:
-            # Only if an interrupt has ended the task that watches.
+            # Only if an interrupt has ended the task in `watch`.
             self.kill()
             self._reap()
         self.shared_memory = None
-        self._close_ours()
+        self._close_descriptors()
 
     def death(self) -> ReplicaDied:
-        """Makes an error that says how the process has ended; for one caller."""
+        """Returns a new error that says how the process ended, for one caller."""
         last_lines = self.stderr.last_lines()
         said = f"replica {self._tag} {self.how_it_ended()}"
         if last_lines:
@@ -174,7 +173,7 @@ class Worker:
         )
 
     def how_it_ended(self) -> str:
-        """Says how the process has ended, in words."""
+        """Returns how the process ended, for messages."""
         if self._reason is not None:
             return f"was killed: {self._reason}"
         if self.was_stopped:
@@ -186,7 +185,7 @@ class Worker:
         return "is ending"
 
     def memory_bytes(self) -> int | None:
-        """Returns its resident memory; None if that can't be known."""
+        """Returns its resident memory in bytes; None if it is not known."""
         try:
             with open(f"/proc/{self.pid}/statm", "rb") as file:
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -195,7 +194,7 @@ class Worker:
 
     def _reap(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # what it has started
+            os.killpg(self.pid, signal.SIGKILL)  # the processes that it started
         code = self._process.wait()
         if code < 0:
             try:
@@ -204,11 +203,11 @@ class Worker:
                 self.signal = f"signal {-code}"
         else:
             self.exit_code = code
-        self.stdout.read_at_hand()
-        self.stderr.read_at_hand()
+        self.stdout.read_available()
+        self.stderr.read_available()
         self.ended.set()
 
-    def _close_ours(self) -> None:
+    def _close_descriptors(self) -> None:
         self.data.close()
         self.control.close()
         if self._lifeline >= 0:

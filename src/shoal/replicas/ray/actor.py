@@ -1,17 +1,17 @@
-"""What runs in a Ray actor: an instance of the user's code, and who may ask it for what.
+"""The Ray actor of a replica, which runs an instance of the user's code.
 
-The actor is a threaded one. Ray calls its methods in threads of its own, so plain code needs no
-other. Async code runs in an event loop in one more thread, of the kind that the caller's program
-has, so that code which is written for trio finds trio. The rival, an asyncio actor, takes a quarter
-more time for a call, and its loop is of one kind.
+The actor is a threaded one. Ray calls its methods in threads of its own, which also run plain code.
+Async code runs in an event loop in one more thread. The loop is of the same kind as the caller's,
+so code that is written for trio finds trio. The alternative, an asyncio actor, takes a quarter more
+time for a call, and has only asyncio.
 
-Its methods are in three groups, each with its threads, so that none can starve another: what keeps
-the actor in touch with its replica (`CONTROL`), the code's hooks (`HOOKS`), and the work. Ray can't
+Its methods are in three concurrency groups with their own threads, so that none can starve another:
+the connection to the replica (`CONTROL`), the code's hooks (`HOOKS`), and the work. Ray can't
 cancel what runs in an actor's thread, so `ReplicaActor.cancel` is a method of the first group.
 
-What the code raises is returned, as data: Ray wraps errors, and some don't survive that. What would
-end a process is returned as an `Ending`: how Ray takes that depends on the thread, and none of its
-ways says what it was.
+What the code raises is returned as data: Ray wraps errors, and some don't survive that. What would
+end a process is returned as an `Ending`: Ray handles such exceptions differently in each thread,
+and never reports what was raised.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
 CONTROL: Final = "control"
 HOOKS: Final = "hooks"
 GROUPS: Final = {CONTROL: 5, HOOKS: 8}
-"""How many calls of each group run at once; two of the first last as long as the actor."""
+"""The maximum of concurrent calls of each group. Two of `CONTROL` last as long as the actor."""
 
 WORK_THREADS: Final = 256
-"""How many batches an actor runs at once. They are there from the start, and take 10 kB each."""
+"""The maximum of concurrent batches. The threads exist from the start, and take 10 kB each."""
 
 Load: TypeAlias = "tuple[list[Any], BatchAsData | None]"
-"""What a method is called with, and the batch that it is; in one, since they share the items."""
+"""The items of a call, and their batch; in one object, since they share the items."""
 
 Answer: TypeAlias = "tuple[Any, ErrorAsData | Ending | None]"
-"""What the code gave back; or what it raised."""
+"""What the code returned, or what it raised."""
 
 
 class Ending(NamedTuple):
-    """Says that the replica is to end.
+    """An answer that says that the replica must end.
 
     Attributes:
         how: What happened to it, such as ``"was killed: its code raised SystemExit(3)"``.
@@ -75,8 +75,8 @@ class ReplicaActor:
     """A replica's code, in the process of a Ray actor.
 
     Args:
-        identity: The names of the replica.
-        loop: The event loop for its async code, ``"trio"`` or ``"asyncio"``.
+        identity: The tags of the backend and the replica.
+        loop: The kind of event loop for its async code, ``"trio"`` or ``"asyncio"``.
     """
 
     def __init__(self, identity: tuple[str, str], loop: str) -> None:
@@ -84,37 +84,37 @@ class ReplicaActor:
         self._loop = start_blocking_portal(loop)  # until the process ends
         self._portal = self._loop.__enter__()
         self._end: Future[Ending] = Future()
-        self._batchers = self._portal.wrap_async_context_manager(self._gathering())
+        self._batchers = self._portal.wrap_async_context_manager(self._open_batchers())
         self._batchers.__enter__()
-        # Deadlines are on the clock of that loop, and are wanted in threads that can't ask it.
+        # Deadlines are on the clock of that loop, but threads can't read it.
         self._clock_offset = self._portal.call(anyio.current_time) - time.monotonic()
         self._methods: dict[str, _Method] = {}
         self._instance: Any = None
         self._lock = threading.Lock()
         self._works: dict[int, AsyncActorWork] = {}
-        # A cancellation may overtake what it is for, whose items may have to be fetched.
-        self._left_early: deque[int] = deque(maxlen=1000)
+        # A cancellation may overtake its call, whose items may have to be fetched first.
+        self._cancelled_early: deque[int] = deque(maxlen=1000)
 
     def __repr__(self) -> str:
-        return self._identity.replica  # Ray puts it in front of what the actor prints
+        return self._identity.replica  # Ray prefixes the actor's output with it
 
     def ping(self) -> None:
-        """Answers."""
+        """Returns at once."""
 
     def lifeline(self) -> None:
-        """Never answers: it fails when the actor has died."""
+        """Never returns; the call fails when the actor dies."""
         threading.Event().wait()
 
     def ending(self) -> Ending:
-        """Answers when code that batches calls has raised what ends a process."""
+        """Returns when a batched function of the code has raised what would end a process."""
         return self._end.result()
 
     def begin(
         self, definition: Definition, user_config: Any
     ) -> tuple[DescriptionAsData | None, ErrorAsData | None]:
-        """Starts the code, and says what it can do."""
+        """Starts the code, and returns its description."""
         try:
-            with self._inside():
+            with self._code_context():
                 self._instance = instance = Instance(definition)
                 for name, method in instance.description.methods.items():
                     plain = PlainMethod(instance.handlers[name], batched=method.batched)
@@ -128,11 +128,11 @@ class ReplicaActor:
         return description_as_data(instance.description), None
 
     def run(self, call: int, method: str, load: Load) -> Answer:
-        """Runs a unary method; gives back None if it was cancelled."""
+        """Runs a unary method; returns None as the results if it was cancelled."""
         try:
             found, items = self._found(method, load)
-            with self._inside(load), self._at_work(call) as work:
-                if work.is_left:
+            with self._code_context(load), self._at_work(call) as work:
+                if work.is_cancelled:
                     return None, None
                 if found.handler.threaded:
                     results = found.plain.results(items)
@@ -147,16 +147,16 @@ class ReplicaActor:
         try:
             found, items = self._found(method, load)
             with self._at_work(call) as work:
-                with self._inside(load):
+                with self._code_context(load):
                     if found.handler.threaded:
                         steps: Any = found.plain.steps(items)
                     else:
                         steps = AsyncSteps(self._portal, found.handler, items, work)
-                    step = DONE if work.is_left else steps.next()
+                    step = DONE if work.is_cancelled else steps.next()
                 try:
                     while step is not DONE:
                         yield slots_as_data(step), None
-                        step = DONE if work.is_left else steps.next()
+                        step = DONE if work.is_cancelled else steps.next()
                 finally:
                     steps.close()
         except GeneratorExit:
@@ -165,43 +165,43 @@ class ReplicaActor:
             yield None, _told(error)
 
     def cancel(self, call: int) -> None:
-        """Cancels what runs under a number: async code at once, generators after their step."""
+        """Cancels a call by its number: async code at once, generators after their current step."""
         with self._lock:
             work = self._works.get(call)
             if work is None:
-                self._left_early.append(call)
+                self._cancelled_early.append(call)
                 return
-            work.is_left = True
-        self._portal.start_task_soon(work.cancel_if_left)
+            work.is_cancelled = True
+        self._portal.start_task_soon(work.cancel_scope_if_cancelled)
 
     def reconfigure(self, user_config: Any) -> Answer:
         """Gives the code a new user config."""
         try:
-            with self._inside():
+            with self._code_context():
                 self._reconfigure(user_config)
         except BaseException as error:
             return None, _told(error)
         return None, None
 
     def health(self) -> Answer:
-        """Asks for the code's health; None if it has no opinion."""
+        """Calls the code's ``health()``; the result is None if it has none."""
         try:
-            with self._inside():
+            with self._code_context():
                 return self._call_hook("health"), None
         except BaseException as error:
             return None, _told(error)
 
     def close(self) -> Answer:
-        """Has the code close what it holds."""
+        """Calls the code's ``close()``."""
         try:
-            with self._inside():
+            with self._code_context():
                 self._call_hook("close")
-        except BaseException as error:  # it ends as it is
+        except BaseException as error:  # the replica ends anyway
             return None, _sendable(error)
         return None, None
 
     def _found(self, name: str, load: Load) -> tuple[_Method, list[Any]]:
-        self._instance.description.method(name)  # or says which there are
+        self._instance.description.method(name)  # raises an error if there is no such method
         found = self._methods[name]
         return found, found.defaults.put_into(load[0])
 
@@ -209,7 +209,7 @@ class ReplicaActor:
         if self._instance.hook("reconfigure") is None:
             raise TypeError(
                 f"{self._identity.replica} was given user_config={user_config!r:.80}, but its code "
-                "has no reconfigure(user_config) that would take it"
+                "has no method reconfigure(user_config)"
             )
         self._call_hook("reconfigure", user_config)
 
@@ -221,13 +221,13 @@ class ReplicaActor:
         return self._portal.call(_awaited, result) if inspect.isawaitable(result) else result
 
     @asynccontextmanager
-    async def _gathering(self) -> AsyncGenerator[None]:
-        """The code's batched functions and methods open in this block."""
+    async def _open_batchers(self) -> AsyncGenerator[None]:
+        """Opens the code's batched functions and methods for this block."""
         async with BatcherBlock(told=self._told_in_batch):
             yield
 
     def _told_in_batch(self, error: BaseException) -> Exception:
-        # Who waits for the batch may be any call, or none that passes the error on.
+        # Any call may wait for the batch, and may not pass the error on.
         if not self._end.done():
             self._end.set_result(_ending(error))
         told = CodeEnded()
@@ -235,8 +235,8 @@ class ReplicaActor:
         return told
 
     @contextmanager
-    def _inside(self, load: Load | None = None) -> Generator[None]:
-        """What the code may ask about where it is, in this thread and what it starts."""
+    def _code_context(self, load: Load | None = None) -> Generator[None]:
+        """Sets the current replica and batch for code in this block."""
         replica_token = running_replica.set(self._identity)
         batch_token = None
         if load is not None and load[1] is not None:
@@ -253,7 +253,7 @@ class ReplicaActor:
     def _at_work(self, call: int) -> Generator[AsyncActorWork]:
         work = AsyncActorWork()
         with self._lock:
-            work.is_left = call in self._left_early
+            work.is_cancelled = call in self._cancelled_early
             self._works[call] = work
         try:
             yield work
@@ -263,7 +263,7 @@ class ReplicaActor:
 
 
 class _Method:
-    """A method of the code, in all that is needed to call it."""
+    """A method of the code, with what is needed to call it."""
 
     def __init__(self, handler: Handler, plain: PlainMethod, defaults: Defaults) -> None:
         self.handler = handler
@@ -277,7 +277,7 @@ async def _awaited(awaitable: Any) -> Any:
 
 
 def _told(error: BaseException) -> ErrorAsData | Ending:
-    """Makes of what the code raised, once it was ready, what the replica is told."""
+    """Converts what the code raised, after it was ready, to an answer."""
     error = _of_the_code(error)
     return _ending(error) if ends_the_program(error) else _sendable(error)
 
@@ -293,7 +293,7 @@ def _of_the_code(error: BaseException) -> BaseException:
 
 
 def _sendable(error: BaseException) -> ErrorAsData:
-    """Takes an exception apart; those whose class is in the caller's ``__main__`` too."""
+    """Converts an exception to data, even if its class is in the caller's ``__main__``."""
     error = _of_the_code(error)
     found = as_data(error)
     if found.pickled is None:
@@ -303,6 +303,6 @@ def _sendable(error: BaseException) -> ErrorAsData:
             again = cloudpickle.loads(data)
             if type(again) is type(error) and str(again) == str(error):
                 return found._replace(pickled=data)
-        except BaseException:  # noqa: S110 - whatever a foreign class does; its text is sent
+        except BaseException:  # noqa: S110 - a foreign class may raise anything; its text is sent
             pass
     return found

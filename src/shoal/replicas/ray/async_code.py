@@ -1,10 +1,10 @@
-"""Async code for threads: what a thread of an actor asks for, how it is cancelled, what it raises.
+"""Async code that is called from the threads of an actor: calls, cancellation and errors.
 
-Cancel scopes belong to the event loop. So whether work was cancelled is a flag that any thread may
-set, and the loop looks at it when it has made the scope, and whenever it is told to look again.
+Cancel scopes belong to the event loop. So cancellation is a flag that any thread may set. The loop
+checks it after it has created the scope, and whenever it is asked to check again.
 
-What the code raises must not end the loop, and a task group ends with whatever is no `Exception`:
-so nothing else comes out of it (`as_exceptions`).
+What the code raises must not end the event loop, and a task group ends with anything that is not an
+`Exception`. So other exceptions of the code are converted to one (`as_exceptions`).
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 class CodeEnded(Exception):
-    """The code has raised what ends a process, which is the cause."""
+    """The code raised what ends a process; that exception is the cause."""
 
 
 def as_exceptions() -> AbstractContextManager[None]:
-    """Code runs in this block of a task; what it raises comes as an `Exception`.
+    """Converts what code in this block of a task raises to an `Exception`.
 
     Raises:
-        CodeEnded: It raised what ends a process.
-        HandlerFailed: It raised what is no `Exception`.
-        Exception: What it raised.
+        CodeEnded: The code raised what ends a process.
+        HandlerFailed: The code raised something other than an `Exception`.
+        Exception: What the code raised.
 
-    Cancellation: goes on.
+    Cancellation: is passed on.
     """
     return holding(_told)
 
@@ -53,34 +53,34 @@ class AsyncActorWork:
     """A call of the code, which may be async.
 
     Attributes:
-        is_left: Whether it was cancelled.
+        is_cancelled: Whether it was cancelled.
     """
 
     def __init__(self) -> None:
-        self.is_left = False
+        self.is_cancelled = False
         self._scope: anyio.CancelScope | None = None
 
     def new_scope(self) -> anyio.CancelScope:
-        """Makes the cancel scope that async code is to run in."""
+        """Creates the cancel scope for async code."""
         self._scope = anyio.CancelScope()
-        self.cancel_if_left()
+        self.cancel_scope_if_cancelled()
         return self._scope
 
-    def cancel_if_left(self) -> None:
-        """Cancels async code, if that is what runs."""
-        if self._scope is not None and self.is_left:
+    def cancel_scope_if_cancelled(self) -> None:
+        """Cancels the scope of async code, if there is one and the call was cancelled."""
+        if self._scope is not None and self.is_cancelled:
             self._scope.cancel()
 
     async def results(self, handler: Handler, items: list[Any]) -> Any:
-        """Runs a unary method; gives back None if it was cancelled."""
+        """Runs a unary method; returns None if it was cancelled."""
         with self.new_scope(), as_exceptions():
             return await handler.results(items)
 
 
 class AsyncSteps:
-    """The steps of an async generator, for a thread that asks for one at a time.
+    """The steps of an async generator, for a thread that takes one at a time.
 
-    All of them run in one task, since a generator may hold cancel scopes between its steps.
+    All steps run in one task, since a generator may keep cancel scopes open between its steps.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class AsyncSteps:
             await self._asked.wait()
             self._asked = anyio.Event()
             if self._answer is None:
-                return  # it is to be closed
+                return  # closed
             try:
                 with as_exceptions():
                     step = await anext(steps, DONE)

@@ -1,11 +1,11 @@
-"""Ray's futures and generators, awaited in any event loop.
+"""Iteration over Ray's generators, in any event loop.
 
-Ray tells of a result by a callback in a thread of its own. That callback may do one thing: hand a
-function to the event loop, and go. Were it to wait for the loop, no other result would come in.
-Awaiting Ray's references is for asyncio alone, and no faster.
+Ray reports a result by a callback in a thread of its own. That callback may only schedule a
+function in the event loop. If it waited for the loop, it would block all other results. Awaiting
+Ray's references works only with asyncio, and is no faster.
 
-Of a generator Ray tells nothing by callback, so each stream has a thread that asks for its steps.
-Asking from a worker thread for one step at a time costs a hand-over a step.
+Ray has no callbacks for generators, so each stream has a thread that fetches its steps. Fetching
+one step at a time in a worker thread would cost a thread switch for each step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.replicas.run_soon import Soon
 
 _AHEAD: Final = 2
-"""How many steps of a stream are fetched before they are asked for."""
+"""How many steps of a stream are fetched in advance."""
 
 
 class Pump:
@@ -32,14 +32,15 @@ class Pump:
 
     Args:
         references: Ray's generator.
-        get: Gives what a reference stands for.
-        soon: Reaches the event loop.
+        get: Returns the value of a reference.
+        soon: Schedules a call in the event loop.
+        name: The name of the thread.
 
     Attributes:
-        steps: Those that have come and not been taken.
-        ended: Set when no more will come.
-        error: What ended it; None if it came to its own end.
-        change: Set when any of these has changed; then there is a new one.
+        steps: The fetched steps that were not taken yet.
+        ended: Set when there are no more steps.
+        error: The error that ended the generator; None if it ended normally.
+        change: Set when one of these changes; then replaced by a new event.
     """
 
     def __init__(
@@ -54,17 +55,17 @@ class Pump:
         self._soon = soon
         self._permits = threading.Semaphore(_AHEAD)
         self._drops = False
-        # A daemon: one that Ray never answers must not keep the program from ending.
+        # A daemon: if Ray never answers, the program must still be able to exit.
         threading.Thread(target=self._fetch, name=name, daemon=True).start()
 
     def take(self) -> Any:
-        """Returns the next of the steps that have come, and lets the thread fetch another."""
+        """Returns the next fetched step, and lets the thread fetch another."""
         step = self.steps.popleft()
         self._permits.release()
         return step
 
     def drop(self) -> None:
-        """Drops what else comes, as it comes: the generator must not wait for a reader."""
+        """Discards all further steps; fetching continues, so that the generator does not block."""
         self._drops = True
         self.steps.clear()
         self._permits.release()
@@ -76,23 +77,23 @@ class Pump:
                 if not self._drops:
                     self._permits.acquire()
                 step = self._get(next(self._references))
-                self._soon(self._came, step)
+                self._soon(self._fetched, step)
         except StopIteration:
             pass
         except Exception as raised:
             error = raised
         self._soon(self._ended, error)
 
-    def _came(self, step: Any) -> None:
+    def _fetched(self, step: Any) -> None:
         if not self._drops:
             self.steps.append(step)
-            self._tell()
+            self._signal_change()
 
     def _ended(self, error: Exception | None) -> None:
         self.error = error
         self.ended.set()
-        self._tell()
+        self._signal_change()
 
-    def _tell(self) -> None:
+    def _signal_change(self) -> None:
         self.change.set()
         self.change = anyio.Event()

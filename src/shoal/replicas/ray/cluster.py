@@ -1,8 +1,8 @@
-"""Ray itself: how this process joins a cluster, and what Ray is asked for.
+"""The use of Ray: joins a cluster, creates actors, and converts Ray's errors.
 
-The program's side of Ray is one for the process. The first replica connects it, and it stays until
-the process ends. `ray.init` must not run in the main thread: there it takes SIGTERM for itself, and
-the graceful end of a server would be lost.
+A process has one connection to Ray. The first replica opens it, and it stays open until the process
+ends. `ray.init` must not run in the main thread: there it installs its own SIGTERM handler, and a
+server would no longer shut down gracefully.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ _OURS: Final[Mapping[str, Any]] = {
     "max_concurrency": WORK_THREADS,
     "lifetime": "non_detached",
 }
-"""What is the same for each actor: Shoal's supervisor restarts and repeats, and nothing of it may
-outlive the program."""
+"""The options of every actor: Shoal's supervisor restarts replicas and retries work, and actors
+must not outlive the program."""
 
 _NOT_FOR_MANY: Final = ("name", "namespace", "get_if_exists")
-"""What a backend's replicas can't have in common."""
+"""Options that a backend's replicas can't share."""
 
 _LARGE_BYTES: Final = 1_000_000
-"""From here on a thread copies what is sent: the event loop would stand still meanwhile."""
+"""From this size on, a thread copies what is sent, because copying would block the event loop."""
 
 _LOOKED_AT: Final = (0, 8, 16, 256)
-"""How many elements of a list are looked at to tell its size, by the depth that is left: all items
-of a batch, nearly always, and few of what is in them."""
+"""How many elements of a list are measured to estimate its size, by the remaining depth: nearly
+always all items of a batch, and few of the elements in them."""
 
 _joining: Final = threading.Lock()
-"""Held while this process connects, which only one thread may do at a time."""
+"""Held while this process connects to Ray; only one thread may do that at a time."""
 
 
 def join() -> None:
-    """Connects this process to Ray, if nobody has yet. It blocks.
+    """Connects this process to Ray, unless it is connected. It blocks.
 
-    The cluster is the one that ``RAY_ADDRESS`` says, else one that was started on this machine,
-    else a new one, as with any `ray.init`.
+    As with any `ray.init`, the cluster is the one in ``RAY_ADDRESS``, otherwise one that was
+    started on this machine, otherwise a new one.
 
     Raises:
         Exception: What Ray raised.
@@ -67,19 +67,19 @@ def join() -> None:
 
 
 def actor_options(blueprint: Blueprint) -> dict[str, Any]:
-    """Returns what Ray is told about a replica's actor.
+    """Returns the Ray options of a replica's actor.
 
-    A replica takes one CPU where nothing is said, as in Ray Serve, so that Ray spreads them out.
+    By default a replica takes one CPU, as in Ray Serve, so that Ray spreads replicas out.
 
     Raises:
-        ValueError: ``ray_options`` has something that is not for users to say.
+        ValueError: ``ray_options`` has an option that users can't set.
     """
     options = blueprint.options
     given = dict(options.ray_options)
     refused = [name for name in given if name in _OURS or name in _NOT_FOR_MANY]
     if refused:
         raise ValueError(
-            f"ray_options can't have {', '.join(refused)}: Shoal says that itself, for each replica"
+            f"ray_options can't have {', '.join(refused)}: Shoal sets that itself for each replica"
         )
     given.setdefault("num_cpus", 1)
     if options.env:
@@ -90,14 +90,14 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
 
 
 def new_actor(blueprint: Blueprint, loop: str) -> Any:
-    """Asks Ray for an actor, and returns the handle of it. It may block.
+    """Requests an actor from Ray, and returns its handle. It may block.
 
     Args:
-        blueprint: What it is to be.
-        loop: The event loop for async code.
+        blueprint: The specification of the replica.
+        loop: The kind of event loop for async code.
 
     Raises:
-        Exception: What Ray says against the options.
+        Exception: Ray rejects the options.
     """
     options = actor_options(blueprint)
     actor_class: Any = ray.remote(concurrency_groups=dict(GROUPS))(ReplicaActor)
@@ -105,10 +105,10 @@ def new_actor(blueprint: Blueprint, loop: str) -> Any:
 
 
 def death_of(error: BaseException) -> str | None:
-    """Says how an actor died, if that is what an error means.
+    """Returns how an actor died, if the error means that; otherwise None.
 
-    That Ray can't reach it is as good as its death: the replica's process is killed then, in case
-    that it still runs. So is a result that was lost with its node.
+    An actor that Ray can't reach counts as dead: the replica's process is then killed, in case it
+    is still running. So does an actor whose result was lost with its node.
     """
     known = ray.exceptions
     if isinstance(error, known.RayTaskError):
@@ -120,30 +120,30 @@ def death_of(error: BaseException) -> str | None:
 
 
 def failure_of(error: Exception, tag: str) -> Exception:
-    """Makes an error of ours of one that came from Ray's own doing, not from the user's code."""
+    """Converts an error of Ray's, not of the user's code, to one of Shoal's."""
     known = ray.exceptions
     said = str(getattr(error, "cause", None) or error).strip().splitlines()
     text = said[-1] if said else type(error).__name__
     if isinstance(error, known.TaskCancelledError):
         return HandlerFailed(f"the handler was interrupted in {tag}")
     if isinstance(error, known.RayTaskError) and isinstance(error, known.RaySystemError):
-        return TypeError(f"{tag} can't load what it was given: {text}")
-    return WrongResultType(f"what {tag} gave back can't be sent: {text}")
+        return TypeError(f"{tag} can't unpickle its arguments: {text}")
+    return WrongResultType(f"the result of {tag} can't be sent: {text}")
 
 
 async def put_if_large(load: Any, items: list[Any], tag: str) -> Any:
-    """Puts what is sent into Ray's store, if it is large, and returns what stands for it.
+    """Puts a load into Ray's object store if it is large; returns its reference, or the load.
 
     Args:
-        load: What is sent.
-        items: What of it may be large.
-        tag: The replica that it is for.
+        load: The arguments of a call.
+        items: The part of them that may be large.
+        tag: The tag of the called replica.
 
     Raises:
-        TypeError: It can't be pickled.
-        Overloaded: The store has no room for it.
+        TypeError: The load can't be pickled.
+        Overloaded: The object store has no room for it.
 
-    Cancellation: waits until it is copied.
+    Cancellation: waits until the load is copied.
     """
     if least_bytes(items) < _LARGE_BYTES:
         return load
@@ -151,34 +151,34 @@ async def put_if_large(load: Any, items: list[Any], tag: str) -> Any:
         return await anyio.to_thread.run_sync(ray.put, load)
     except Exception as error:
         check_can_be_sent(load, tag)
-        raise Overloaded(f"Ray can't store what {tag} is called with: {error!r}") from error
+        raise Overloaded(f"Ray can't store the arguments of a call to {tag}: {error!r}") from error
 
 
 def check_can_be_sent(content: Any, tag: str) -> None:
-    """Looks whether it was what should be sent that made a call to Ray fail.
+    """Raises an error if a call failed because its arguments can't be pickled.
 
     Args:
-        content: What should be sent.
-        tag: The replica that it is for.
+        content: The arguments.
+        tag: The tag of the called replica.
 
     Raises:
-        TypeError: It can't be pickled.
+        TypeError: They can't be pickled.
     """
     cloudpickle: Any = ray.cloudpickle
     try:
         cloudpickle.dumps(content)
     except Exception as error:
-        raise TypeError(f"what {tag} is called with can't be sent: {error!r}") from error
+        raise TypeError(f"the arguments of a call to {tag} can't be sent: {error!r}") from error
 
 
 def least_bytes(value: Any, depth: int = 3) -> int:
-    """Returns how many bytes a value takes at least, as far as that is seen at a glance.
+    """Returns a cheap estimate of the minimum size of a value, in bytes.
 
-    The first element of a long list stands for all of them.
+    For a long list only the first element is measured, for all of them.
 
     Args:
-        value: Anything.
-        depth: How many lists within lists are looked into.
+        value: Any value.
+        depth: How many levels of nested lists are measured.
     """
     if isinstance(value, bytes | bytearray | str):
         return len(value)

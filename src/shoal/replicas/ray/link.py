@@ -1,7 +1,7 @@
-"""An actor as one replica sees it: calls under way, and its end, which ends all of them.
+"""The connection of a replica to its actor: the calls under way, and the end of the actor.
 
-Ray fails the calls of an actor that died, but each in its own time, and not while it can't tell.
-So every wait is for the answer or for the end of the link, whichever comes first.
+Ray fails the calls of a dead actor one by one, and not before it is certain of the death. So every
+wait ends with the answer or with the end of the link, whichever comes first.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from shoal.replicas.run_soon import Soon
 
 _STEPS_AHEAD: Final = 4
-"""How many steps of a stream an actor makes before they are fetched."""
+"""How many steps of a stream an actor runs before they are fetched."""
 
 
 class Link:
-    """What a replica has of its actor.
+    """The connection of a replica to its actor.
 
     Args:
         tag: The replica's tag.
-        cancel_grace_s: How long a call may go on that was cancelled, before the actor is killed.
-        on_end: Called when it has ended.
+        cancel_grace_s: How long a cancelled call may keep running before the actor is killed.
+        on_end: Called when the link has ended.
 
     Attributes:
-        end: How it ended, for messages, and Ray's own word on that; None while it holds.
+        end: How the link ended, for messages, and Ray's error, if any; None while it is open.
     """
 
     def __init__(self, tag: str, cancel_grace_s: float, on_end: Callable[[], object]) -> None:
@@ -53,10 +53,10 @@ class Link:
         self._waiting: set[anyio.Event] = set()
 
     async def attach(self, actor: Any, soon: Soon) -> None:
-        """Takes the handle of an actor, and waits until Ray has placed it and it answers.
+        """Connects to an actor, and waits until Ray has placed it and it answers.
 
         Raises:
-            ReplicaDied: It could not be made.
+            ReplicaDied: The actor could not be created.
         """
         self._actor, self._soon = actor, soon
         lifeline = actor.lifeline.options(concurrency_group=CONTROL).remote().future()
@@ -66,13 +66,13 @@ class Link:
         await self._result(actor.ping.options(concurrency_group=CONTROL).remote())
 
     async def ask(self, name: str, *args: Any, group: str | None = None) -> Any:
-        """Calls a method of the actor, and returns what the code gave back.
+        """Calls a method of the actor, and returns its result.
 
         Raises:
             ReplicaDied: The actor died first.
             Exception: What the code raised.
 
-        Cancellation: the actor goes on.
+        Cancellation: the actor keeps running the call.
         """
         method = getattr(self._actor, name)
         if group is not None:
@@ -111,11 +111,11 @@ class Link:
                 await self._cancel(call, pump.ended)
 
     def finish(self, how: str, cause: BaseException | None = None) -> None:
-        """Ends it: wakes who waits for the actor, and kills that. Idempotent.
+        """Ends the link: wakes the tasks that wait for the actor, and kills it. Idempotent.
 
         Args:
             how: What happened to the replica, such as ``"was stopped"``.
-            cause: Ray's word on it.
+            cause: Ray's error, if any.
         """
         if self.end is not None:
             return
@@ -126,19 +126,19 @@ class Link:
         self._kill()
 
     async def wait_gone(self) -> None:
-        """Waits, for the grace at most, until the actor is gone.
+        """Waits until the actor is gone, at most for the grace period.
 
-        Until then it has its node's resources, and the next one may need them.
+        Until then it holds its node's resources, which the next actor may need.
 
-        Cancellation: does not shorten it.
+        Cancellation: does not shorten the wait.
         """
         if self._actor is not None:
-            self._kill()  # in case that the link had ended before there was an actor
+            self._kill()  # the link may have ended before the actor existed
             with anyio.move_on_after(self._grace_s, shield=True):
                 await self._is_gone.wait()
 
     def died(self) -> ReplicaDied:
-        """Makes the error of a call that dies with the replica, one for each."""
+        """Returns a new error for one call that was lost with the replica."""
         how, cause = self.end or ("is not ready", None)
         death = ReplicaDied(f"{self._tag} {how}", replica=self._tag)
         death.__cause__ = cause
@@ -150,7 +150,7 @@ class Link:
         return self._value(future)
 
     async def _has_step(self, pump: Pump) -> bool:
-        """Waits for a stream's next step; says whether there is one."""
+        """Waits for a stream's next step; returns whether there is one."""
         while not pump.steps:
             if pump.ended.is_set():
                 if pump.error is not None:
@@ -172,14 +172,14 @@ class Link:
             self._waiting.discard(event)
 
     def _when_done(self, future: Future[Any]) -> anyio.Event:
-        """Returns an event that will be set when a future is done."""
+        """Returns an event that is set when a future is done."""
         assert self._soon is not None
         done, soon = anyio.Event(), self._soon
         future.add_done_callback(lambda _: soon(done.set))
         return done
 
     def _value(self, future: Future[Any]) -> Any:
-        """Returns the value of a future that has been waited for."""
+        """Returns the value of a future after the wait for it."""
         if not future.done():
             raise self.died()
         try:
@@ -188,7 +188,7 @@ class Link:
             self._raise(error)
 
     def _taken(self, answer: Answer) -> Any:
-        """Returns what the code gave back, or raises what it raised."""
+        """Returns what the code returned, or raises what it raised."""
         value, error = answer
         if error is None:
             return value
@@ -198,7 +198,7 @@ class Link:
         raise error.as_exception(self._tag)
 
     async def _cancel(self, call: int, done: anyio.Event) -> None:
-        """Tells the actor that a call is not wanted; kills it if the call does not end."""
+        """Cancels a call in the actor; kills the actor if the call does not end."""
         if self.end is not None:
             return
         self._actor.cancel.options(concurrency_group=CONTROL).remote(call)
@@ -206,18 +206,18 @@ class Link:
             await self._wait(done)
         if waiting.cancelled_caught:
             grace_s = self._grace_s
-            self.finish(f"was killed: a call went on for {grace_s:g} s after it was cancelled")
+            self.finish(f"was killed: a call kept running for {grace_s:g} s after it was cancelled")
 
     @contextmanager
     def _sending(self, content: Any) -> Generator[None]:
-        """The actor is called in this block.
+        """Converts the errors of a call to the actor in this block.
 
         Raises:
-            TypeError: What it is called with can't be sent.
-            ReplicaDied: The program has left Ray, or Ray does not know the actor.
+            TypeError: The arguments can't be sent.
+            ReplicaDied: The program has disconnected from Ray, or Ray does not know the actor.
         """
         if not ray.is_initialized():  # a call would end the whole process in older versions of Ray
-            self.finish("was lost: the program has left Ray")
+            self.finish("was lost: the program has disconnected from Ray")
             raise self.died()
         try:
             yield
@@ -227,7 +227,7 @@ class Link:
             raise self.died() from error
 
     def _raise(self, error: Exception) -> NoReturn:
-        """Raises an error of Ray's as one of ours."""
+        """Raises an error of Ray's as one of Shoal's."""
         how = death_of(error)
         if how is not None:
             self.finish(f"died: {how}", error)
@@ -245,7 +245,7 @@ class Link:
         self.finish(f"died: {said or repr(error)}", error)
 
     def _kill(self) -> None:
-        # Whoever has left Ray has no actors there, and `kill` would join it anew.
+        # After `ray.shutdown` there are no actors, and `kill` would connect again.
         if self._actor is not None and ray.is_initialized():
-            with suppress(Exception):  # Ray may be another one by now
+            with suppress(Exception):  # the program may have joined another cluster
                 ray.kill(self._actor)

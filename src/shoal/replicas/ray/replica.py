@@ -1,11 +1,11 @@
 """Replicas on other machines: Ray places them, and they run as actors.
 
-Ray brings the cluster: where an actor goes, how work and results travel, and word that one died. It
-is asked for nothing else. An actor that died is not restarted by Ray, nor is its work repeated,
-since Shoal's supervisor does both, by the same rules for all replicas; Ray's own restart was seen
-to take longer, and its retries know nothing of the requests in a batch.
+Ray provides the cluster: it places actors, transfers work and results, and reports deaths. It is
+used for nothing else. Ray does not restart a dead actor or retry its work, since Shoal's supervisor
+does both, by the same rules for all replicas. Ray's own restart was measured to take longer, and
+its retries know nothing of the requests in a batch.
 
-That an idle actor died is known by its lifeline, a call that never returns. Nothing is polled.
+The death of an idle actor is noticed by its lifeline, a call that never returns. Nothing is polled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RayReplica(Replica):
     """A replica in a Ray actor.
 
     Args:
-        blueprint: What it is made from.
+        blueprint: The specification of the replica.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
@@ -54,7 +54,7 @@ class RayReplica(Replica):
         self._was_stopped = False
         self._to_end = anyio.Event()
         self._starting = anyio.CancelScope()
-        self._doing = ""  # what a start that takes too long was at
+        self._doing = ""  # the current stage of the start, for the timeout error
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
         link = self._link
@@ -94,10 +94,10 @@ class RayReplica(Replica):
     async def check_health(self) -> None:
         self._check_ready()
         if await self._link.ask("health", group=HOOKS) is False:
-            raise RuntimeError(f"health() of {self.tag} gave back False")
+            raise RuntimeError(f"health() of {self.tag} returned False")
 
     async def _start(self) -> Description:
-        """Has Ray make the actor, and the actor start the code.
+        """Creates the actor, which starts the code.
 
         Raises:
             ReplicaNotStarted: See `Replica.serve`.
@@ -132,7 +132,7 @@ class RayReplica(Replica):
         asked = actor_options(blueprint)
         self._doing = f"Ray has not placed its actor, which asks for {asked}"
         make = partial(new_actor, blueprint, loop)
-        # Given up, this leaves a handle that nobody has, and Ray ends such an actor.
+        # If this is abandoned, nothing refers to the handle, and Ray ends such an actor.
         actor = await anyio.to_thread.run_sync(make, abandon_on_cancel=True)
         await self._link.attach(actor, soon)
         self._doing = "its code was still starting"
@@ -146,12 +146,12 @@ class RayReplica(Replica):
         try:
             await self._link.ask("close", group=HOOKS)
         except ReplicaDied:
-            pass  # `serve` looks
+            pass  # `serve` checks
         except Exception:
             logger.exception("%s: close() failed", self.tag)
 
     async def _packed(self, items: list[Any]) -> Any:
-        """Returns what the actor is given to run a method on."""
+        """Returns the load with which the actor runs a method."""
         self._check_ready()
         batch = running_batch.get(None)
         data = None if batch is None else batch_as_data(batch, anyio.current_time())
@@ -160,7 +160,7 @@ class RayReplica(Replica):
         return load
 
     def _leave(self) -> None:
-        """Has `serve` end what it waits for."""
+        """Ends the wait in `serve`."""
         self._to_end.set()
         self._starting.cancel()
 

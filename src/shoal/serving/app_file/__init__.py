@@ -1,1 +1,1 @@
-"""An application as a file: ``app.toml``, checked without importing any code."""
+"""Application files (``app.toml``), checked without importing any code."""

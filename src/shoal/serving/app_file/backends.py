@@ -27,12 +27,12 @@ def checked_backend(flaws: Flaws, tag: str, value: Any) -> BackendRecord | None:
     """Checks one backend.
 
     Args:
-        flaws: Where to note what is wrong.
-        tag: Its tag.
-        value: What the file has under it.
+        flaws: Collects the errors.
+        tag: The backend's tag.
+        value: The file's value under that tag.
 
     Returns:
-        The backend; None if something is wrong with it.
+        The backend; None if it has errors.
     """
     path = ("backends", tag)
     before = len(flaws.found)
@@ -83,7 +83,7 @@ def _checked_arguments(
 
 
 def _checked_options(flaws: Flaws, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks options all together, over and over, each time without the one that was refused."""
+    """Checks all options together, repeatedly, each time without the option refused before."""
     left = {name: _of_toml(name, one) for name, one in given.items()}
     refused: list[str] = []
     while True:
@@ -91,7 +91,7 @@ def _checked_options(flaws: Flaws, path: Path, given: Mapping[str, Any]) -> dict
         if error is None:
             return BackendConfig.of(left).durable()
         at = _to_blame(left, error)
-        # What is refused for want of an option that was refused itself is no flaw of its own.
+        # An error that only follows from leaving out a refused option is not reported.
         if not any(_names(name, error) for name in refused if name != at):
             flaws.add((*path, *_place(left, at, error)), error)
         if at is None:
@@ -109,7 +109,7 @@ def _refusal(options: Mapping[str, Any]) -> str | None:
 
 
 def _to_blame(options: Mapping[str, Any], error: str) -> str | None:
-    """Returns the option without which it would be another error, or none."""
+    """Returns the option without which the error would not occur; None if there is none."""
     suspects = [
         name
         for name in options
@@ -128,7 +128,7 @@ def _names(name: str, error: str) -> bool:
 
 
 def _place(options: Mapping[str, Any], at: str | None, error: str) -> Path:
-    """Returns where an option is, and within it, if it is a table, the key that the error names."""
+    """Returns the path of an option, or of the key that the error names if it is a table."""
     if at is None:
         return ()
     path: Path = (at,)
@@ -143,12 +143,12 @@ def _place(options: Mapping[str, Any], at: str | None, error: str) -> Path:
 
 
 def _of_toml(name: str, value: Any) -> Any:
-    """Returns an option's value; TOML has no word for None, so ``"none"`` is one."""
+    """Returns an option's value; TOML has no None, so ``"none"`` stands for it."""
     return None if value == "none" and name not in _ANY_TEXT else value
 
 
 def _note(flaws: Flaws, path: Path, check: Any, *arguments: Any) -> bool:
-    """Runs a check; says whether it passed, and notes a flaw if not."""
+    """Runs a check; returns whether it passed, and adds a flaw if not."""
     try:
         check(*arguments)
     except (TypeError, ValueError, NotDurable) as error:

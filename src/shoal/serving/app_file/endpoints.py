@@ -29,8 +29,8 @@ class EndpointChecks:
     """Checks the endpoints of a file, one after the other.
 
     Args:
-        flaws: Where to note what is wrong.
-        backends: The tags of the backends that the file has.
+        flaws: Collects the errors.
+        backends: The tags of the file's backends.
     """
 
     def __init__(self, flaws: Flaws, backends: Collection[str]) -> None:
@@ -42,11 +42,11 @@ class EndpointChecks:
         """Checks one endpoint.
 
         Args:
-            name: Its name.
-            value: What the file has under it.
+            name: The endpoint's name.
+            value: The file's value under that name.
 
         Returns:
-            The endpoint; None if something is wrong with it.
+            The endpoint; None if it has errors.
         """
         flaws, path = self._flaws, ("endpoints", name)
         before = len(flaws.found)
@@ -130,7 +130,7 @@ class EndpointChecks:
             if taken != path:
                 self._flaws.add(
                     (*path, "route"),
-                    f"{method} {route} is answered by the endpoint {taken[1]!r} already, in line "
+                    f"{method} {route} is answered by the endpoint {taken[1]!r} already, on line "
                     f"{self._flaws.line(taken)}",
                 )
                 break
@@ -142,7 +142,7 @@ class EndpointChecks:
         return False
 
     def _try(self, path: Path, check: Callable[..., Any], *arguments: Any) -> Any:
-        """Returns what a check does; None, and a flaw, where it refuses."""
+        """Returns the result of a check; if that raises, adds a flaw and returns None."""
         try:
             return check(*arguments)
         except (TypeError, ValueError) as error:

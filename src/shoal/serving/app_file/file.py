@@ -1,4 +1,4 @@
-"""An application as a file: its backends and endpoints in TOML, checked without importing them.
+"""Application files: backends and endpoints in TOML, checked without importing their code.
 
 ::
 
@@ -12,7 +12,7 @@
     route = "/classify"
     backend = "small"
 
-A person who edits such a file wants to be told of all mistakes at once, and where they are.
+All errors in a file are reported together, each with its line.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _PLACE: Final = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$
 
 @dataclass(frozen=True, kw_only=True)
 class AppFile:
-    """What an application's file declares.
+    """The contents of an application file.
 
     Attributes:
-        name: What to call the file, as its user did.
-        server: Where and how to serve it: those settings that were given.
+        name: The path of the file, as the user gave it.
+        server: The settings of the server that were given.
         backends: Its backends, by tag.
         endpoints: Its endpoints, by name.
-        flaws: Where to note what turns out to be wrong later, when its code is imported.
+        flaws: Collects errors that are found later, when its code is imported.
     """
 
     name: str
@@ -59,13 +59,13 @@ class AppFile:
 
 
 def read_app_file(path: str | os.PathLike[str]) -> AppFile:
-    """Reads an application's file.
+    """Reads an application file.
 
     Args:
-        path: Where it is.
+        path: Its path.
 
     Raises:
-        AppFileRefused: It can't be read, is no TOML, or says something that is wrong.
+        AppFileRefused: It can't be read, is not TOML, or has errors.
     """
     name = str(path)
     text = _text_of(name)
@@ -101,7 +101,7 @@ def _text_of(name: str) -> str:
         raise AppFileRefused([Flaw(name, line, "", "is not in UTF-8, as TOML is")]) from None
 
 
-def _not_toml(name: str, text: str, said: str) -> Flaw:
-    found = _PLACE.search(said)
+def _not_toml(name: str, text: str, message: str) -> Flaw:
+    found = _PLACE.search(message)
     line = int(found[1]) if found and found[1] else text.rstrip().count("\n") + 1
-    return Flaw(name, line, "", f"is not TOML: {_PLACE.sub('', said)}")
+    return Flaw(name, line, "", f"is not TOML: {_PLACE.sub('', message)}")

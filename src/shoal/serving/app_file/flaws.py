@@ -1,4 +1,4 @@
-"""What is wrong with an application's file: all of it, each with its line and key."""
+"""The errors of an application file, each with its line and key."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 _MOST_LISTED: Final = 20
-"""More keys than these are a backend's options."""
+"""The most keys that a message lists; only a backend's options are more."""
 
 
 class Flaw(NamedTuple):
-    """One thing that is wrong.
+    """One error of a file.
 
     Attributes:
         file: The file.
-        line: The line, from 1 on; 0 where the file could not be read.
+        line: The line, from 1 on; 0 if the file could not be read.
         key: The key, as it would be written in a header; empty for the file as a whole.
-        text: What is wrong, and what would be right.
+        text: What is wrong, and what to write instead.
     """
 
     file: str
@@ -37,10 +37,10 @@ class Flaw(NamedTuple):
 
 
 class AppFileRefused(ValueError):
-    """An application's file is wrong; the message has a line for each flaw.
+    """An application file has errors; the message has one line for each.
 
     Attributes:
-        flaws: What is wrong, in the order of the lines.
+        flaws: The errors, in the order of their lines.
     """
 
     def __init__(self, flaws: Iterable[Flaw]) -> None:
@@ -49,14 +49,14 @@ class AppFileRefused(ValueError):
 
 
 class Flaws:
-    """Collects what is wrong with one file.
+    """Collects the errors of one file.
 
     Args:
-        file: What to call it.
-        lines: Where its keys are; see `lines_of_keys`.
+        file: The name of the file.
+        lines: The lines of its keys; see `lines_of_keys`.
 
     Attributes:
-        found: What was found so far.
+        found: The errors found so far.
     """
 
     def __init__(self, file: str, lines: Mapping[Path, int]) -> None:
@@ -65,23 +65,24 @@ class Flaws:
         self._lines = lines
 
     def add(self, path: Path, text: str) -> None:
-        """Notes a flaw of what stands at a path; of what is missing, at the path of what lacks it.
+        """Adds an error at a path.
 
-        What the path ends with need not be there: the flaw is told of what is.
+        If the path does not exist in the file, the error is reported at its nearest parent that
+        does. An error about a missing key has the path of the table that lacks it.
         """
         while path and path not in self._lines:
             path = path[:-1]
         self.found.append(Flaw(self.file, self.line(path), written(path), text))
 
     def line(self, path: Path) -> int:
-        """Returns the line of a key that is there; 1 for the whole file."""
+        """Returns the line of a key in the file; 1 if it has none, as for the whole file."""
         return self._lines.get(path, 1)
 
     def table(self, path: Path, value: Any, known: Collection[str] | None = None) -> dict[str, Any]:
-        """Checks a table, and that it has known keys alone.
+        """Checks that a value is a table with known keys only.
 
         Returns:
-            Those of its values whose keys are known; nothing if it is no table.
+            Its values with known keys; an empty dict if it is not a table.
         """
         if not isinstance(value, dict):
             self.add(path, f"must be a table, as [{written(path)}], not {value!r}")
@@ -94,27 +95,27 @@ class Flaws:
         return {name: one for name, one in given.items() if name in known}
 
     def refuse(self) -> None:
-        """Raises what was found, if there is anything.
+        """Raises the errors found, if there are any.
 
         Raises:
-            AppFileRefused: There is.
+            AppFileRefused: There are errors.
         """
         if self.found:
             raise AppFileRefused(self.found)
 
 
 def unknown(known: Collection[str], name: str) -> str:
-    """Says that there is no such key, and which could be meant."""
+    """Returns the message for an unknown key, with a suggestion or the known keys."""
     there_are = (
         f"there are {', '.join(known)}"
         if len(known) <= _MOST_LISTED
-        else "shoal.BackendConfig says which there are"
+        else "shoal.BackendConfig lists the options"
     )
     return f"there is no such key; {suggested(name, known) or there_are}"
 
 
 def written(path: Path) -> str:
-    """Writes a path as in a header, with places in brackets: ``endpoints.rank.shadows[0]``."""
+    """Writes a path as in a header, with indices in brackets: ``endpoints.rank.shadows[0]``."""
     text = ""
     for step in path:
         if isinstance(step, int):

@@ -1,8 +1,7 @@
-"""On which line of a TOML file each key stands, which `tomllib` does not tell.
+"""Finds the line of each key in a TOML file, which `tomllib` does not report.
 
-`tomllib` reads the file and says whether it is TOML at all; so this scanner only ever sees a file
-that is, and only has to tell keys, values and headers apart. It skips values but for those that can
-hold keys.
+The scanner reads only files that `tomllib` has accepted, so it only has to tell keys, values and
+headers apart. It skips values, except for those that can contain keys.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Path: TypeAlias = "tuple[str | int, ...]"
-"""Where something stands: keys, and the places in arrays, from 0 on."""
+"""The position of a value: keys, and indices in arrays."""
 
 _SPACE: Final = re.compile(r"[ \t]*")
 _BLANK: Final = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
@@ -37,21 +36,21 @@ def lines_of_keys(text: str) -> Mapping[Path, int]:
         text: The file, which `tomllib` accepts.
 
     Returns:
-        The line of each key, table and element of an array, from 1 on. What is named several times,
-        as ``a`` by ``[a.b]`` and ``[a.c]``, stands where it is named first.
+        The line of each key, table and array element, from 1 on. A key that occurs several times,
+        such as ``a`` in ``[a.b]`` and ``[a.c]``, has the line of its first occurrence.
     """
     return _Scanner(text).scanned()
 
 
 class _Scanner:
-    """One pass over a file. `_at` is where it is."""
+    """One pass over a file; `_at` is the current position in the text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
         self._lines: dict[Path, int] = {}
-        self._counted = (0, 1)  # a place in the text, and its line
-        self._arrays: dict[Path, int] = {}  # arrays of tables, and their last places
+        self._counted = (0, 1)  # a position in the text, and its line
+        self._arrays: dict[Path, int] = {}  # arrays of tables, and their last indices
 
     def scanned(self) -> Mapping[Path, int]:
         table: Path = ()
@@ -67,7 +66,7 @@ class _Scanner:
         return self._at >= len(self._text)
 
     def _header(self) -> Path:
-        """``[a.b]``, or ``[[a.b]]``, which adds a place to the array ``a.b``."""
+        """Reads ``[a.b]``, or ``[[a.b]]``, which appends a table to the array ``a.b``."""
         line = self._line()
         is_array = self._text.startswith("[[", self._at)
         self._at += 2 if is_array else 1
@@ -86,7 +85,7 @@ class _Scanner:
         return path
 
     def _within(self, path: Path, line: int) -> Path:
-        """Notes a table; of an array of tables it is the last."""
+        """Records a table, and returns its path; of an array of tables, that of its last table."""
         self._note(path, line)
         return (*path, self._arrays[path]) if path in self._arrays else path
 
@@ -140,7 +139,7 @@ class _Scanner:
             self._pair(path)
 
     def _ends(self, bracket: str) -> bool:
-        """Passes what is between two elements; says whether it was the closing bracket."""
+        """Skips to the next element; returns whether the closing bracket came instead."""
         self._skip(_BLANK)
         if self._next_is(","):
             self._at += 1

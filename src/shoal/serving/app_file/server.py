@@ -1,4 +1,4 @@
-"""The table ``[server]`` of an application's file: where it is served, and how."""
+"""The table ``[server]`` of an application file: the settings of the server."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 EventLoop = Literal["trio", "asyncio"]
-"""What a server's process runs; asyncio is uvloop where that is installed."""
+"""The event loop of a server's process; asyncio runs on uvloop if that is installed."""
 
 
 def checked_server(flaws: Flaws, value: Any) -> dict[str, Any]:
     """Checks the table.
 
     Args:
-        flaws: Where to note what is wrong.
-        value: What the file has under ``server``.
+        flaws: Collects the errors.
+        value: The file's value under ``server``.
 
     Returns:
-        The settings that were given, without those that are wrong.
+        The settings that were given, without those that have errors.
     """
     found: dict[str, Any] = {}
     for name, one in flaws.table(("server",), value, SERVER_CHECKS).items():
@@ -86,4 +86,4 @@ SERVER_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
     "retry_after_s": _at_least_1,
     "debug": yes_or_no,
 }
-"""Its settings, and what checks each."""
+"""The settings, and the check of each."""

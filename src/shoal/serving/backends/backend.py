@@ -1,14 +1,14 @@
-"""A backend: user code with a config, its replicas, and the lines in which requests wait for them.
+"""A backend: user code with a config, its batchers, and the replicas that run their batches.
 
 ::
 
-    request > line (a batcher) > batch > pool > replica
-                  cut when a replica is idle ^
+    request > queue (of a batcher) > batch > pool > replica
+          dispatched when a replica is idle ^
 
-The lines, the pool and the supervisor know nothing of one another but this: the pool is the lines'
-`Room`, the supervisor fills it.
+Each method that has been called has its own batcher.
 
-Each method that has been called has a line of its own.
+The batchers, the pool and the supervisor depend on each other in two ways only: the pool is the
+batchers' `Room`, and the supervisor adds replicas to the pool and withdraws them.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class Backend:
     """User code that is served.
 
     Args:
-        tag: Its name.
+        tag: The backend's name.
         definition: The code.
-        config: How it runs.
+        config: The options it starts with.
         prepare: Called with each replica before it starts.
-        enter: What each task calls first that the code may run in.
+        enter: Called first in each task in which the code may run.
 
     Attributes:
-        tag: Its name.
+        tag: The backend's name.
         definition: The code.
-        config: How it runs now.
-        changing: Held by who changes it.
-        method_batchers: Its open lines, by method.
-        is_closing: Whether it is on its way out.
-        pool: Its replicas that take work.
-        supervisor: What keeps the replicas.
+        config: The current options.
+        changing: The lock to hold while changing the backend.
+        method_batchers: The open batchers, by method.
+        is_closing: Whether the backend is being closed.
+        pool: The replicas that take work.
+        supervisor: Starts and ends the replicas.
     """
 
     pool: Pool
@@ -90,16 +90,16 @@ class Backend:
         self._enter = enter
         self._prepare = prepare
         self._opening = anyio.Lock()
-        self._said: str | None = None
+        self._logged_oddity: str | None = None
         self._scaling = Scaling(self)
         self._ended = anyio.Event()
         self._closing = anyio.Event()
 
     async def run(self, *, task_status: TaskStatus[None]) -> None:
-        """Serves until it is closed.
+        """Serves until the backend is closed.
 
         Args:
-            task_status: Told when its replicas are being started.
+            task_status: Signalled when the first replicas are being started.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -116,14 +116,14 @@ class Backend:
                 await self._closing.wait()
                 tasks.cancel_scope.cancel()
         finally:
-            self.supervisor.is_over()
+            self.supervisor.note_over()
             self._ended.set()
 
     async def ready(self) -> None:
-        """Waits until a replica is ready and calls are taken.
+        """Waits until a replica is ready and calls are accepted.
 
         Raises:
-            ReplicaNotStarted: One could not be started.
+            ReplicaNotStarted: None of the first replicas could be started.
             ValueError: The config does not fit the code.
         """
         await self.supervisor.first_ready()
@@ -131,7 +131,7 @@ class Backend:
         self.log_oddity()
 
     def adopt(self, config: BackendConfig) -> None:
-        """Takes in what of another config concerns the lines and the supervisor.
+        """Applies another config to the batchers, the supervisor, the pool and the autoscaling.
 
         Raises:
             TypeError: An option has the wrong type; nothing is changed.
@@ -147,23 +147,23 @@ class Backend:
         self.log_oddity()
 
     def set_wanted(self, num_replicas: int) -> None:
-        """Changes the number of replicas, without waiting for them."""
+        """Changes the wanted number of replicas, without waiting for them."""
         self.supervisor.scale(num_replicas)
         self.resize_batchers()
 
     def drain(self) -> None:
-        """Has batches wait for company no more, and tells the code that it is to end."""
+        """Stops batches from waiting to fill, and tells the code that the backend will end."""
         for method_batcher in self.method_batchers.values():
             method_batcher.batcher.drain()
         self.supervisor.drain()
 
     async def close(self, *, at_once: bool = False) -> None:
-        """Ends it, once what is in its lines has been answered.
+        """Ends the backend, once its queued requests have been answered.
 
         Args:
-            at_once: Whether to fail that instead.
+            at_once: Whether to fail the queued requests instead.
 
-        Cancellation: it ends at once; `wait_ended` says when it has.
+        Cancellation: the backend ends at once; `wait_ended` waits for that.
         """
         self.is_closing = True
         self.supervisor.drain()
@@ -176,7 +176,7 @@ class Backend:
         await self.wait_ended()
 
     async def wait_ended(self) -> None:
-        """Waits until nothing of it runs any more."""
+        """Waits until no task of the backend runs any more."""
         await self._ended.wait()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
@@ -184,7 +184,7 @@ class Backend:
         self._tasks.start_soon(function, *args)
 
     async def method_batcher(self, method: str) -> MethodBatcher:
-        """Returns the line of a method, and opens it if need be.
+        """Returns the batcher of a method, and opens it if it is not open yet.
 
         Raises:
             NoSuchName: The code has no such method.
@@ -208,15 +208,15 @@ class Backend:
             options = self.batch_options(described, self.config)
             name = self.tag if method == CALL else f"{self.tag}/{method}"  # no tag has a slash
             method_batcher = MethodBatcher(name, described, handler, self.pool, options)
-            await self._tasks.start(method_batcher.keep, self._enter)
+            await self._tasks.start(method_batcher.run, self._enter)
             self.method_batchers[method] = method_batcher
             return method_batcher
 
     async def mend_batchers(self) -> None:
-        """Opens those anew whose batchers broke.
+        """Replaces the batchers that broke by new ones.
 
         Raises:
-            Exception: What a policy raised when it was made.
+            Exception: A policy raised this when it was made.
         """
         for method, method_batcher in [*self.method_batchers.items()]:
             if method_batcher.batcher.failure is not None:
@@ -224,7 +224,7 @@ class Backend:
                 await self.method_batcher(method)
 
     def configure_batchers(self, config: BackendConfig) -> None:
-        """Has all lines take in another config, or none.
+        """Applies another config to all batchers, or to none if one of them refuses it.
 
         Raises:
             TypeError: An option has the wrong type; nothing is changed.
@@ -246,35 +246,35 @@ class Backend:
         self.config = config
 
     async def close_batchers(self, *, at_once: bool) -> None:
-        """Closes them, once what is in them has been answered.
+        """Closes all batchers, once their queued requests have been answered.
 
         Args:
-            at_once: Whether to fail that instead.
+            at_once: Whether to fail the queued requests instead.
         """
         self.is_closing = True
         async with self._opening:
-            pass  # one that is being opened is there now
+            pass  # a batcher that was being opened is in the dict now
         async with anyio.create_task_group() as tasks:
             for method_batcher in self.method_batchers.values():
                 tasks.start_soon(partial(method_batcher.close, at_once=at_once))
 
     def statistics(self) -> Iterator[BatcherStatistics]:
-        """Yields the figures of each line."""
+        """Yields the statistics of each batcher."""
         for method_batcher in self.method_batchers.values():
             yield method_batcher.batcher.statistics()
 
     @property
     def queued(self) -> int:
-        """How many requests are in line."""
+        """The number of queued requests."""
         return sum([each.queued + each.parked for each in self.statistics()])
 
     @property
     def running(self) -> int:
-        """How many requests are in batches that run."""
+        """The number of requests in running batches."""
         return sum([each.running for each in self.statistics()])
 
     def batch_options(self, method: Method, config: BackendConfig) -> dict[str, Any]:
-        """Returns the options of the batcher of a method, under some config.
+        """Returns the options that the batcher of a method has with some config.
 
         Raises:
             TypeError: An option has the wrong type.
@@ -286,14 +286,14 @@ class Backend:
         options = with_held_functions(
             {**unset_batch_options(), **config.batch_options(method.batched)}
         )
-        # A slot for each batch that the replicas may have; the pool says how many they can take.
+        # A slot for each batch that the replicas may have; the pool knows how many they can take.
         slots = max(1, self.supervisor.wanted) * config.slots(
             method.batched, gathers=method.gathers
         )
         return {**options, "max_concurrent_batches": None if slots == math.inf else int(slots)}
 
     def resize_batchers(self) -> None:
-        """Says how many replicas there are to those that reckon with it."""
+        """Sets the batchers' ``max_concurrent_batches`` to fit the wanted number of replicas."""
         for method_batcher in self.method_batchers.values():
             options = self.batch_options(method_batcher.method, self.config)
             method_batcher.batcher.configure(
@@ -302,7 +302,7 @@ class Backend:
 
     @property
     def failure(self) -> BaseException | None:
-        """What broke a line of it, or keeps its replicas from being started; None for nothing."""
+        """Why a batcher broke, or why no replica can be started; None if neither has happened."""
         broken = [
             method_batcher.batcher.failure for method_batcher in self.method_batchers.values()
         ]
@@ -310,15 +310,15 @@ class Backend:
 
     @property
     def ongoing(self) -> int:
-        """How many requests are in replicas."""
+        """The number of requests in replicas."""
         return sum([managed.ongoing for managed in self.supervisor.managed])
 
-    def _make(self, tag: str, place: int, config: BackendConfig) -> Replica:
+    def _make(self, tag: str, number: int, config: BackendConfig) -> Replica:
         self.definition.check_allowed()
         replica = placement_of(config.placement)(
             Blueprint(
                 identity=Identity(self.tag, tag),
-                number=place,
+                number=number,
                 definition=self.definition,
                 user_config=config.user_config,
                 options=config.replica,
@@ -328,11 +328,11 @@ class Backend:
         return replica
 
     def log_oddity(self) -> None:
-        """Warns of options that are hardly meant."""
+        """Logs a warning about options that are allowed but probably a mistake."""
         description = self.supervisor.description
         if description is None:
             return
         oddity = self.config.oddity(description.method(CALL).batched)
-        said, self._said = self._said, oddity
-        if oddity is not None and oddity != said:
+        before, self._logged_oddity = self._logged_oddity, oddity
+        if oddity is not None and oddity != before:
             logger.warning("%s: %s", self.tag, oddity)

@@ -1,8 +1,8 @@
-"""Running a batch on a replica, and on another one when that dies and the backend's config lets it.
+"""Runs a batch on a replica, and again on another one if that dies and ``retries`` allows it.
 
 This is the handler of a backend's batchers. It takes its replica before it first waits, as `Room`
-asks for. A batch runs again only as long as nothing of it has reached a caller: of a stream those
-requests run again that had got no item, and the others fail.
+requires. A request runs again only if nothing of its answer has reached the caller. In a batch
+that streams, the requests that had got no item run again, and the others fail.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class BatchDispatcher:
         name: The backend's tag, for messages.
         method: The method.
         pool: The replicas.
-        retries: How many times a batch may run again after a replica died, as it is now.
+        retries: Returns how many times a batch may run again after a replica died, at the moment.
 
     Attributes:
-        handler: What a batcher is made with.
+        handler: The handler to make a batcher with.
     """
 
     def __init__(self, name: str, method: Method, pool: Pool, retries: Callable[[], int]) -> None:
@@ -98,7 +98,7 @@ class BatchDispatcher:
             tries += 1
 
     def _note(self, member: Member, death: ReplicaDied) -> bool:
-        """Gives a replica that has died no more work; says whether it was that which died."""
+        """Withdraws a replica that has died; returns whether the death was this replica's."""
         replica: Replica = member.replica
         if death.replica not in ("", replica.tag):
             return False
@@ -106,10 +106,10 @@ class BatchDispatcher:
         return True
 
     def _check_retry(self, member: Member, death: ReplicaDied, tries: int) -> None:
-        """Returns when a batch may run again.
+        """Checks that a batch may run again.
 
         Raises:
-            ReplicaDied: It may not, or the death was another's, whom the code had called.
+            ReplicaDied: It may not, or the replica that died is another one, called by the code.
         """
         is_own = self._note(member, death)
         if not is_own or tries >= self._retries():
@@ -125,7 +125,7 @@ def open_handler(pool: Pool, method: str, fill: Fill, streams: bool, binding: Bi
         method: The method.
         fill: When a batch is complete.
         streams: Whether calls are answered by streams.
-        binding: How calls become requests, as a replica says.
+        binding: How calls become requests; from a replica.
     """
 
     async def run(batch: OpenBatch[Any, Any]) -> None:
@@ -147,10 +147,10 @@ def _requests(items: Sequence[Any]) -> int:
 
 
 class _Attempt:
-    """One run of a stream: which of the batch's requests take part, and how far each has come.
+    """One run of a streaming batch: the requests in it, and how far each has got.
 
     Attributes:
-        begun: Whether one of them has got an item and not come to its end.
+        begun: Whether a request has got an item and its stream has not ended.
     """
 
     def __init__(self, positions: list[int], width: int) -> None:
@@ -165,9 +165,9 @@ class _Attempt:
         return bool(self._sent - self._over)
 
     def spread(self, step: Any) -> Any:
-        """Notes what a step holds, and puts it where its requests are in the batch.
+        """Records what a step holds, and moves its values to their requests' places in the batch.
 
-        What is not one slot for each request goes on as it is, for the engine to refuse.
+        A step without exactly one value per request is returned as it is; the batcher refuses it.
         """
         try:
             slots = list(step)
@@ -188,11 +188,11 @@ class _Attempt:
         return step if self._is_whole else self._at(dict(zip(self._positions, slots, strict=True)))
 
     def failed(self, death: ReplicaDied) -> list[Any]:
-        """Returns a step that fails the requests which can't run again."""
+        """Returns a step that fails the requests that can't run again."""
         return self._at({position: own_copy(death) for position in self._sent - self._over})
 
     def untouched(self) -> list[int]:
-        """Returns the requests that have got nothing."""
+        """Returns the positions of the requests that have got nothing."""
         return [p for p in self._positions if p not in self._sent and p not in self._over]
 
     def _at(self, slots: dict[int, Any]) -> list[Any]:

@@ -1,10 +1,11 @@
-"""One line of a backend: the batcher of one of its methods, kept open in a task of its own.
+"""The batcher of one method of a backend, which runs in its own task.
 
-A batch is one call of one method, so each method that is called has a line; nearly always that is
-``__call__`` alone. They share the backend's replicas.
+A batch is one call of one method, so each method that is called has its own batcher. Nearly always
+that is ``__call__`` alone. The batchers share the backend's replicas.
 
-A batcher that breaks (a rule of the user's that raises, say) must not end its neighbours, so it is
-let go here: its callers have failed by then, and whoever calls it again is told why.
+A batcher that breaks (because a policy of the user's raises, for example) must not end the others,
+so its error stops here and is logged. Its callers have failed by then, and later calls fail with
+the error as their cause.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class MethodBatcher:
-    """The line of one method.
+    """The batcher of one method.
 
     Attributes:
         method: The method.
-        batcher: Its batcher.
+        batcher: The batcher itself.
     """
 
     def __init__(
@@ -54,20 +55,20 @@ class MethodBatcher:
         return self.batcher.streams
 
     def check(self, options: dict[str, Any]) -> None:
-        """Checks options that are to be taken in, all of them.
+        """Checks options before they are applied.
 
         Raises:
-            TypeError: One has the wrong type.
-            ValueError: One does not fit the code, or the others.
+            TypeError: An option has the wrong type.
+            ValueError: An option does not fit the code, or the other options.
         """
         checked_options(options, self._handler)
 
     def entry(self) -> Entry:
-        """Returns where calls enter.
+        """Returns the entry through which calls are made.
 
         Raises:
-            NotOpen: This is not the event loop that it runs in.
-            BatcherClosed: It broke; the cause says why.
+            NotOpen: The current event loop is not the one in which the batcher runs.
+            BatcherClosed: The batcher broke; the exception's cause is the reason.
         """
         failure = self.batcher.failure
         if failure is not None:
@@ -75,15 +76,15 @@ class MethodBatcher:
         return self.batcher.find()
 
     def _largest_batch(self) -> int:
-        """Returns how many requests a batch may begin with."""
+        """Returns how many requests a batch may have when it starts."""
         return self.batcher.options.max_batch_size if self.batcher.fill == "closed" else 1
 
-    async def keep(self, enter: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
-        """Keeps the line open until it is closed.
+    async def run(self, enter: Callable[[], object], *, task_status: TaskStatus[None]) -> None:
+        """Runs the batcher until it is closed.
 
         Args:
-            enter: What is called first, in the context that the code may run in.
-            task_status: Told when calls are taken.
+            enter: Called first, in the context in which the code may run.
+            task_status: Signalled when calls are accepted.
         """
         enter()
         is_open = False
@@ -99,31 +100,31 @@ class MethodBatcher:
         except Exception as error:
             if not is_open:
                 raise
-            self._let_go(error)
+            self._log_failure(error)
         except BaseExceptionGroup as group:
-            passing, broken = group.split(is_for_others)
+            passed_on, broken = group.split(ends_the_server)
             if broken is not None:
-                self._let_go(broken)
-            if passing is not None:
-                raise passing from None
+                self._log_failure(broken)
+            if passed_on is not None:
+                raise passed_on from None
 
     async def close(self, *, at_once: bool) -> None:
-        """Closes it, once what is in line has been answered.
+        """Closes the batcher, once its queued requests have been answered.
 
         Args:
-            at_once: Whether to fail that instead.
+            at_once: Whether to fail the queued requests instead.
         """
         if at_once:
             self.batcher.configure(graceful_shutdown_timeout_s=0)
         await self.batcher.aclose()
 
-    def _let_go(self, error: BaseException) -> None:
+    def _log_failure(self, error: BaseException) -> None:
         logger.error("the batcher of %s broke", self.batcher.name, exc_info=error)
 
 
-def is_for_others(error: BaseException) -> bool:
-    """Says whether an error ends more than the batcher where it came up."""
+def ends_the_server(error: BaseException) -> bool:
+    """Returns whether an error must also end the tasks around the batcher that raised it."""
     if isinstance(error, BaseExceptionGroup):
-        return False  # its parts are asked
+        return False  # its members are checked one by one
     wanted = (KeyboardInterrupt, SystemExit, anyio.get_cancelled_exc_class())
     return isinstance(error, wanted)

@@ -1,4 +1,4 @@
-"""Autoscaling: tells `core.replicas.autoscaling` how busy a backend is, and does what that says."""
+"""Autoscaling: reports a backend's load to `core.replicas.autoscaling` and applies its decision."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class Scaled(Protocol):
-    """A backend, as far as its scaling needs to know."""
+    """The part of a backend that autoscaling uses."""
 
     supervisor: Supervisor
 
     @property
     def queued(self) -> int:
-        """How many requests are in line."""
+        """The number of queued requests."""
         ...
 
     @property
     def ongoing(self) -> int:
-        """How many requests are in replicas."""
+        """The number of requests in replicas."""
         ...
 
     def set_wanted(self, num_replicas: int) -> None:
@@ -40,7 +40,7 @@ class Scaled(Protocol):
 
 
 class Scaling:
-    """The autoscaling of one backend: a task that is there only while it is asked for."""
+    """The autoscaling of one backend: a task that runs only while autoscaling is configured."""
 
     def __init__(self, backend: Scaled) -> None:
         self._backend = backend
@@ -50,13 +50,13 @@ class Scaling:
         self._was_woken = 0
 
     def wake(self) -> None:
-        """Looks at once, if there is no replica at all: a batch is due."""
+        """Makes autoscaling decide now if no replica is wanted; called when a batch is due."""
         if not self._backend.supervisor.wanted:
             self._was_woken = 1
             self._woken.set()
 
     def configure(self, options: AutoscalingOptions | None) -> None:
-        """Begins, changes or ends it."""
+        """Starts, changes or ends autoscaling; None ends it."""
         if options == self._options:
             return
         self._options = options
@@ -73,7 +73,7 @@ class Scaling:
         with scope:
             while True:
                 now = anyio.current_time()
-                # Who was refused at once, since there was no replica, is not in line any more.
+                # A request that was refused since there was no replica is no longer in the queue.
                 queued = max(backend.queued, self._was_woken)
                 self._was_woken = 0
                 scaler.observe(now, queued, backend.ongoing)

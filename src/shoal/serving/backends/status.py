@@ -1,4 +1,4 @@
-"""How a backend is, in words and figures."""
+"""Makes the status of a backend."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
 
 
 def state_of(backend: Backend) -> BackendState:
-    """Says how a backend is, in a word."""
+    """Returns the state of a backend."""
     if backend.is_closing:
         return "draining"
     if backend.failure is not None:
         return "unavailable"
     supervisor = backend.supervisor
     if not supervisor.wanted:
-        return "ready"  # a request starts one
+        return "ready"  # a request starts a replica
     if not supervisor.ready():
         return "unavailable" if supervisor.failures.deaths else "starting"
     return "degraded" if supervisor.is_missing_some() else "ready"
 
 
 def status_of(backend: Backend) -> BackendStatus:
-    """Returns what a backend has, and how it is."""
+    """Returns the status of a backend."""
     supervisor = backend.supervisor
     failures = supervisor.failures
     failure = backend.failure or failures.last
-    lines = list(backend.statistics())
+    batchers = list(backend.statistics())
     return BackendStatus(
         tag=backend.tag,
         code=backend.definition.import_path or backend.definition.name,
@@ -49,8 +49,8 @@ def status_of(backend: Backend) -> BackendStatus:
         ],
         queued=backend.queued,
         ongoing=backend.ongoing,
-        requests=sum([e.finished + e.failed + e.cancelled + e.expired for e in lines]),
-        errors=sum([each.failed for each in lines]),
+        requests=sum([e.finished + e.failed + e.cancelled + e.expired for e in batchers]),
+        errors=sum([each.failed for each in batchers]),
         starts=failures.starts,
         deaths=failures.deaths,
         restarts=failures.restarts,

@@ -1,9 +1,9 @@
-"""Changing a backend while it serves: whole, or not at all.
+"""Atomic changes of a backend's config while it serves.
 
-What can be refused is asked first. The replicas that there are stay until all that is new is there
-and has been written down, so that a change which fails, by whatever death, leaves just these. What
-they were told meanwhile is taken back. The price is room: while replicas are replaced there may be
-twice as many.
+Everything that can be refused is checked first. The old replicas stay until all new ones are ready
+and the change has been recorded, so a change that fails, for whatever reason, leaves the old
+replicas. A user config that they were given meanwhile is taken back. The cost is memory: while
+replicas are replaced there may be twice as many.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _UNDO_S: Final = 30.0
 
 @asynccontextmanager
 async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[None]:
-    """Takes in another config, and takes it back if the block fails; see `Client`.
+    """Applies another config, and restores the old one if the block fails; see `Client`.
 
-    Leaving the block waits until the replicas that are not needed any more have ended.
+    Leaving the block waits until the replicas that are no longer needed have ended.
 
     Raises:
         TypeError: An option has the wrong type; nothing is changed.
         ValueError: An option does not fit the code; nothing is changed.
-        ReplicaNotStarted: A new replica could not be started, or there was none and none could be;
-            nothing is changed.
-        ReplicaDied: A replica died when it was told the new user config; nothing is changed.
-        Exception: What ``reconfigure`` raised; nothing is changed.
+        ReplicaNotStarted: A new replica could not be started, or there was no replica and none
+            could be started; nothing is changed.
+        ReplicaDied: A replica died when it was given the new user config; nothing is changed.
+        Exception: ``reconfigure`` raised this; nothing is changed.
 
     Cancellation: in the block or before, the change is undone; after it, the change stays.
     """
@@ -52,7 +52,7 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
         method_batcher.check(backend.batch_options(method_batcher.method, config))
     is_told = not same_user_config(config, before)
     _check_is_taken(backend, config, is_told=is_told)
-    # Where none takes work, only those that are started can show what the new user config does.
+    # If no replica takes work, only a new one can show whether the new user config works.
     is_replaced = config.needs_new_replicas(before) or (is_told and not supervisor.ready())
     is_scaled = (config.num_replicas, config.autoscaling) != (
         before.num_replicas,
@@ -70,7 +70,7 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
             backend.adopt(config)
             if is_scaled:
                 backend.set_wanted(config.num_replicas)
-            # Where none takes work, a success says that there are some again.
+            # If no replica takes work, the change succeeds only once some do.
             if is_scaled or (supervisor.wanted and not supervisor.ready()):
                 await supervisor.settle()
             await backend.mend_batchers()
@@ -94,7 +94,7 @@ async def restart(backend: Backend) -> None:
     """Replaces the replicas of a backend; see `Client.restart_backend`.
 
     Raises:
-        ReplicaNotStarted: A new one could not be started; the old ones stay.
+        ReplicaNotStarted: A new replica could not be started; the old ones stay.
 
     Cancellation: as for `changed`.
     """
@@ -122,12 +122,12 @@ def _check_is_taken(backend: Backend, config: BackendConfig, *, is_told: bool) -
 
 
 async def _tell(backend: Backend, config: BackendConfig, told: list[ManagedReplica]) -> None:
-    """Gives a new user config to all replicas, one after the other, and notes which were told.
+    """Gives a new user config to all replicas, one after the other, and appends each to `told`.
 
     Raises:
-        ReplicaDied: One died of it, or is not healthy since.
-        TimeoutError: One took too long over it.
-        Exception: What ``reconfigure`` raised.
+        ReplicaDied: A replica died of it, or is unhealthy afterwards.
+        TimeoutError: A replica took longer than ``start_timeout_s``.
+        Exception: ``reconfigure`` raised this.
     """
     supervisor = backend.supervisor
     while untold := [managed for managed in supervisor.ready() if managed not in told]:
@@ -161,7 +161,7 @@ async def _tell(backend: Backend, config: BackendConfig, told: list[ManagedRepli
 
 
 async def _give_back(managed: ManagedReplica, config: BackendConfig) -> None:
-    """Gives a replica its old user config again, or sees one to its end that does not take it."""
+    """Gives a replica its old user config again, and ends it if it does not accept that."""
     trouble: str | None = f"it took longer than {_UNDO_S:g} s"
     with anyio.move_on_after(_UNDO_S):
         try:
@@ -172,10 +172,10 @@ async def _give_back(managed: ManagedReplica, config: BackendConfig) -> None:
             managed.config = config
             return
     if trouble is not None:
-        managed.kill(f"its old user_config could not be given back to it: {trouble}")
+        managed.kill(f"its old user_config could not be restored: {trouble}")
     await managed.give_up()
 
 
 def _is_death_of(managed: ManagedReplica, error: Exception) -> bool:
-    """Says whether an error is a replica's death, and not that of one that its code has called."""
+    """Returns whether this replica died, rather than one that its code has called."""
     return isinstance(error, ReplicaDied) and error.replica == managed.replica.tag

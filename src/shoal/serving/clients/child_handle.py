@@ -1,6 +1,6 @@
-"""A handle in a replica's process: its calls are made by the process that the endpoint is in.
+"""A handle in a replica's process, whose calls are made by the controller's process.
 
-It is what a handle becomes that is given to a replica, as an init arg or in an item.
+A handle that is given to a replica, as an init arg or in an item, is unpickled as this.
 """
 
 from __future__ import annotations
@@ -25,65 +25,67 @@ if TYPE_CHECKING:
 
 
 running_controller: Final[ContextVar[Any]] = ContextVar("shoal.running_controller")
-"""The controller that the code which runs belongs to."""
+"""The controller to which the running code belongs."""
 
 IS_THERE: Final = "?"
-"""In place of a method's name: asks whether there is such an endpoint."""
+"""A method name that asks whether the endpoint exists, instead of calling it."""
 
 
-def handle_again(endpoint: str, asked: dict[str, Any]) -> Any:
-    """Makes a handle again where it was sent to: a replica's process, or back in the controller's.
+def handle_again(endpoint: str, handle_options: dict[str, Any]) -> Any:
+    """Makes an unpickled handle, in a replica's process or in the controller's.
 
     Raises:
-        RuntimeError: It is neither, so nobody could make the calls.
+        RuntimeError: This is neither, so calls could not be made.
     """
-    way = parent_channel.get(None)
-    if way is None:
+    channel = parent_channel.get(None)
+    if channel is None:
         owner = running_controller.get(None)
         if owner is not None:
-            return owner.handle(endpoint, HandleOptions(**asked))
+            return owner.handle(endpoint, HandleOptions(**handle_options))
         raise RuntimeError(
             f"a handle of the endpoint {endpoint!r} was unpickled outside of a replica's process; "
-            "a program of its own connects by shoal.connect(url)"
+            "a separate program connects with shoal.connect(url)"
         )
-    return ChildHandle(way, endpoint, HandleOptions(**asked))
+    return ChildHandle(channel, endpoint, HandleOptions(**handle_options))
 
 
 @dataclass(frozen=True)
 class ChildHandle(Optioned):
     """Calls an endpoint from a replica's process; see `Handle`."""
 
-    way: ParentChannel
+    channel: ParentChannel
     endpoint: str  # pyright: ignore[reportIncompatibleMethodOverride] (a field is read alike)
-    asked: HandleOptions = field(default_factory=HandleOptions)
+    handle_options: HandleOptions = field(default_factory=HandleOptions)
 
     @property
     def sync(self) -> ChildSyncHandle:
-        """The same for plain code."""
+        """A handle with blocking calls, for plain code."""
         return ChildSyncHandle(self)
 
     def _optioned(self, given: dict[str, Any]) -> Self:
-        return replace(self, asked=self.asked.with_changes(given))
+        return replace(self, handle_options=self.handle_options.with_changes(given))
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.call`."""
-        return await self.way.call_async(self.call_out(args, kwargs, stream=False))
+        return await self.channel.call_async(self.call_out(args, kwargs, stream=False))
 
     def stream(self, *args: Any, **kwargs: Any) -> ChildStream:
         """See `Handle.stream`."""
-        return ChildStream(self.way.stream_async(self.call_out(args, kwargs, stream=True)))
+        return ChildStream(self.channel.stream_async(self.call_out(args, kwargs, stream=True)))
 
     def call_out(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, stream: bool) -> CallOut:
-        """Returns what is asked of the process that the endpoint is in."""
-        asked = vars(self.asked)
-        return CallOut(endpoint=self.endpoint, args=args, kwargs=kwargs, stream=stream, **asked)
+        """Returns the call as it is sent to the controller's process."""
+        handle_options = vars(self.handle_options)
+        return CallOut(
+            endpoint=self.endpoint, args=args, kwargs=kwargs, stream=stream, **handle_options
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return handle_again, (self.endpoint, vars(self.asked))
+        return handle_again, (self.endpoint, vars(self.handle_options))
 
 
 class ChildClient:
-    """What code in a replica's process has of the controller: the handles of its endpoints."""
+    """The client for code in a replica's process; it only gives handles of endpoints."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,18 +101,18 @@ class ChildClient:
 
     @property
     def sync(self) -> ChildSyncClient:
-        """The same for plain code."""
+        """A client with blocking verbs, for plain code."""
         return ChildSyncClient()
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildHandle:
-        """Returns what calls an endpoint; see `Client.get_handle`."""
-        way = parent_channel.get()
-        is_there = await way.call_async(CallOut(endpoint=endpoint, method_name=IS_THERE))
-        return _handle_of(way, endpoint, is_there=is_there, missing_ok=missing_ok)
+        """Returns a handle of an endpoint; see `Client.get_handle`."""
+        channel = parent_channel.get()
+        is_there = await channel.call_async(CallOut(endpoint=endpoint, method_name=IS_THERE))
+        return _handle_of(channel, endpoint, is_there=is_there, missing_ok=missing_ok)
 
 
 class ChildSyncClient:
-    """The same for plain code."""
+    """The client for plain code in a replica's process."""
 
     def __enter__(self) -> Self:
         return self
@@ -119,20 +121,20 @@ class ChildSyncClient:
         return None
 
     def get_handle(self, endpoint: str, missing_ok: bool = False) -> ChildSyncHandle:
-        """Returns what calls an endpoint; see `Client.get_handle`."""
-        way = parent_channel.get()
-        is_there = way.call(CallOut(endpoint=endpoint, method_name=IS_THERE))
-        return _handle_of(way, endpoint, is_there=is_there, missing_ok=missing_ok).sync
+        """Returns a handle of an endpoint; see `Client.get_handle`."""
+        channel = parent_channel.get()
+        is_there = channel.call(CallOut(endpoint=endpoint, method_name=IS_THERE))
+        return _handle_of(channel, endpoint, is_there=is_there, missing_ok=missing_ok).sync
 
 
 def _handle_of(
-    way: ParentChannel, endpoint: str, *, is_there: bool, missing_ok: bool
+    channel: ParentChannel, endpoint: str, *, is_there: bool, missing_ok: bool
 ) -> ChildHandle:
     if missing_ok:
         checked_tag("an endpoint's name", endpoint)
     elif not is_there:
         raise NoSuchName(f"there is no endpoint {endpoint!r}")
-    return ChildHandle(way, endpoint, HandleOptions())
+    return ChildHandle(channel, endpoint, HandleOptions())
 
 
 class ChildStream:
@@ -163,7 +165,7 @@ class ChildSyncHandle:
 
     def __init__(self, handle: ChildHandle) -> None:
         self._handle = handle
-        self._way = handle.way
+        self._channel = handle.channel
 
     @property
     def endpoint(self) -> str:
@@ -181,15 +183,17 @@ class ChildSyncHandle:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a call, and blocks until it is answered."""
-        return self._way.call(self._handle.call_out(args, kwargs, stream=False))
+        return self._channel.call(self._handle.call_out(args, kwargs, stream=False))
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what `call` does; Ray Serve's spelling."""
+        """Does the same as `call`; Ray Serve's name for it."""
         return self.call(*args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> ChildSyncStream:
         """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""
-        return ChildSyncStream(self._way.stream(self._handle.call_out(args, kwargs, stream=True)))
+        return ChildSyncStream(
+            self._channel.stream(self._handle.call_out(args, kwargs, stream=True))
+        )
 
     if not TYPE_CHECKING:
 

@@ -1,6 +1,7 @@
-"""What all handles have in common: options of their own, and what these ask of each call.
+"""The common parts of all handles: their options, and how these become options of each call.
 
-Options as other systems spell them are answered with the name that they have here.
+Methods as Ray Serve spells them (``handle.method``, ``result()``) raise errors that show what to
+write instead.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class RemoteCall(Coroutine[Any, Any, Any]):
-    """What `remote` gives: the coroutine of the call.
+    """The result of `remote`: a wrapper of the call's coroutine, with hints for users of Ray.
 
-    Those who come from Ray ask it for its ``result()``, or give it to ``ray.get``, which shows its
-    text; both are told what to write instead.
+    ``result()`` raises an error that shows what to write instead. So does the repr, which appears
+    in the error of ``ray.get``.
 
     Args:
-        coroutine: The coroutine, which this stands for in all else.
-        endpoint: What it calls.
+        coroutine: The wrapped coroutine.
+        endpoint: The name of the endpoint that it calls.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], endpoint: str) -> None:
@@ -65,7 +66,7 @@ class RemoteCall(Coroutine[Any, Any, Any]):
         self._coroutine.close()
 
     def result(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Says what to write instead.
+        """Raises an error that shows what to write instead.
 
         Raises:
             TypeError: Always.
@@ -77,7 +78,7 @@ class RemoteCall(Coroutine[Any, Any, Any]):
         )
 
     def __getattr__(self, name: str) -> Any:
-        # What event loops look at of a coroutine, such as whether it runs.
+        # For attributes that event loops read, such as whether the coroutine runs.
         return getattr(self._coroutine, name)
 
     def __repr__(self) -> str:
@@ -85,7 +86,7 @@ class RemoteCall(Coroutine[Any, Any, Any]):
 
 
 SYNC_CALL: Final = "handle.options(method_name={name!r}).call(...)"
-"""How a method is called by a handle that blocks."""
+"""How a blocking handle calls a method."""
 
 _INSTEAD: Final = (
     "result = await handle.remote(...), or in code without await handle.sync.call(...)"
@@ -93,11 +94,11 @@ _INSTEAD: Final = (
 
 
 def no_such_attribute(name: str, call: str) -> AttributeError:
-    """Makes the error of ``handle.method``, which is how Ray Serve calls methods.
+    """Makes the error for ``handle.method``, which is how Ray Serve calls methods.
 
     Args:
         name: The attribute.
-        call: How a handle of that kind makes a call.
+        call: How this kind of handle calls a method, for the message.
     """
     if name.startswith("_"):
         return AttributeError(f"a handle has no attribute {name!r}")
@@ -109,7 +110,7 @@ def no_such_attribute(name: str, call: str) -> AttributeError:
 
 
 class Optioned(ABC):
-    """A handle."""
+    """The base of handles: `options` and `remote`."""
 
     def options(
         self,
@@ -121,7 +122,7 @@ class Optioned(ABC):
         timeout_s: float | None = None,
         priority: int | None = None,
     ) -> Self:
-        """Returns the same handle with options of its own; see `Handle.options`."""
+        """Returns a copy of the handle with other options; see `Handle.options`."""
         given = {
             "method_name": method_name,
             "shard_key": shard_key,
@@ -133,7 +134,7 @@ class Optioned(ABC):
         return self._optioned({name: value for name, value in given.items() if value is not None})
 
     def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
-        """Does what `call` does; Ray Serve's spelling."""
+        """Does the same as `call`; Ray Serve's name for it."""
         return RemoteCall(self.call(*args, **kwargs), self.endpoint)
 
     if TYPE_CHECKING:
@@ -154,20 +155,20 @@ class Optioned(ABC):
 
     @abstractmethod
     def _optioned(self, given: dict[str, Any]) -> Self:
-        """Returns the same handle with some options changed."""
+        """Returns a copy of the handle with some options changed."""
 
 
 @dataclass(frozen=True)
 class HandleOptions:
-    """What the calls of a handle ask for.
+    """The options of a handle, for each of its calls.
 
     Attributes:
-        method_name: Which method of the backend's code to call.
+        method_name: The method of the backend's code to call.
         shard_key: Calls with equal keys go to the same backend.
-        http_method: What the code finds in the request's metadata as ``"method"``.
-        http_headers: What it finds there as ``"headers"``.
+        http_method: The value of ``"method"`` in the request's metadata.
+        http_headers: The value of ``"headers"`` there.
         timeout_s: How long a call may take, in seconds.
-        priority: Its level.
+        priority: The priority level of the request.
     """
 
     method_name: str = "__call__"
@@ -178,7 +179,7 @@ class HandleOptions:
     priority: int | None = None
 
     def with_changes(self, changes: Mapping[str, Any]) -> HandleOptions:
-        """Checks what is named, and lays it over this.
+        """Checks changes of the options, and returns the changed options.
 
         Raises:
             TypeError: A value has the wrong type.
@@ -197,7 +198,7 @@ class HandleOptions:
         return replace(self, **given)
 
     def item_without_data(self, method_batcher: MethodBatcher, entry: Entry) -> Any:
-        """Returns the item of a call without arguments: an empty request, for code that takes one.
+        """Returns the item of a call without arguments: an empty request, if the code takes one.
 
         Raises:
             TypeError: The code needs arguments.
@@ -208,7 +209,7 @@ class HandleOptions:
         return entry.item((), {}) if item is None else item
 
     def metadata(self, endpoint: str) -> Mapping[str, Any]:
-        """Returns what the code finds in the request's metadata.
+        """Returns the metadata of a request.
 
         Args:
             endpoint: The name of the endpoint that is called.
@@ -220,11 +221,11 @@ class HandleOptions:
         return metadata
 
     def call_options(self, metadata: Mapping[str, Any], spent_s: float = 0.0) -> CallOptions | None:
-        """Returns what the engine is asked for beside the metadata; None for nothing.
+        """Returns the call's options for the batcher; None if it has none but the metadata.
 
         Args:
-            metadata: What the code finds in the request's metadata.
-            spent_s: How much of its time a call has used up, in seconds.
+            metadata: The metadata of the request.
+            spent_s: How much of its time limit the call has used up, in seconds.
         """
         timeout_s = _time_left()
         if self.timeout_s is not None:
@@ -236,9 +237,9 @@ class HandleOptions:
 
 
 def _time_left() -> float | None:
-    """Returns how long the batch that makes a call may take yet, in seconds; None for no limit.
+    """Returns the time left to the running batch that makes a call, in seconds; None for no limit.
 
-    That is until the last of its deadlines: before it, somebody waits for what the call is for.
+    This is the time until the last deadline of its requests: before it, a caller still waits.
     """
     batch = running_batch.get(None)
     if batch is None:
@@ -250,14 +251,16 @@ def _time_left() -> float | None:
     return max(0.0, max(limits) - anyio.current_time())
 
 
-async def routed(endpoint: Endpoint, asked: HandleOptions) -> tuple[MethodBatcher, float]:
-    """Chooses where a call goes; returns that, and how long it took, in seconds."""
-    backend = endpoint.backend_for(asked.shard_key)
+async def routed(endpoint: Endpoint, handle_options: HandleOptions) -> tuple[MethodBatcher, float]:
+    """Chooses the batcher for a call; returns it, and the time that took, in seconds."""
+    backend = endpoint.backend_for(handle_options.shard_key)
     if (
         backend is not None
-        and (method_batcher := backend.method_batchers.get(asked.method_name)) is not None
+        and (method_batcher := backend.method_batchers.get(handle_options.method_name)) is not None
     ):
         return method_batcher, 0.0
     started = anyio.current_time()
-    method_batcher = await endpoint.routed(asked.method_name, asked.shard_key, asked.timeout_s)
+    method_batcher = await endpoint.routed(
+        handle_options.method_name, handle_options.shard_key, handle_options.timeout_s
+    )
     return method_batcher, anyio.current_time() - started

@@ -1,4 +1,4 @@
-"""The client of code that runs in a backend: the controller that the backend belongs to."""
+"""The client for code that runs in a backend, of the controller that the backend belongs to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class InsideClient:
-    """A controller in this process, for code of its backends: leaving it ends nothing."""
+    """The client of a controller in this process, for code of its backends.
+
+    Leaving its context does not shut the controller down.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -36,7 +39,7 @@ class InsideClient:
 
 
 def client_inside() -> InsideClient | ChildClient | None:
-    """Returns the client of the code that calls this, if it runs in a backend."""
+    """Returns the client for the calling code, if that runs in a backend; None if not."""
     if parent_channel.get(None) is not None:
         return ChildClient()
     client = running_controller.get(None)

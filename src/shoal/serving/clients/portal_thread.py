@@ -1,7 +1,7 @@
-"""A thread with an event loop, into which other threads hand coroutines.
+"""A thread with an event loop, in which other threads can run coroutines.
 
-anyio's `start_blocking_portal` has one too, but its thread keeps the program from ending until it
-is stopped, and a notebook's user stops nothing. This one is a daemon.
+anyio's `start_blocking_portal` starts one too, but its thread keeps the program from ending until
+it is stopped, which users of notebooks rarely do. This one is a daemon.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 
 
 class PortalThread:
-    """A `Bridge` into an event loop of its own, which is begun when it is first needed.
+    """A `Bridge` to an event loop in a new thread, which starts when it is first needed.
 
     Args:
-        name: What to call the thread.
+        name: The name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -41,9 +41,9 @@ class PortalThread:
         self._process = os.getpid()
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
-        """Does what `Bridge.run` says."""
+        """See `Bridge.run`."""
         check_may_block(instead)
-        return self._begun().run(function, instead)
+        return self._started().run(function, instead)
 
     def close(self, last: Callable[[], Awaitable[object]]) -> None:
         """Runs one last coroutine, and ends the thread. Idempotent."""
@@ -59,7 +59,7 @@ class PortalThread:
             self._thread.join()
 
     async def aclose(self, last: Callable[[], Awaitable[object]]) -> None:
-        """Does the same without blocking the event loop.
+        """Does what `close` does, without blocking the event loop.
 
         Cancellation: waits for the end of the thread nevertheless.
         """
@@ -68,31 +68,31 @@ class PortalThread:
                 await anyio.to_thread.run_sync(self.close, last)
         self._is_closed = True
 
-    def _begun(self) -> PortalBridge:
+    def _started(self) -> PortalBridge:
         with self._lock:
             if self._is_closed:
                 raise ShutDown("this client is closed")
             if self._bridge is None:
                 self._process = os.getpid()
-                begun: Future[BlockingPortal] = Future()
+                started: Future[BlockingPortal] = Future()
                 self._thread = threading.Thread(
-                    target=_serve, args=(begun,), name=self._name, daemon=True
+                    target=_serve, args=(started,), name=self._name, daemon=True
                 )
                 self._thread.start()
-                self._portal = begun.result()
+                self._portal = started.result()
                 self._bridge = PortalBridge(self._portal, self._thread.ident)
             return self._bridge
 
 
-def _serve(begun: Future[BlockingPortal]) -> None:
+def _serve(started: Future[BlockingPortal]) -> None:
     async def main() -> None:
         async with BlockingPortal() as portal:
-            begun.set_result(portal)
+            started.set_result(portal)
             await portal.sleep_until_stopped()
 
     try:
         anyio.run(main, backend="trio")
     except BaseException as error:
-        if begun.done():
+        if started.done():
             raise
-        begun.set_exception(error)
+        started.set_exception(error)

@@ -1,6 +1,7 @@
-"""What drives a controller: one protocol, whether it is in this process or behind HTTP.
+"""The protocols of clients and handles, for a controller in this process or behind HTTP.
 
-`Client` has the verbs; the `Handle` that it gives calls one endpoint.
+A `Client` has the verbs that operate a controller. Its `get_handle` returns a `Handle`, which calls
+one endpoint.
 """
 
 from __future__ import annotations
@@ -18,24 +19,24 @@ if TYPE_CHECKING:
 
 
 class SyncClient(Protocol):
-    """A client for threads and notebooks: the same verbs as plain functions, which block.
+    """A client for threads and notebooks: the verbs of `Client` as plain functions that block.
 
-    ``create_backend``, ``list_backends`` and so on take and return what `Client`'s do.
+    They have the same parameters and results.
     """
 
     def __getattr__(self, verb: str) -> Callable[..., Any]: ...
 
 
 class Client(Protocol):
-    """Drives a controller.
+    """Operates a controller.
 
-    Each change is accepted whole or refused whole, and has taken effect when its verb returns. A
-    client that was shut down raises `ShutDown` from every verb but `shutdown`. It can't be pickled.
+    Each change is atomic, and has taken effect when its verb returns. A client that was shut down
+    raises `ShutDown` from every verb but `shutdown`. A client can't be pickled.
     """
 
     @property
     def sync(self) -> SyncClient:
-        """The same for threads."""
+        """A client with blocking verbs, for threads."""
         ...
 
     async def create_backend(
@@ -46,47 +47,48 @@ class Client(Protocol):
         config: BackendConfig | Mapping[str, Any] | None = None,
         init_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Creates a backend, and waits until a replica of it is ready.
+        """Creates a backend, and waits until one of its replicas is ready.
 
         Args:
-            tag: What to call it: 1 to 64 of ``A-Z a-z 0-9 _ . : -``.
+            tag: Its name: 1 to 64 of the characters ``A-Z a-z 0-9 _ . : -``.
             definition: A function, a class, or an import path ``"package.module:Name"``.
-            *init_args: What a class is instantiated with.
-            config: How it runs; see `BackendConfig`.
-            init_kwargs: The same by name.
+            *init_args: The positional arguments of the class.
+            config: Its options; see `BackendConfig`.
+            init_kwargs: The keyword arguments of the class.
 
         Raises:
             NameTaken: There is a backend of that tag.
             TypeError: An argument has the wrong type.
-            ValueError: An argument is out of its range, or no import path.
+            ValueError: An argument is out of its range, or not an import path.
             NotAllowed: The operator did not allow the import path's module.
-            NotDurable: State is kept, and the definition or an argument can't be.
-            ReplicaNotStarted: No replica could be started, for instance since the import path names
-                nothing; then there is no backend.
+            NotDurable: State is kept, and the definition or an argument can't be written to it.
+            ReplicaNotStarted: No replica could be started, for example since the import path leads
+                to nothing; the backend is not created.
         """
         ...
 
     async def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
-        """Changes the options that are named, and no others.
+        """Changes the given options, and no others.
 
-        Batching, bounds and the number of replicas change at once. A new ``user_config`` is given
-        to each replica's ``reconfigure``. What only a new replica can take in replaces them: new
-        ones are started one by one, and the old ones drain when all of those are ready.
+        Options of batching, limits and the number of replicas change at once. A new ``user_config``
+        is given to each replica's ``reconfigure``. An option that only new replicas can apply
+        replaces the replicas: new ones are started one by one, and the old ones drain when all new
+        ones are ready.
 
         Raises:
             NoSuchName: There is no such backend.
             TypeError: An option is unknown or has the wrong type; nothing is changed.
             ValueError: An option is out of its range; nothing is changed.
-            ReplicaNotStarted: A new replica could not be started, or died before all were there;
+            ReplicaNotStarted: A new replica could not be started, or died before all were ready;
                 the old ones stay, nothing is changed.
-            ReplicaDied: A replica died of the new user config, or was ill after it; one with the
-                old config has taken its place, nothing is changed.
-            Exception: What ``reconfigure`` raised; the old config is given back to the replicas.
+            ReplicaDied: A replica died of the new user config, or was unhealthy after it; one with
+                the old config has replaced it, nothing is changed.
+            Exception: ``reconfigure`` raised this; the replicas are given the old config again.
 
-        Cancellation: what was changed so far is undone; once all is changed it stays, and nobody
-        waits for the old replicas to end.
+        Cancellation: a change that is not complete is undone. A complete one stays, and the call
+        does not wait for the old replicas to end.
         """
         ...
 
@@ -103,12 +105,12 @@ class Client(Protocol):
         ...
 
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
-        """Changes the number of replicas, and waits until there are so many.
+        """Changes the number of replicas, and waits until that many are ready.
 
         Raises:
             NoSuchName: There is no such backend.
             ValueError: The number is less than 1.
-            ReplicaNotStarted: A new replica could not be started; then the number is as before.
+            ReplicaNotStarted: A new replica could not be started; the number stays as before.
 
         Cancellation: as for `update_backend_config`.
         """
@@ -126,17 +128,17 @@ class Client(Protocol):
         ...
 
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
-        """Deletes a backend, once what is in its line has been answered.
+        """Deletes a backend, once its queued requests have been answered.
 
         Args:
-            tag: Which.
-            force: Fail what is in its line instead of waiting for it.
+            tag: The backend's tag.
+            force: Fail the queued requests instead of waiting for them.
 
         Raises:
             NoSuchName: There is no such backend.
             InUse: An endpoint sends it traffic, or shadow traffic.
 
-        Cancellation: once it is deleted, what is in its line is answered all the same. Another call
+        Cancellation: once the deletion has begun, queued requests are still answered. Another call
         waits for that too, and one with `force` ends it.
         """
         ...
@@ -152,11 +154,11 @@ class Client(Protocol):
         """Creates an endpoint all of whose traffic goes to one backend.
 
         Args:
-            name: What to call it: 1 to 64 of ``A-Z a-z 0-9 _ . : -``.
-            backend: The backend; None to hold its requests until traffic is set.
-            route: Its path, which starts with "/"; None for handles alone.
-            methods: The HTTP methods that it answers. What code gets of a request without a body,
-                such as a GET, is its query.
+            name: Its name: 1 to 64 of the characters ``A-Z a-z 0-9 _ . : -``.
+            backend: The backend; None to hold requests until traffic is set.
+            route: Its path, which starts with "/"; None if only handles call it.
+            methods: The HTTP methods that it accepts. For a request without a body, such as a GET,
+                the code gets the query.
 
         Raises:
             NameTaken: There is an endpoint of that name, or one with that route and method.
@@ -183,12 +185,12 @@ class Client(Protocol):
 
         Args:
             endpoint: The endpoint.
-            weights: The share of each backend; together 1, to within a millionth.
+            weights: The share of each backend; the sum must be 1, to within a millionth.
 
         Raises:
             NoSuchName: There is no such endpoint or backend.
-            TypeError: A weight is no number.
-            ValueError: A weight is negative, or they don't sum to 1.
+            TypeError: A weight is not a number.
+            ValueError: A weight is negative, or the weights don't sum to 1.
         """
         ...
 
@@ -200,50 +202,50 @@ class Client(Protocol):
         *,
         compare: Callable[[Any, Any], bool] | str | None = None,
     ) -> None:
-        """Copies a share of an endpoint's requests to a backend, whose answers are dropped.
+        """Copies a share of an endpoint's requests to a backend, and discards its answers.
 
-        A backend that has traffic of the endpoint as well gets no copy of what it answers itself;
-        copies of the rest wait in the line of its own requests, which they may delay.
+        A backend that has traffic of the endpoint too gets no copies of requests that it answers
+        itself. Copies of the others wait in the same queue as its own requests, and may delay them.
 
         Args:
             endpoint: The endpoint.
             backend: The backend that gets the copies.
             proportion: The share, from 0 to 1; 0 stops it.
-            compare: A function of the endpoint's answer and the copy's that says whether they are
-                alike, or an import path of one; what it says is counted.
+            compare: A function that returns whether the endpoint's answer (the first argument) and
+                the copy's (the second) agree, or its import path; its results are counted.
 
         Raises:
             NoSuchName: There is no such endpoint or backend.
-            TypeError: The proportion is no number, or `compare` no function.
+            TypeError: The proportion is not a number, or `compare` is not a function.
             ValueError: The proportion is not from 0 to 1.
         """
         ...
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> Handle:
-        """Returns what calls an endpoint.
+        """Returns a handle of an endpoint.
 
         Args:
             endpoint: The endpoint.
-            missing_ok: Whether the endpoint may be yet to come: calls raise `NoSuchName` until it
-                is there.
+            missing_ok: Whether the endpoint need not exist yet; until it does, calls raise
+                `NoSuchName`.
 
         Raises:
             NoSuchName: There is no such endpoint.
-            TypeError: The name is no text, with `missing_ok`.
+            TypeError: The name is not text, with `missing_ok`.
             ValueError: No endpoint can have that name, with `missing_ok`.
         """
         ...
 
     async def status(self) -> Status:
-        """Returns what there is, and how it is."""
+        """Returns the status of all backends and endpoints."""
         ...
 
     async def shutdown(self) -> None:
-        """Ends the controller, once what is under way has been answered, within its time limits.
+        """Ends the controller, once pending requests have been answered or have timed out.
 
         Idempotent; another call waits for the same end.
 
-        Cancellation: nobody waits for the end any more, which comes all the same.
+        Cancellation: the call stops waiting, and the controller ends nevertheless.
         """
         ...
 
@@ -279,11 +281,11 @@ class SyncHandle(Protocol):
         ...
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what `call` does; Ray Serve's spelling."""
+        """Does the same as `call`; Ray Serve's name for it."""
         ...
 
     def options(self, **options: Any) -> SyncHandle:
-        """Returns the same handle with options of its own; see `Handle.options`."""
+        """Returns a copy of the handle with other options; see `Handle.options`."""
         ...
 
     def stream(self, *args: Any, **kwargs: Any) -> Any:
@@ -301,25 +303,25 @@ class Handle(Protocol):
 
     @property
     def sync(self) -> SyncHandle:
-        """The same for threads."""
+        """A handle with blocking calls, for threads."""
         ...
 
     def call(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """Makes a call; await its result.
 
         Raises:
-            NoSuchName: The endpoint, or its method, is not there any more.
+            NoSuchName: There is no such endpoint or method.
             TypeError: The method is answered by a stream, or the arguments don't fit.
             Exception: As for any batched call.
         """
         ...
 
     def remote(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
-        """Does what `call` does; Ray Serve's spelling."""
+        """Does the same as `call`; Ray Serve's name for it."""
         ...
 
     def stream(self, *args: Any, **kwargs: Any) -> ResultIterator:
-        """Makes a call that is answered by a stream, when the stream is entered."""
+        """Returns the stream of a call, which is made when the stream is entered."""
         ...
 
     def options(
@@ -332,14 +334,14 @@ class Handle(Protocol):
         timeout_s: float | None = None,
         priority: int | None = None,
     ) -> Handle:
-        """Returns the same handle with options of its own; what is not named stays as it is.
+        """Returns a copy of the handle with other options; those not given stay as they are.
 
         Args:
-            method_name: Which method of the backend's code to call.
-            shard_key: Calls with equal keys go to the same backend, under the same traffic.
-            http_method: What the code finds in the request's metadata as ``"method"``.
-            http_headers: What it finds there as ``"headers"``.
+            method_name: The method of the backend's code to call.
+            shard_key: Calls with equal keys go to the same backend, while the traffic is the same.
+            http_method: The value of ``"method"`` in the request's metadata.
+            http_headers: The value of ``"headers"`` there.
             timeout_s: How long a call may take from when it is made, in seconds.
-            priority: Its level, from 1, the highest.
+            priority: The priority level of the request, from 1, the highest.
         """
         ...

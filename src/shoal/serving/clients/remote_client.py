@@ -1,7 +1,7 @@
 """A client of a server, through its admin API; extra ``shoal[client]``.
 
-Verbs, errors and results are those of a client in the server's own process. What differs is what
-JSON can't carry: code is named by import paths, and calls take and give what JSON has.
+Verbs, errors and results are those of a client in the server's own process, except for what JSON
+can't carry: code is given by import paths, and arguments and results of calls are JSON values.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600
         async with shoal.connect("unix:/run/shoal.sock") as client:
             await client.set_traffic("classify", {"old": 0.9, "new": 0.1})
 
-    Entering it checks that the server is there. Without ``async with``, close it with `aclose`. A
+    Entering it checks that the server answers. Without ``async with``, close it with `aclose`. A
     client belongs to the event loop where it is first used. A program without an event loop writes
-    ``with shoal.connect(url) as client:``, and gets the client's ``.sync`` face.
+    ``with shoal.connect(url) as client:``, and gets the client's ``.sync``, which blocks.
 
     Args:
         url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
-        token: The operator's token, for a door that asks for one.
-        timeout_s: How long the server may take over a verb, in seconds; None for no limit. Verbs
-            wait until replicas are ready. Calls have time limits of their own.
+        token: The operator's token, for an admin API that requires one.
+        timeout_s: How long the server may take for a verb, in seconds; None for no limit. Some
+            verbs wait until replicas are ready. Calls have their own time limits.
 
     Raises:
-        TypeError: The URL or the token is no text.
-        ValueError: The URL is none that leads to a server.
+        TypeError: The URL or the token is not text.
+        ValueError: The URL has none of these forms, or the token has invalid characters.
         ModuleNotFoundError: httpx is not installed.
     """
     return RemoteClient(url, token=token, timeout_s=timeout_s)
 
 
 class RemoteClient:
-    """Drives the controller of a server; see `shoal.serving.clients.protocol.Client` and `connect`.
+    """Operates a server's controller; see `shoal.serving.clients.protocol.Client` and `connect`.
 
     Every verb also raises:
         ConnectionError: The server can't be reached, or the connection broke; in the second case
-            what was asked for may have been done.
+            the request may have been carried out.
         TimeoutError: The server took longer than ``timeout_s``.
         NotAllowed: The token is wrong.
         ShutDown: This client was shut down or closed.
 
-    Cancellation: closes the connection, and the server gives the verb up.
+    Cancellation: closes the connection, and the server cancels the verb.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class RemoteClient:
 
     @property
     def url(self) -> str:
-        """Where the server is."""
+        """The URL of the server."""
         return self._connection.url
 
     @property
     def sync(self) -> RemoteSyncFace:
-        """The same for threads; it has connections of its own, in a thread of its own."""
+        """A client with blocking verbs, for threads; it has its own connections and event loop."""
         if self._sync is None:
             of_thread = RemoteClient(self.url, **cast("Any", self._made_with))
             self._sync = RemoteSyncFace(of_thread, self._connection.close_to)
@@ -235,7 +235,7 @@ class RemoteClient:
         return cast("Status", made(Status, await self._connection.ask("GET", "status")))
 
     async def shutdown(self) -> None:
-        """See `Client.shutdown`: it is the server's controller that ends, for all its clients."""
+        """See `Client.shutdown`: the server's controller ends, for all its clients."""
         if self._connection.is_closed:
             return
         await self._connection.ask("POST", "shutdown")
@@ -244,11 +244,11 @@ class RemoteClient:
             self._sync.close_to(_SHUT_DOWN)
 
     def close_to(self, reason: str) -> None:
-        """Refuses whatever is asked from here on, for this reason."""
+        """Refuses all further requests, for this reason."""
         self._connection.close_to(reason)
 
     def handle(self, endpoint: str, chosen: Mapping[str, Any]) -> RemoteHandle:
-        """Returns a handle with options, without asking whether the endpoint is there."""
+        """Returns a handle with options, without checking that the endpoint exists."""
         return RemoteHandle(endpoint, self._connection, self._sync_handle, chosen)
 
     def __reduce__(self) -> Any:
@@ -262,14 +262,14 @@ class RemoteClient:
 
 
 class RemoteSyncFace:
-    """A remote client for threads and notebooks; its event loop runs in a thread of its own.
+    """A remote client for threads and notebooks; its event loop runs in its own thread.
 
-    ``with shoal.connect(url).sync as client: client.status()``; or `close` it. The thread is begun
-    at the first verb, and does not keep the program from ending.
+    ``with shoal.connect(url).sync as client: client.status()``; or `close` it. The thread starts
+    with the first verb, and does not keep the program from ending.
 
     Args:
         client: The client.
-        shut_down: Told why, once the server's controller was shut down by this face.
+        shut_down: Called with the reason when this object has shut the server's controller down.
     """
 
     def __init__(self, client: RemoteClient, shut_down: Callable[[str], None]) -> None:
@@ -279,7 +279,7 @@ class RemoteSyncFace:
         self._shut_down = shut_down
 
     def __getattr__(self, verb: str) -> Callable[..., Any]:
-        if verb == "_verbs":  # which a copy lacks that is being made
+        if verb == "_verbs":  # not set yet in an object that is being copied
             raise AttributeError(verb)
         found: Callable[..., Any] = getattr(self._verbs, verb)
         return found
@@ -294,7 +294,7 @@ class RemoteSyncFace:
         self.close()
 
     def connected(self) -> Self:
-        """Checks that the server is there, and returns itself.
+        """Checks that the server answers, and returns itself.
 
         Raises:
             As every verb of `RemoteClient`.
@@ -322,11 +322,11 @@ class RemoteSyncFace:
         await self._thread.aclose(self._remote.aclose)
 
     def close_to(self, reason: str) -> None:
-        """Refuses whatever is asked from here on, for this reason."""
+        """Refuses all further requests, for this reason."""
         self._remote.close_to(reason)
 
     def handle(self, endpoint: str, chosen: Mapping[str, Any]) -> SyncHandleFace:
-        """Returns a handle with options, without asking whether the endpoint is there."""
+        """Returns a handle with options, without checking that the endpoint exists."""
         return SyncHandleFace(self._remote.handle(endpoint, chosen), self._thread)
 
 
@@ -345,6 +345,6 @@ def _endpoint(name: str) -> str:
 
 
 def _check_name(what: str, name: Any) -> None:
-    # A name that can't be one would be no single step of a path, and nothing can have it.
+    # An invalid name may contain a "/" and change the path; nothing can have that name anyway.
     if not isinstance(name, str) or not is_tag(name):
         raise NoSuchName(f"there is no {what} {name!r}")

@@ -1,8 +1,8 @@
-"""The HTTP of a remote client: where it connects, how it asks, and what went wrong.
+"""The HTTP of a remote client: connections, requests and errors.
 
-What httpx raises becomes a `ConnectionError` or a `TimeoutError` here, and what the server answers
-the error that it stands for. A wait that is cancelled closes its connection, by which the server
-knows that nobody waits any more.
+Errors of httpx are raised as `ConnectionError` or `TimeoutError`, and error responses as the
+exceptions that they describe. Cancelling a wait closes its connection, so the server learns that
+the client no longer waits.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ JSON_LINES: Final = "application/x-ndjson"
 PROBLEM: Final = "urn:shoal:problem:"
 
 _CONNECT_TIMEOUT_S: Final = 10.0
-# Shorter than what servers allow an idle connection, which they would close under a request.
+# Shorter than the servers' limit, so that a server does not close a connection during a request.
 _IDLE_S: Final = 2.0
-# How much later than the server the client gives up on a call with a time limit.
+# How much longer than its time limit the client waits for a call, since the server reports it.
 _MARGIN_S: Final = 10.0
-# A stream has a sign of life every few seconds.
+# The server sends an empty line on a stream every few seconds.
 _SILENCE_S: Final = 60.0
 
-# Refusals of the door itself, which `KINDS` has no class for.
+# Refusals by the admin API itself, for which `KINDS` has no class.
 _REFUSALS: Final[Mapping[str, type[Exception]]] = {
     "wrong-token": NotAllowed,
     "cross-origin": NotAllowed,
@@ -50,17 +50,17 @@ _REFUSALS: Final[Mapping[str, type[Exception]]] = {
 
 
 class ConnectionPool:
-    """A pool of connections to one server, of one event loop.
+    """A pool of connections to one server, for one event loop.
 
     Args:
         url: ``http://host:port``, ``https://...`` or ``unix:/path/to.sock``.
-        token: The operator's token, for a door that asks for one.
-        timeout_s: How long the server may take over a verb, in seconds; None for no limit.
-        transport: What to send by, in place of a socket.
+        token: The operator's token, for an admin API that requires one.
+        timeout_s: How long the server may take for a verb, in seconds; None for no limit.
+        transport: The transport to use instead of sockets.
 
     Raises:
-        TypeError: The URL or the token is no text.
-        ValueError: The URL is none that leads to a server.
+        TypeError: The URL or the token is not text.
+        ValueError: The URL has none of these forms, or the token has invalid characters.
         ModuleNotFoundError: httpx is not installed.
     """
 
@@ -80,17 +80,17 @@ class ConnectionPool:
             self._headers["authorization"] = f"Bearer {_checked_token(token)}"
         self._transport = transport
         self._client: httpx.AsyncClient | None = None
-        # Of streams that were dropped, and whose connections are cut already.
+        # Streams that were garbage-collected; their connections are shut down already.
         self._dropped: list[StreamingAnswer] = []
         self._closed: str | None = None
 
     def close_to(self, reason: str) -> None:
-        """Refuses whatever is asked from here on, for this reason."""
+        """Refuses all further requests, for this reason."""
         self._closed = self._closed or reason
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can be asked any more."""
+        """Whether further requests are refused."""
         return self._closed is not None
 
     async def aclose(self) -> None:
@@ -102,25 +102,25 @@ class ConnectionPool:
             await client.aclose()
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """Asks for a verb, and returns what the server answers.
+        """Sends the request of a verb, and returns the server's answer.
 
         Raises:
             ShutDown: The client is closed.
             ConnectionError: The server can't be reached, or the connection broke.
             TimeoutError: The server took too long.
-            Exception: What the verb raised.
+            Exception: The verb raised this.
 
-        Cancellation: closes the connection, so that the server gives up as well.
+        Cancellation: closes the connection, so that the server cancels the verb.
         """
         return await self._ask(method, path, body, self.timeout_s)
 
     async def call(self, path: str, body: Any, timeout_s: float | None) -> Any:
-        """Asks for a call with one result; like `ask`, but for the time that it may take."""
+        """Makes a call with one result; like `ask`, but with a time limit of its own."""
         patience_s = None if timeout_s is None else timeout_s + _MARGIN_S
         return await self._ask("POST", path, body, patience_s)
 
     async def open_stream(self, path: str, body: Any) -> StreamingAnswer:
-        """Asks for a call that is answered by a stream; close the answer.
+        """Makes a call that is answered by a stream; the caller must close the answer.
 
         Raises:
             As `ask`.
@@ -135,9 +135,9 @@ class ConnectionPool:
         raise self.error_of(response.status_code, _parsed(response))
 
     def drop(self, answer: StreamingAnswer) -> None:
-        """Leaves a stream that nobody refers to any more; in any thread."""
+        """Disconnects a stream that was garbage-collected unclosed; in any thread."""
         self._dropped.append(answer)
-        answer.cut()
+        answer.disconnect()
         warnings.warn(
             f"a stream of {self.url} was not closed; "
             "use it as: async with handle.stream(x) as stream: ...",
@@ -149,9 +149,9 @@ class ConnectionPool:
         while self._dropped:
             await self._dropped.pop().aclose()
 
-    def error_of(self, status: int, told: Any) -> Exception:
-        """Makes the error that a problem, as it was told, stands for."""
-        problem = cast("Mapping[str, Any]", told if isinstance(told, dict) else {})
+    def error_of(self, status: int, body: Any) -> Exception:
+        """Makes the exception that the JSON body of an error response describes."""
+        problem = cast("Mapping[str, Any]", body if isinstance(body, dict) else {})
         kind = str(problem.get("type", "")).removeprefix(PROBLEM)
         text = str(problem.get("detail") or problem.get("title") or f"status {status}")
         if kind in _REFUSALS:
@@ -161,25 +161,25 @@ class ConnectionPool:
             return error
         if status == 404:
             return ConnectionError(
-                f"there is no admin API at {self.url}: it is off without a token, or the server is "
-                "no Shoal's"
+                f"there is no admin API at {self.url}: it is off without a token, or this is not "
+                "a Shoal server"
             )
         return RuntimeError(f"{self.url} answered {status}: {text}")
 
     def broken(self, error: Exception) -> Exception:
-        """Says what an error of httpx means."""
+        """Returns the builtin exception that stands for an error of httpx."""
         import httpx
 
-        said = str(error) or type(error).__name__
+        message = str(error) or type(error).__name__
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return ConnectionError(
-                f"no server answers at {self.url} ({said}); start one:\n"
+                f"no server answers at {self.url} ({message}); start one:\n"
                 "    shoal serve my_module:app"
             )
         if isinstance(error, httpx.TimeoutException):
-            return TimeoutError(f"{self.url} took too long; what was asked for may still be done")
+            return TimeoutError(f"{self.url} took too long; the request may still be carried out")
         return ConnectionError(
-            f"the connection to {self.url} broke ({said}); what was asked for may have been done"
+            f"the connection to {self.url} broke ({message}); the request may have been carried out"
         )
 
     async def _ask(self, method: str, path: str, body: Any, patience_s: float | None) -> Any:
@@ -223,15 +223,15 @@ class ConnectionPool:
 
         import httpx
 
-        # As many connections as there are calls: the server has a limit of its own.
+        # As many connections as there are calls: the server has its own limit.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=_IDLE_S)
-        # To read which authorities are trusted takes 30 ms. Where no TLS is spoken, none is.
+        # Loading the trusted certificate authorities takes 30 ms, and is needed only for TLS.
         is_tls = urlsplit(self._base).scheme == "https"
         verify = is_tls or ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         transport = self._transport
         if transport is None and self._socket is not None:
             transport = httpx.AsyncHTTPTransport(verify, uds=self._socket, limits=limits)
-        # What the environment says of proxies is for the web; the token should not pass by one.
+        # The environment's proxies are for the web, and the token should not be sent through one.
         return httpx.AsyncClient(
             base_url=self._base,
             headers=self._headers,
@@ -243,7 +243,7 @@ class ConnectionPool:
 
 
 class StreamingAnswer:
-    """The answer of a call that is answered by a stream, line by line.
+    """The streaming HTTP response of a call, line by line.
 
     Attributes:
         lines: The lines, without the empty ones.
@@ -255,35 +255,34 @@ class StreamingAnswer:
         network = response.extensions.get("network_stream")
         self._socket: Any = None if network is None else network.get_extra_info("socket")
 
-    def cut(self) -> None:
-        """Ends the connection under the answer, by which the server knows; in any thread."""
+    def disconnect(self) -> None:
+        """Shuts the connection down, so that the server cancels the call; in any thread."""
         with suppress(OSError):
             if self._socket is not None:
                 with socket.socket(fileno=os.dup(self._socket.fileno())) as same:
                     same.shutdown(socket.SHUT_RDWR)
 
     async def aclose(self) -> None:
-        """Closes it, and its connection. Idempotent.
+        """Closes the response and its connection. Idempotent.
 
         Cancellation: it is closed nevertheless.
         """
         with anyio.CancelScope(shield=True):
             await self._response.aclose()
-            # httpx has several generators, one within the other, and closing the outermost leaves
-            # the inner ones to the garbage collector. But the connection is closed: to read on ends
-            # them all.
+            # httpx nests several generators, and closing the outermost one leaves the inner ones to
+            # the garbage collector. The connection is closed, so reading on ends them all.
             with suppress(Exception):
                 async for _ in self.lines:
                     pass
 
 
 async def _lines_of(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    # Not `aiter_lines`, which also ends lines at characters that JSON has within text.
+    # Not `aiter_lines`, which also splits at characters that may occur in JSON strings.
     rest = b""
     async for piece in response.aiter_bytes():
         *lines, rest = (rest + piece).split(b"\n")
         for line in lines:
-            if line:  # an empty one is a sign of life
+            if line:  # the server sends an empty one as a keep-alive
                 yield line
 
 
@@ -292,46 +291,47 @@ def _import_httpx() -> None:
         importlib.import_module("httpx")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"a remote client needs {error.name}, which is not here: pip install 'shoal[client]'",
+            f"a remote client needs {error.name}, which is not installed: pip install "
+            "'shoal[client]'",
             name=error.name,
         ) from None
 
 
 def _split(url: str) -> tuple[str, str | None]:
-    """Returns the base of the requests' URLs, and the path of the UNIX socket if it is one."""
+    """Returns the base of the requests' URLs, and the path of the UNIX socket, if it is one."""
     right = "write http://127.0.0.1:8000 or unix:/run/shoal.sock"
     if not isinstance(url, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
-        raise TypeError(f"a server's URL is text, not {url!r}; {right}")
+        raise TypeError(f"a server's URL must be text, not {url!r}; {right}")
     if url.startswith("unix:"):
         path = url.removeprefix("unix:")
         path = path.removeprefix("//") if path.startswith("///") else path
         if not path:
-            raise ValueError(f"{url!r} names no socket; {right}")
+            raise ValueError(f"{url!r} has no path of a socket; {right}")
         return "http://localhost", path
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is no URL of a server; {right}")
+        raise ValueError(f"{url!r} is not a server's URL; {right}")
     if parts.username is not None or parts.query or parts.fragment:
-        raise ValueError(f"a server's URL has no user, query or fragment; {right}")
+        raise ValueError(f"a server's URL can't have a user, query or fragment; {right}")
     return url.rstrip("/"), None
 
 
 def _checked_token(token: str) -> str:
     if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance] (users' mistakes)
-        raise TypeError(f"a token is text, not of type {type(token).__name__}")
+        raise TypeError(f"a token must be text, not of type {type(token).__name__}")
     if not token.isascii() or not token.isprintable() or not token or " " in token:
-        raise ValueError("a token is made of printable ASCII characters, without spaces")
+        raise ValueError("a token must be printable ASCII characters, without spaces")
     return token
 
 
 def _parsed(response: httpx.Response) -> Any:
-    """Returns the JSON of an answer; of an error that is none, an empty mapping."""
+    """Returns the JSON of a response; an empty mapping for an error response without JSON."""
     try:
         parsed: Any = json.loads(response.content)
     except ValueError:
         if response.is_success:
             raise ConnectionError(
-                f"{response.url} did not answer with JSON: it is no Shoal's admin API"
+                f"{response.url} did not answer with JSON: it is not Shoal's admin API"
             ) from None
         return dict[str, Any]()
     return parsed

@@ -1,4 +1,4 @@
-"""Calls of an endpoint through the admin API."""
+"""A handle that calls an endpoint through the admin API."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LEAST_S = 0.001
 
 @dataclass(frozen=True, repr=False)
 class RemoteHandle(Optioned):
-    """Calls an endpoint of a server; see `Handle`. Arguments and results are what JSON has.
+    """Calls an endpoint of a server; see `Handle`. Arguments and results are JSON values.
 
     Attributes:
         endpoint: The endpoint's name.
-        connection: What leads to the server.
+        connection: The connections to the server.
         to_sync: Makes the handle for threads.
         chosen: The options that are not None.
     """
@@ -42,7 +42,7 @@ class RemoteHandle(Optioned):
 
     @property
     def sync(self) -> SyncHandleFace:
-        """The same for threads."""
+        """A handle with blocking calls, for threads."""
         return self.to_sync(self)
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -60,12 +60,12 @@ class RemoteHandle(Optioned):
         try:
             return await self.connection.call(self._path, body, timeout_s)
         except DeadlineExceeded:
-            # The deadline of a scope is the scope's to tell; the server's clock may be ahead.
+            # If the deadline was a scope's, let the scope cancel: the server's clock may be ahead.
             await anyio.sleep_until(deadline)
             raise
 
     def stream(self, *args: Any, **kwargs: Any) -> RemoteStream:
-        """Makes a call that is answered by a stream, when the stream is entered."""
+        """Returns the stream of a call, which is made when the stream is entered."""
 
         async def open_() -> StreamingAnswer:
             timeout_s, deadline = await self._time()
@@ -98,7 +98,7 @@ class RemoteHandle(Optioned):
         return f"endpoints/{self.endpoint}/call"
 
     async def _time(self) -> tuple[float | None, float]:
-        """Returns how long the call may take, and the scope's deadline if that is what says so."""
+        """Returns the call's time limit, and the scope's deadline if that is the limit."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         given_s: float | None = self.chosen.get("timeout_s")
         if given_s == math.inf:
@@ -125,7 +125,7 @@ class RemoteStream:
 
     Raises (on entering, or from the iteration, after the results that came before):
         ConnectionError: The connection broke before the stream had ended.
-        Exception: As the stream of a handle here.
+        Exception: As for the stream of a handle in this process.
 
     Cancellation: a wait that is cancelled ends the stream.
     """
@@ -165,7 +165,7 @@ class RemoteStream:
             raise
 
     async def aclose(self) -> None:
-        """Leaves the stream: closes its connection, by which the server knows. Idempotent."""
+        """Closes the stream and its connection, so that the server cancels it. Idempotent."""
         self._over = True
         answer, self._answer = self._answer, None
         if answer is not None:
@@ -183,9 +183,9 @@ class RemoteStream:
             raise ConnectionError(
                 f"the stream from {self._connection.url} broke off before its end"
             )
-        said = json.loads(line)
-        if "item" in said:
-            return said["item"]
-        if "error" in said:
-            raise self._connection.error_of(500, said["error"])
+        message = json.loads(line)
+        if "item" in message:
+            return message["item"]
+        if "error" in message:
+            raise self._connection.error_of(500, message["error"])
         raise StopAsyncIteration

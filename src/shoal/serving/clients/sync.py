@@ -1,9 +1,9 @@
 """A client for threads and notebooks: the verbs of any `Client`, as plain functions that block.
 
-The coroutines run in the client's own event loop; a thread hands them over and waits. So a thread
-of that loop itself must not wait here: nobody would be left to do the work. Any other event loop's
-thread must not either, since all else in that loop would stand still. IPython is let through: its
-cells run inside an event loop, and to block is what a cell does.
+The coroutines run in the client's event loop; a thread submits them and waits. So the thread of
+that loop must not wait here, as that would deadlock. The thread of another event loop must not wait
+either, as that would block all other tasks of the loop. IPython is an exception: it runs a
+notebook's code inside an event loop, and that code is expected to block.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _OVER: Final[Any] = object()
 
 
 class Bridge(Protocol):
-    """How threads have coroutines run in a client's event loop."""
+    """Runs coroutines in a client's event loop, for other threads."""
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
-        """Has an async function run, and waits for what it returns or raises.
+        """Runs an async function in the event loop, waits, and returns its result.
 
         Args:
             function: The function.
@@ -68,14 +68,14 @@ class Bridge(Protocol):
 
         Raises:
             RuntimeError: This thread runs an event loop.
-            ShutDown: The event loop has ended.
-            Exception: What `function` raised.
+            ShutDown: The client's event loop has ended.
+            Exception: `function` raised this.
         """
         ...
 
 
 class PortalBridge:
-    """Leads into the event loop of a blocking portal.
+    """A `Bridge` to the event loop of a blocking portal.
 
     Args:
         portal: The portal.
@@ -88,7 +88,7 @@ class PortalBridge:
         self._thread_id = threading.get_ident() if thread_id is None else thread_id
 
     def run(self, function: Callable[[], Awaitable[T]], instead: str) -> T:
-        """Does what `Bridge.run` says. A thread that is interrupted cancels the coroutine."""
+        """See `Bridge.run`. An exception in the waiting thread cancels the coroutine."""
         if os.getpid() != self._process:
             raise ShutDown(
                 f"this client was made in process {self._process}, and this is {os.getpid()}, a "
@@ -107,7 +107,7 @@ class PortalBridge:
                 return future.result()
         except CancelledError:
             if calls is not None and calls.is_cancelled:
-                raise WorkCancelled("nobody waits any more for what this call is for") from None
+                raise WorkCancelled("the request that made this call was cancelled") from None
             raise ShutDown("the event loop of this client has ended") from None
         except BaseException:
             future.cancel()
@@ -116,20 +116,20 @@ class PortalBridge:
 
 @holds_ctrl_c
 async def _held(function: Callable[[], Awaitable[T]]) -> T:
-    """Calls a function that may call code of the user's; what it raises must not end the loop."""
+    """Calls a function that may call the user's code, whose exceptions must not end the loop."""
     with holding():
         return await function()
 
 
 def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
-    """Checks that the thread may wait for a client.
+    """Checks that the current thread may block to wait for a client.
 
     Args:
         instead: What code in an event loop should write instead.
-        loop_thread_id: The thread of the client's event loop, which must not, by any means.
+        loop_thread_id: The thread of the client's event loop, which must never block.
 
     Raises:
-        RuntimeError: It runs an event loop.
+        RuntimeError: The thread runs an event loop.
     """
     is_its_own = threading.get_ident() == loop_thread_id
     if is_its_own or (_in_event_loop() and not hasattr(builtins, "get_ipython")):
@@ -151,7 +151,7 @@ class SyncFace:
 
     Args:
         client: The client.
-        bridge: What leads into its event loop.
+        bridge: Runs coroutines in its event loop.
     """
 
     def __init__(self, client: Client, bridge: Bridge) -> None:
@@ -173,7 +173,7 @@ class SyncFace:
         return block
 
     def shutdown(self) -> None:
-        """See `Client.shutdown`. Once the client's event loop has ended, there is nothing to do."""
+        """See `Client.shutdown`. Does nothing if the client's event loop has ended."""
         with suppress(ShutDown):
             self._bridge.run(self._client.shutdown, "await client.shutdown()")
 
@@ -186,7 +186,7 @@ class SyncHandleFace:
 
     Args:
         handle: The handle.
-        bridge: What leads into its event loop.
+        bridge: Runs coroutines in its event loop.
     """
 
     def __init__(self, handle: Handle, bridge: Bridge) -> None:
@@ -210,7 +210,7 @@ class SyncHandleFace:
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what `call` does; Ray Serve's spelling."""
+        """Does the same as `call`; Ray Serve's name for it."""
         return self.call(*args, **kwargs)
 
     def stream(self, *args: Any, **kwargs: Any) -> SyncStream:
@@ -218,7 +218,7 @@ class SyncHandleFace:
         return SyncStream(lambda: self._handle.stream(*args, **kwargs), self._bridge)
 
     def options(self, **options: Any) -> SyncHandleFace:
-        """Returns the same handle with options of its own; see `Handle.options`."""
+        """Returns a copy of the handle with other options; see `Handle.options`."""
         return SyncHandleFace(self._handle.options(**options), self._bridge)
 
     if not TYPE_CHECKING:
@@ -230,7 +230,7 @@ class SyncHandleFace:
 class SyncStream:
     """A stream for plain code: ``with ... as stream: for result in stream: ...``.
 
-    It raises what the stream of the handle raises. Leaving the block leaves the stream.
+    It raises the exceptions of the handle's stream. Leaving the block closes the stream.
     """
 
     def __init__(self, open_: Callable[[], ResultIterator], bridge: Bridge) -> None:
@@ -244,7 +244,7 @@ class SyncStream:
 
     def __exit__(self, *exc_info: object) -> None:
         if self._stream is not None:
-            with suppress(ShutDown):  # then there is nothing to leave
+            with suppress(ShutDown):  # then the stream has ended
                 self._bridge.run(self._stream.aclose, "await stream.aclose()")
 
     def __iter__(self) -> Self:

@@ -1,9 +1,9 @@
-"""Errors as data: what the admin API says of one, and how a remote client makes it again.
+"""Exceptions as data: how the admin API sends them, and how a remote client recreates them.
 
-Each error has a kind, a word that both sides know. Only what is in these tables is ever made from
-what came over a socket: nothing is imported, and no class is looked up by a name that was sent. An
-error of the user's code goes by its nearest builtin class, so ``except ValueError`` works on either
-side; its own class is named in the text.
+Each exception has a kind, a word that both sides know. The client creates only classes from these
+tables: it imports nothing, and looks up no class by a name that was sent. An exception of the
+user's code is sent as its nearest builtin base class, so ``except ValueError`` works on either
+side. The text names its own class.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ KINDS: Final[Mapping[str, type[Exception]]] = {
 }
 
 RAISED: Final = "raised"
-"""The kind of an error that is none of ours."""
+"""The kind of an exception that is not in `KINDS`."""
 
 _KIND_OF: Final = {made: kind for kind, made in KINDS.items()}
 _BUILTINS: Final[Mapping[str, type[Exception]]] = {
@@ -102,12 +102,12 @@ _BUILTINS: Final[Mapping[str, type[Exception]]] = {
 
 @dataclass(frozen=True)
 class WireError:
-    """An error as it is sent.
+    """An exception as it is sent.
 
     Attributes:
         kind: One of `KINDS`, or `RAISED`.
-        text: What it says.
-        more: What its class has besides.
+        text: Its message.
+        more: Further attributes of its class.
     """
 
     kind: str
@@ -116,7 +116,7 @@ class WireError:
 
 
 def sent(error: Exception) -> WireError:
-    """Returns an error as it is sent."""
+    """Returns an exception as it is sent."""
     for made in type(error).__mro__:
         is_ours = made not in (TypeError, ValueError) or made is type(error)
         if is_ours and (kind := _KIND_OF.get(made)) is not None:
@@ -130,7 +130,7 @@ def sent(error: Exception) -> WireError:
 
 
 def received(error: WireError) -> Exception | None:
-    """Makes an error again; None if its kind is unknown."""
+    """Recreates an exception; returns None if its kind is unknown."""
     text, more = error.text, error.more
     if error.kind == RAISED:
         name, like = str(more.get("class", "")), str(more.get("like", ""))
@@ -158,7 +158,7 @@ def _is_builtin(made: type) -> bool:
 
 def _text(error: Exception) -> str:
     if isinstance(error, KeyError) and len(error.args) == 1 and isinstance(error.args[0], str):
-        return error.args[0]  # its own text is the repr of that, which would grow by each sending
+        return error.args[0]  # str() gives its repr, which would gain quotes at each sending
     return str(error)
 
 

@@ -1,4 +1,4 @@
-"""What crosses the admin API as JSON, and how it is made again on the other side."""
+"""The JSON of the admin API: how values are written, and how they are made again."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shoal.serving.config.durable import durable_options
 
 
 def written(value: Any) -> bytes:
-    """Writes a value as JSON; arrays become lists, and records objects.
+    """Writes a value as JSON; arrays become lists, and dataclasses become objects.
 
     Raises:
-        TypeError: It holds something that JSON has not.
-        ValueError: It holds a float or text that JSON has not, or holds itself.
+        TypeError: It holds an object that JSON can't represent.
+        ValueError: It holds a float or text that JSON can't represent, or contains itself.
     """
     try:
         text = json.dumps(
@@ -33,14 +33,14 @@ def written(value: Any) -> bytes:
 
 
 def check_keys(what: str, value: Any) -> None:
-    """Checks that the keys of dicts are text: JSON would silently make text of others.
+    """Checks that the keys of dicts are text, since JSON silently turns other keys into text.
 
     Args:
         what: What the value is, for messages.
-        value: What is to be sent.
+        value: The value to be sent.
 
     Raises:
-        TypeError: One is not.
+        TypeError: A key is not text.
     """
     if isinstance(value, Mapping):
         for key, one in cast("Mapping[object, Any]", value).items():
@@ -57,20 +57,20 @@ def check_keys(what: str, value: Any) -> None:
 
 
 HIDDEN: Final = "***"
-"""What is shown in place of a secret."""
+"""The text that is shown in place of a secret."""
 
 
 def config_given(config: BackendConfig | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Returns what a user gave as a config, to be sent.
+    """Returns a config that a user gave, in the form in which it is sent.
 
     Raises:
-        TypeError: It is no config.
+        TypeError: It is not a config.
         NotDurable: An option is an object that can't be sent.
     """
     if isinstance(config, Mapping):
         for name, value in cast("Mapping[object, Any]", config).items():
             if not isinstance(name, str):
-                BackendConfig.of(config)  # which says what is wrong with that
+                BackendConfig.of(config)  # raises the error for that
             if name == "user_config":
                 check_keys("user_config", value)
         return config
@@ -78,22 +78,22 @@ def config_given(config: BackendConfig | Mapping[str, Any] | None) -> Mapping[st
 
 
 def changes_given(changes: Any) -> Mapping[str, Any]:
-    """Returns what a user gave as changes of a config, to be sent.
+    """Returns changes of a config that a user gave, in the form in which they are sent.
 
     Raises:
-        As `config_given`; and None, which stands for the defaults there, is no change.
+        As `config_given`, and also for None, which stands for the defaults only there.
     """
     if not isinstance(changes, (BackendConfig, Mapping)):
-        BackendConfig().changed(changes)  # which says what is wrong with that
+        BackendConfig().changed(changes)  # raises the error for that
     return config_given(cast("Any", changes))
 
 
 def config_shown(config: BackendConfig) -> dict[str, Any]:
-    """Returns the options that a config was given, to be looked at.
+    """Returns the options that a config was given, in the form in which they are shown.
 
-    A function that was given as an object is shown as an import path of its name, which may lead
-    nowhere; other objects are shown as text. Of environment variables, which may be secrets, the
-    names are shown.
+    A function that was given as an object is shown as an import path made from its name, which may
+    lead to nothing. Other objects are shown as text. Of environment variables only the names are
+    shown, as the values may be secrets.
     """
     shown: dict[str, Any] = {}
     for name, value in config.given().items():
@@ -107,9 +107,9 @@ def config_shown(config: BackendConfig) -> dict[str, Any]:
 
 
 def without_hidden(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns options as they were sent, without such as come from `config_shown` and are hidden.
+    """Returns options that were sent, without ``env`` if `config_shown` has hidden its values.
 
-    Who sends back what was shown means to leave that as it is.
+    A client that sends back a config as it was shown does not mean to change them.
     """
     env = config.get("env")
     is_hidden = isinstance(env, Mapping) and HIDDEN in cast("Mapping[str, Any]", env).values()
@@ -117,16 +117,16 @@ def without_hidden(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def made(wanted: Any, value: Any) -> Any:
-    """Makes dataclasses from what JSON holds, by their annotations.
+    """Makes dataclasses from JSON values, by their annotations.
 
-    What the class has no field for is left out: the other side may be newer.
+    Members for which the class has no field are ignored, since the other side may be newer.
 
     Args:
-        wanted: The annotation of what to make.
+        wanted: The annotation of the value to make.
         value: The JSON value.
 
     Raises:
-        TypeError: The value is none that could be it.
+        TypeError: The value does not fit the annotation.
     """
     if is_dataclass(wanted):
         return _made_dataclass(wanted, value)
@@ -161,7 +161,7 @@ def _hints(wanted: Any) -> Mapping[str, Any]:
 
 def _check(value: Any, kind: Any, wanted: Any) -> None:
     if not isinstance(value, kind):
-        raise TypeError(f"the server sent {value!r}, which is no {wanted}")
+        raise TypeError(f"the server sent {value!r}, which is not of type {wanted}")
 
 
 def _plain(value: Any) -> Any:

@@ -1,8 +1,7 @@
-"""The backends of a controller: each is started, kept, changed by one at a time, and drained.
+"""The backends of a controller: starting, changing and draining them.
 
-To drain is the controller's work and not its callers': a backend that was deleted, and all of them
-at the end, are drained by tasks of the controller, which callers only wait for. So who asked for it
-may leave, and aborts nothing.
+Tasks of the controller drain backends, both deleted ones and all of them at shutdown. Callers only
+wait for these tasks, so a caller that is cancelled does not interrupt the draining.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.serving")
 
 
-class Leaving:
-    """A backend that was deleted, and is drained.
+class Deletion:
+    """The deletion of a backend, which is draining.
 
     Args:
         backend: The backend.
 
     Attributes:
-        has_gone: Set when its tag is free again.
+        done: Set when the backend's tag is free again.
     """
 
     def __init__(self, backend: Backend) -> None:
-        self.has_gone = anyio.Event()
+        self.done = anyio.Event()
         self._backend = backend
         self._draining = anyio.CancelScope()
 
@@ -49,26 +48,26 @@ class Leaving:
         """Ends the backend.
 
         Args:
-            at_once: Whether to fail what is in its line, and not to wait for it.
+            at_once: Whether to fail its queued requests instead of waiting for them.
         """
         with self._draining:
             await self._backend.close(at_once=at_once)
         await self._backend.wait_ended()
 
     def end_at_once(self) -> None:
-        """Waits no more for what is in its line."""
+        """Stops waiting for the backend's queued requests, and ends it."""
         self._draining.cancel()
 
 
 class Backends:
-    """Starts backends, keeps them while the controller is open, and drains them.
+    """Starts backends, runs them while the controller is open, and drains them.
 
-    A tag is taken from the moment when its backend begins to start until it has drained.
+    A tag is taken from the moment its backend begins to start until it has drained.
 
     Args:
-        lifetime: When the controller is open, and its tasks.
+        lifetime: The controller's lifetime, with its tasks.
         prepare: Called with each replica before it starts.
-        enter: What each task calls first that code of a backend may run in.
+        enter: Called first in each task in which code of a backend may run.
 
     Attributes:
         by_tag: The backends that can get traffic, by tag, in the order in which they were added.
@@ -82,31 +81,31 @@ class Backends:
         self._prepare = prepare
         self._enter = enter
         self._reserved: set[str] = set()
-        self._leaving: dict[str, Leaving] = {}
+        self._deletions: dict[str, Deletion] = {}
 
     def find(self, tag: str) -> Backend:
         """Returns a backend.
 
         Raises:
-            NoSuchName: There is none of that tag.
+            NoSuchName: There is no backend of that tag.
         """
         return found("backend", tag, self.by_tag)
 
     def among(self, tags: Iterable[str]) -> dict[str, Backend]:
-        """Returns those of some tags, all of which are there."""
+        """Returns the backends with some tags, all of which must exist."""
         return {tag: self.by_tag[tag] for tag in tags}
 
     async def start(self, tag: str, code: Definition, config: BackendConfig) -> Backend:
-        """Starts a backend, and does not wait until it is ready."""
+        """Starts a backend, without waiting until it is ready."""
         backend = Backend(tag, code, config, self._prepare, self._enter)
-        await self._lifetime.start(self._keep, backend)
+        await self._lifetime.start(self._run, backend)
         return backend
 
     @asynccontextmanager
     async def starting(
         self, tag: str, code: Definition, config: BackendConfig
     ) -> AsyncGenerator[Backend]:
-        """Starts a backend of a free tag, for a block that begins when it is ready.
+        """Starts a backend with a free tag; the block begins when it is ready.
 
         Raises:
             NameTaken: The tag is taken.
@@ -129,15 +128,15 @@ class Backends:
             self._reserved.discard(tag)
 
     def add(self, backend: Backend) -> None:
-        """Adds a backend that was started: it can get traffic from here on."""
+        """Adds a backend that was started, so that it can get traffic."""
         self.by_tag[backend.tag] = backend
 
     @asynccontextmanager
     async def changing(self, tag: str) -> AsyncGenerator[Backend]:
-        """Keeps others from changing a backend during a block.
+        """Holds the lock for changing a backend during a block.
 
         Raises:
-            NoSuchName: There is none of that tag.
+            NoSuchName: There is no backend of that tag.
             ShutDown: The controller was shut down, before or meanwhile.
         """
         self._lifetime.check_open()
@@ -146,50 +145,50 @@ class Backends:
             async with backend.changing:
                 self._lifetime.check_open()
                 if self.find(tag) is not backend:
-                    raise NoSuchName(f"the backend {tag!r} was deleted, and made again, meanwhile")
+                    raise NoSuchName(f"the backend {tag!r} was deleted and created again meanwhile")
                 yield backend
         except BatcherClosed:
-            self._lifetime.check_open()  # which says more, if that is why
+            self._lifetime.check_open()  # raises ShutDown if that is the reason
             raise
 
-    def let_go(self, tag: str, *, at_once: bool) -> Leaving:
+    def remove(self, tag: str, *, at_once: bool) -> Deletion:
         """Removes a backend and begins to drain it; its tag is free when that has ended.
 
         Args:
-            tag: Which.
-            at_once: Whether to fail what is in its line instead.
+            tag: The backend's tag.
+            at_once: Whether to fail its queued requests instead.
         """
-        leaving = self._leaving[tag] = Leaving(self.by_tag.pop(tag))
-        self._lifetime.start_soon(self._see_off, tag, leaving, at_once)
-        return leaving
+        deletion = self._deletions[tag] = Deletion(self.by_tag.pop(tag))
+        self._lifetime.start_soon(self._finish_deletion, tag, deletion, at_once)
+        return deletion
 
-    def leaving(self, tag: str) -> Leaving | None:
-        """Returns the backend of a tag that was removed and is drained; None for none."""
+    def deletion(self, tag: str) -> Deletion | None:
+        """Returns the deletion of a backend that is still draining; None if there is none."""
         try:
-            return self._leaving.get(tag)
-        except TypeError:  # as in `find`
+            return self._deletions.get(tag)
+        except TypeError:  # an unhashable value is not a tag
             return None
 
     def drain(self) -> None:
-        """Has batches wait for company no more; calls are taken."""
+        """Stops batches from waiting to fill; calls are still accepted."""
         for backend in self.by_tag.values():
             backend.drain()
 
     async def close(self) -> None:
-        """Ends them all, once what is in their lines has been answered or is out of time.
+        """Ends all backends, once their queued requests have been answered or have timed out.
 
-        Cancellation: the one that is being drained ends at once; the others go on.
+        Cancellation: the backend that is draining ends at once; the others go on.
         """
-        for leaving in [*self._leaving.values()]:
-            await leaving.has_gone.wait()
-        # The last one first: code may call endpoints that were there before it.
+        for deletion in [*self._deletions.values()]:
+            await deletion.done.wait()
+        # In reverse order: code may call endpoints of backends that were added earlier.
         closed: list[Backend] = []
         while left := [one for one in self.by_tag.values() if one not in closed]:
             closed.append(left[-1])
             await left[-1].close()
 
     def _reserve(self, tag: str) -> None:
-        if tag in self.by_tag or tag in self._reserved or tag in self._leaving:
+        if tag in self.by_tag or tag in self._reserved or tag in self._deletions:
             raise NameTaken(
                 f"there is a backend {tag!r} already; change its config, or choose "
                 "another tag and set the traffic of its endpoints to that"
@@ -203,16 +202,16 @@ class Backends:
             self._lifetime.check_open()  # as in `changing`
             raise
 
-    async def _keep(self, backend: Backend, *, task_status: TaskStatus[None]) -> None:
+    async def _run(self, backend: Backend, *, task_status: TaskStatus[None]) -> None:
         try:
             await backend.run(task_status=task_status)
-        except Exception as error:  # a mistake of ours must not end its neighbours
+        except Exception as error:  # an internal error must not end the other backends
             logger.exception("the backend %s broke", backend.tag)
             backend.pool.fail(error)
 
-    async def _see_off(self, tag: str, leaving: Leaving, at_once: bool) -> None:
+    async def _finish_deletion(self, tag: str, deletion: Deletion, at_once: bool) -> None:
         try:
-            await leaving.run(at_once=at_once)
+            await deletion.run(at_once=at_once)
         finally:
-            del self._leaving[tag]
-            leaving.has_gone.set()
+            del self._deletions[tag]
+            deletion.done.set()

@@ -1,9 +1,9 @@
-"""The controller: it owns backends and endpoints, and is the client of the program that it is in.
+"""The controller: it owns backends and endpoints, and is the client of its own process.
 
-What is declared (the backends and endpoints there are, their configs, traffic and shadows) changes
-under one lock, a change at a time: it is checked, written down where state is kept, and then takes
-effect at once, with no pause in which a request could meet half of it. What takes long (to start
-replicas, to drain them) is outside of that lock, and under one for each backend.
+The declarations (backends and endpoints, their configs, traffic and shadows) change one at a time,
+under a lock. A change is checked, recorded if state is kept, and then takes effect without an
+``await`` in between, so no request sees half of it. Slow steps (starting and draining replicas) run
+outside of that lock, under a lock of each backend.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from shoal.serving.backends.backend import Backend
     from shoal.serving.clients.handle_options import HandleOptions
     from shoal.serving.clients.sync import Bridge
-    from shoal.serving.controller.backends import Leaving
+    from shoal.serving.controller.backends import Deletion
     from shoal.serving.controller.journal import Imports, Program
     from shoal.serving.state.file import StateFile
 
 
 class Controller:
-    """Owns backends and endpoints, and drives them; see `Client` for its verbs.
+    """Owns and operates backends and endpoints; see `Client` for its verbs.
 
-    Open it with ``async with``. It starts nothing before, and nothing of it is left after.
+    Open it with ``async with``. It starts nothing before that, and leaves nothing running after.
 
     Args:
-        state: Where to keep what is declared, and to restore it from; None to keep nothing.
-        imports: What may be imported of what the state names; None for all.
-        program: What the program declares by itself, and may restore whatever it names.
+        state: The file to keep declarations in and restore them from; None to keep nothing.
+        imports: Checks which import paths of the state file may be loaded; None to allow all.
+        program: The program's own declarations, which may always be restored.
 
     Attributes:
-        url: Where it is served over HTTP; None where it is not.
+        url: The URL at which it is served over HTTP; None if it is not.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Controller:
     def __reduce__(self) -> NoReturn:
         raise TypeError(
             "a client can't be pickled; give code in other processes a handle of an endpoint, or "
-            "have it connect by shoal.connect()"
+            "let it connect with shoal.connect()"
         )
 
     @property
@@ -102,12 +102,12 @@ class Controller:
 
     @property
     def version(self) -> int:
-        """Another number whenever endpoints have come or gone."""
+        """A number that changes whenever an endpoint is added or removed."""
         return self._endpoints.version
 
     @property
     def threads(self) -> Bridge:
-        """What leads threads into its event loop.
+        """The bridge by which threads run coroutines in its event loop.
 
         Raises:
             ShutDown: It has not been opened.
@@ -116,7 +116,7 @@ class Controller:
 
     @property
     def sync(self) -> SyncFace:
-        """The same for threads."""
+        """A client with blocking verbs, for threads."""
         return SyncFace(self, self.threads)
 
     async def create_backend(
@@ -138,13 +138,13 @@ class Controller:
     async def declare_backend(
         self, tag: str, code: Definition, config: BackendConfig, after: anyio.Event | None = None
     ) -> None:
-        """Creates a backend, that may have to start beside others and come after them.
+        """Creates a backend, which may start at the same time as others and be added after them.
 
         Args:
-            tag: What to call it.
+            tag: The backend's name.
             code: The code.
-            config: How it runs.
-            after: Set when all is there that comes before it; None for nothing.
+            config: Its options.
+            after: Set when everything has been added that must come before it; None for nothing.
 
         Raises:
             As `create_backend`.
@@ -193,14 +193,14 @@ class Controller:
         """See `Client.delete_backend`."""
         self.check_open()
         at_once = yes_or_no("force", force)
-        leaving = self._backends.leaving(tag)
-        if leaving is None:
-            leaving = await self._deleted(tag, at_once=at_once)
+        deletion = self._backends.deletion(tag)
+        if deletion is None:
+            deletion = await self._begin_deletion(tag, at_once=at_once)
         elif at_once:
-            leaving.end_at_once()
-        await leaving.has_gone.wait()
+            deletion.end_at_once()
+        await deletion.done.wait()
 
-    async def _deleted(self, tag: str, *, at_once: bool) -> Leaving:
+    async def _begin_deletion(self, tag: str, *, at_once: bool) -> Deletion:
         async with self._backends.changing(tag), self._declaring:
             self.check_open()
             if users := self._endpoints.users_of(tag):
@@ -209,7 +209,7 @@ class Controller:
                     "elsewhere first, or delete the endpoint"
                 )
             await self._declarations.delete_backend(tag)
-            return self._backends.let_go(tag, at_once=at_once)
+            return self._backends.remove(tag, at_once=at_once)
 
     async def create_endpoint(
         self,
@@ -232,13 +232,13 @@ class Controller:
         weights: Mapping[str, float] | None,
         shadows: Iterable[tuple[str, float, Callable[[Any, Any], bool] | str | None]] = (),
     ) -> None:
-        """Creates an endpoint with all that is to be said of it, whole or not at all.
+        """Creates an endpoint with its traffic and shadows, as one atomic change.
 
         Args:
             name: Its name.
-            route: Its path; None for handles alone.
-            methods: The HTTP methods that it answers.
-            weights: The share of each backend; None to hold its requests.
+            route: Its path; None if only handles call it.
+            methods: The HTTP methods that it accepts.
+            weights: The share of each backend; None to hold requests until traffic is set.
             shadows: The backend, the proportion and the comparison of each shadow.
 
         Raises:
@@ -332,22 +332,22 @@ class Controller:
         return self.status_now()
 
     def lacks(self, *, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-        """Says what of a program's own declarations is to be made.
+        """Returns which of a program's own declarations are to be created.
 
-        That is what is not there, and was not deleted: who operates the controller comes first.
+        These are the ones that do not exist, and that an operator has not deleted.
 
         Args:
             backends: The tags of the backends that the program declares.
             endpoints: The names of its endpoints.
 
         Returns:
-            Tags and names, as `declared_backend` and `declared_endpoint` call them.
+            Their keys; see `declared_backend` and `declared_endpoint`.
         """
         there = declared_names(self.backends, self.endpoints)
         return self._declarations.wanted(backends, endpoints) - there
 
     def status_now(self) -> Status:
-        """Returns what there is, and how it is."""
+        """Returns the status of all backends and endpoints."""
         return Status(
             backends={tag: status_of(backend) for tag, backend in self.backends.items()},
             endpoints={name: endpoint.status() for name, endpoint in self.endpoints.items()},
@@ -357,12 +357,12 @@ class Controller:
         """Returns an endpoint.
 
         Raises:
-            NoSuchName: There is none of that name.
+            NoSuchName: There is no endpoint of that name.
         """
         return self._endpoints.find(name)
 
     def check_open(self) -> None:
-        """Checks that it is open.
+        """Checks that the controller is open.
 
         Raises:
             ShutDown: It was shut down, or has not been opened.
@@ -374,20 +374,25 @@ class Controller:
         await self._lifetime.shutdown()
 
     async def wait_ended(self) -> None:
-        """Waits until it was shut down, by whomever."""
+        """Waits until the controller has been shut down."""
         await self._lifetime.wait_ended()
 
     def drain(self) -> None:
-        """Has batches wait for company no more, and no request for traffic; calls are taken."""
+        """Stops batches from waiting to fill, and requests from waiting for traffic.
+
+        Calls are still accepted.
+        """
         self._endpoints.drain()
         self._backends.drain()
 
-    def handle(self, endpoint: str, asked: HandleOptions | None = None) -> EndpointHandle:
-        """Makes a handle for code in a replica of this controller's."""
-        return EndpointHandle(self._lifetime, self._endpoints, endpoint, asked, is_inside=True)
+    def handle(self, endpoint: str, handle_options: HandleOptions | None = None) -> EndpointHandle:
+        """Makes a handle for code in a replica of this controller."""
+        return EndpointHandle(
+            self._lifetime, self._endpoints, endpoint, handle_options, is_inside=True
+        )
 
     async def answer_call_out(self, call: CallOut) -> Any:
-        """Makes a call for code in a replica's process: gives back its result, or its stream.
+        """Makes a call for code in a replica's process; returns its result, or its stream.
 
         Raises:
             Exception: As for a call by a handle.
@@ -411,7 +416,7 @@ class Controller:
         await self._backends.close()
 
     async def _restore(self) -> None:
-        """Starts what the state file declares; backends that can't start are tried on and on."""
+        """Restores what the state file declares; backends that can't start are retried for ever."""
         declared = await self._declarations.restored()
         for tag, code, config in declared.backends:
             self._backends.add(await self._backends.start(tag, code, config))
@@ -427,9 +432,9 @@ class Controller:
             self._endpoints.add(endpoint)
 
     def _enter(self) -> None:
-        """Says in a task's context whose code it runs."""
+        """Sets this controller in the context of a task that may run code of its backends."""
         running_controller.set(self)
 
     def _prepare(self, replica: Replica) -> None:
-        """Lets a replica in another process call endpoints of this one."""
+        """Lets code of a replica in another process call endpoints of this controller."""
         replica.on_call_out = self.answer_call_out

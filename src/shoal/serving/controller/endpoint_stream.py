@@ -1,4 +1,4 @@
-"""The results of a call that a handle makes and that is answered by a stream."""
+"""The stream of results of a handle's call."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 class EndpointStream:
     """The results of one call that is answered by a stream.
 
-    The call is routed and made when it is entered, or with the first item. Its raises, and what
-    cancelling it does, are those of `ResultStream`.
+    The call is routed and made when the stream is entered, or with the first item. Exceptions and
+    cancellation are those of `ResultStream`.
 
     Args:
         endpoint: The endpoint.
-        asked: What the call asks for.
+        handle_options: The options of the call.
         args: Its positional arguments.
-        kwargs: Those by name.
+        kwargs: Its keyword arguments.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
-        asked: HandleOptions,
+        handle_options: HandleOptions,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
         self._endpoint = endpoint
-        self._asked = asked
+        self._handle_options = handle_options
         self._args = args
         self._kwargs = kwargs
         self._stream: ResultStream[Any] | ComparedStream | None = None
@@ -53,7 +53,7 @@ class EndpointStream:
                 self._fail()
                 raise
             except BaseException:
-                self._leave()  # nobody will leave it
+                self._leave()  # since __aexit__ will not be called
                 raise
         return self
 
@@ -95,10 +95,10 @@ class EndpointStream:
         self._is_over = True
 
     async def _routed(self) -> ResultStream[Any] | ComparedStream:
-        endpoint, asked = self._endpoint, self._asked
+        endpoint, handle_options = self._endpoint, self._handle_options
         endpoint.requests += 1
         try:
-            method_batcher, spent_s = await routed(endpoint, asked)
+            method_batcher, spent_s = await routed(endpoint, handle_options)
             if not method_batcher.streams:
                 raise TypeError(
                     f"{method_batcher.batcher.name} gives one result; "
@@ -108,9 +108,11 @@ class EndpointStream:
             if self._args or self._kwargs:
                 item = entry.item(self._args, self._kwargs)
             else:
-                item = asked.item_without_data(method_batcher, entry)
-            metadata = asked.metadata(endpoint.name)
-            call_options = asked.call_options(metadata, spent_s) or CallOptions(metadata=metadata)
+                item = handle_options.item_without_data(method_batcher, entry)
+            metadata = handle_options.metadata(endpoint.name)
+            call_options = handle_options.call_options(metadata, spent_s) or CallOptions(
+                metadata=metadata
+            )
             stream = entry.begin_stream_of(item, call_options)
             answer = endpoint.copied(method_batcher, item, metadata) if endpoint.shadows else None
             self._stream = stream if answer is None else ComparedStream(stream, answer)

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class Endpoints:
-    """Finds endpoints, and keeps their names and routes apart.
+    """Finds endpoints, and keeps their names and routes unique.
 
     Attributes:
         by_name: The endpoints, by name.
-        by_route: The same by path and method.
-        version: Another number whenever endpoints have come or gone.
+        by_route: The endpoints, by path and method.
+        version: A number that changes whenever an endpoint is added or removed.
     """
 
     def __init__(self) -> None:
@@ -29,19 +29,19 @@ class Endpoints:
         """Returns an endpoint.
 
         Raises:
-            NoSuchName: There is none of that name.
+            NoSuchName: There is no endpoint of that name.
         """
         return found("endpoint", name, self.by_name)
 
     def users_of(self, tag: str) -> list[str]:
-        """Returns the names of those that send something to a backend."""
+        """Returns the names of the endpoints that have traffic or shadow traffic to a backend."""
         return [name for name, endpoint in self.by_name.items() if endpoint.uses(tag)]
 
     def check_free(self, endpoint: Endpoint) -> None:
         """Checks that an endpoint's name and route are free.
 
         Raises:
-            NameTaken: One is not.
+            NameTaken: One of them is taken.
         """
         there = self.by_name.get(endpoint.name)
         if there is not None:
@@ -67,7 +67,7 @@ class Endpoints:
             self.by_route.setdefault(endpoint.route, {}).update(by_method)
 
     def remove(self, endpoint: Endpoint) -> None:
-        """Removes an endpoint, and fails the requests that it holds."""
+        """Removes an endpoint, and fails the requests that wait for its traffic."""
         self.version += 1
         del self.by_name[endpoint.name]
         if endpoint.route is not None:
@@ -79,7 +79,7 @@ class Endpoints:
         endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
 
     def drain(self) -> None:
-        """Fails the requests that are held for traffic, and holds no more."""
+        """Fails the requests that wait for traffic, and refuses further ones."""
         for endpoint in self.by_name.values():
             if endpoint.traffic is None:
                 endpoint.close(ShutDown("the controller is being shut down"))

@@ -22,11 +22,11 @@ class EndpointHandle(Optioned):
     """Calls one endpoint of a controller in this process.
 
     Args:
-        lifetime: When the controller takes calls.
-        endpoints: Its endpoints.
-        endpoint: The name of the one.
-        asked: What calls ask for.
-        is_inside: Whether it calls for code in a replica of the controller's.
+        lifetime: The controller's lifetime, which decides whether calls are accepted.
+        endpoints: The controller's endpoints.
+        endpoint: The name of the endpoint to call.
+        handle_options: The options of the calls.
+        is_inside: Whether it is used by code in a replica of the controller.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class EndpointHandle(Optioned):
         lifetime: Lifetime,
         endpoints: Endpoints,
         endpoint: str,
-        asked: HandleOptions | None = None,
+        handle_options: HandleOptions | None = None,
         *,
         is_inside: bool = False,
     ) -> None:
         self._lifetime = lifetime
         self._endpoints = endpoints
         self._endpoint = endpoint
-        self._asked = asked or HandleOptions()
-        self._metadata = self._asked.metadata(endpoint)
+        self._handle_options = handle_options or HandleOptions()
+        self._metadata = self._handle_options.metadata(endpoint)
         self._shared = shared_options(self._metadata)
         self._is_inside = is_inside
 
@@ -53,13 +53,17 @@ class EndpointHandle(Optioned):
 
     @property
     def sync(self) -> SyncHandleFace:
-        """The same for threads."""
+        """A handle with blocking calls, for threads."""
         return SyncHandleFace(self, self._lifetime.threads)
 
     def _optioned(self, given: dict[str, Any]) -> Self:
-        asked = self._asked.with_changes(given)
+        handle_options = self._handle_options.with_changes(given)
         return type(self)(
-            self._lifetime, self._endpoints, self._endpoint, asked, is_inside=self._is_inside
+            self._lifetime,
+            self._endpoints,
+            self._endpoint,
+            handle_options,
+            is_inside=self._is_inside,
         )
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +72,7 @@ class EndpointHandle(Optioned):
         endpoint.requests += 1
         answer: PrimaryAnswer | None = None
         try:
-            method_batcher, spent_s = await routed(endpoint, self._asked)
+            method_batcher, spent_s = await routed(endpoint, self._handle_options)
             if method_batcher.streams:
                 raise TypeError(
                     f"{method_batcher.batcher.name} answers by a stream; write\n"
@@ -78,8 +82,8 @@ class EndpointHandle(Optioned):
             if args or kwargs:
                 item = entry.item(args, kwargs)
             else:
-                item = self._asked.item_without_data(method_batcher, entry)
-            call_options = self._asked.call_options(self._metadata, spent_s)
+                item = self._handle_options.item_without_data(method_batcher, entry)
+            call_options = self._handle_options.call_options(self._metadata, spent_s)
             if call_options is None:
                 call = entry.begin_shared(item, self._shared)
             else:
@@ -100,20 +104,20 @@ class EndpointHandle(Optioned):
     def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
         """See `Handle.stream`."""
         endpoint = self._found()
-        return EndpointStream(endpoint, self._asked, args, kwargs)
+        return EndpointStream(endpoint, self._handle_options, args, kwargs)
 
     def _found(self) -> Endpoint:
         """Returns the endpoint.
 
-        What is under way when the controller is shut down may still make calls, and nobody else.
+        After the controller was shut down, only code of batches that still run may make calls.
         """
         if not self._is_inside and running_batch.get(None) is None:
             self._lifetime.check_open()
         return self._endpoints.find(self._endpoint)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # In a replica's process it calls back into this one.
-        return handle_again, (self._endpoint, vars(self._asked))
+        # Unpickled in a replica's process, it makes its calls through this process.
+        return handle_again, (self._endpoint, vars(self._handle_options))
 
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self._endpoint!r}>"

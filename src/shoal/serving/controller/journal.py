@@ -1,4 +1,4 @@
-"""What is declared, on its way into the state file and back; nothing of it where none is kept."""
+"""The journal: records declarations in the state file, if there is one, and restores them."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ logger: Final = logging.getLogger("shoal.serving")
 
 
 class Imports(Protocol):
-    """What may be imported of what a state file names; see `shoal.http.admin.imports`."""
+    """Checks which import paths of a state file may be loaded; see `shoal.http.admin.imports`."""
 
     def checked(self, path: str) -> str:
-        """Checks an import path, and returns what is to be loaded in its place.
+        """Checks an import path, and returns the path to load instead of it.
 
         Raises:
             NotAllowed: It leads to a module that was not allowed.
@@ -48,20 +48,20 @@ class Imports(Protocol):
         ...
 
     def checked_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Checks a backend's options, and returns them with their paths as `checked` does.
+        """Checks a backend's options, and returns them with their paths replaced as by `checked`.
 
         Raises:
-            NotAllowed: One chooses code that was not allowed.
+            NotAllowed: An option chooses code that was not allowed.
         """
         ...
 
 
 class Program(NamedTuple):
-    """What a program declares by itself, which it may restore as it is.
+    """A program's own declarations, which may be restored without a check.
 
     Attributes:
         backends: Code and configs, by tag.
-        comparisons: What compares answers: import paths.
+        comparisons: The import paths of the functions that compare shadow answers.
     """
 
     backends: Mapping[str, tuple[Definition, BackendConfig]]
@@ -69,7 +69,7 @@ class Program(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """What a state file held.
+    """The contents of a state file.
 
     Attributes:
         backends: Tags, code and configs, in the order in which they were created.
@@ -81,13 +81,13 @@ class Restored(NamedTuple):
 
 
 class Journal:
-    """Writes each change down before it takes effect.
+    """Records each change before it takes effect.
 
     Args:
         state: The file; None to keep nothing.
-        imports: What may be imported of what it names; None for all, since only this program has
-            written to it.
-        program: What the program declares.
+        imports: Checks which of its import paths may be loaded; None to allow all, if only this
+            program has written to it.
+        program: The program's own declarations.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Journal:
         imports: Imports | None = None,
         program: Program | None = None,
     ) -> None:
-        # What the program declares by itself, and what of that was deleted and must stay so.
+        # The program's own declarations, and those of them that were deleted and must stay so.
         self._of_program: set[str] = set()
         self._gone: set[str] = set()
         self._state = state
@@ -106,31 +106,31 @@ class Journal:
         self._is_closed = False
 
     def wanted(self, backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-        """Notes what the program declares by itself.
+        """Records the names of the program's own declarations.
 
         Returns:
-            What of that was not deleted, as `declared_names` calls it.
+            The keys of those that were not deleted; see `declared_names`.
         """
         names = declared_names(backends, endpoints)
         self._of_program |= names
         return names - self._gone
 
     def check_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
-        """Checks that a backend can be kept.
+        """Checks that a backend can be recorded.
 
         Raises:
-            NotDurable: State is kept, and its code, an argument or an option can't be.
+            NotDurable: State is kept, and the code, an argument or an option can't be written.
         """
         if self._state is not None:
             _declared(tag, code, config)
 
     async def put_backend(self, tag: str, code: Definition, config: BackendConfig) -> None:
-        """Writes a backend down."""
+        """Records a backend."""
         if self._state is not None:
             await self._write(self._state, _declared(tag, code, config))
 
     async def delete_backend(self, tag: str) -> None:
-        """Writes down that there is no such backend any more."""
+        """Records that a backend was deleted."""
         if self._state is not None:
             await self._write(
                 self._state, DeletedBackend(tag, declared_backend(tag) in self._of_program)
@@ -143,12 +143,12 @@ class Journal:
         traffic: Traffic | None = None,
         shadows: Mapping[str, ShadowFlow] | None = None,
     ) -> None:
-        """Writes an endpoint down.
+        """Records an endpoint.
 
         Args:
             endpoint: The endpoint.
-            traffic: Its traffic from now on; None for what it has.
-            shadows: Its shadows from now on; None for those it has.
+            traffic: Its new traffic; None for its current one.
+            shadows: Its new shadows; None for its current ones.
 
         Raises:
             NotDurable: A function that compares answers was not given as an import path.
@@ -170,14 +170,14 @@ class Journal:
         await self._write(self._state, declared)
 
     async def delete_endpoint(self, name: str) -> None:
-        """Writes down that there is no such endpoint any more."""
+        """Records that an endpoint was deleted."""
         if self._state is not None:
             await self._write(
                 self._state, DeletedEndpoint(name, declared_endpoint(name) in self._of_program)
             )
 
     async def restored(self) -> Restored:
-        """Returns what was written down.
+        """Returns the recorded declarations.
 
         Raises:
             StateRefused: The file is damaged.
@@ -191,7 +191,7 @@ class Journal:
         return Restored(backends, [self._compared(one) for one in state.endpoints.values()])
 
     def _allowed(self, one: BackendRecord) -> tuple[Definition, BackendConfig]:
-        """Returns a backend's code, which refuses to be loaded where that is not allowed."""
+        """Returns a backend's code and config; loading code that is not allowed raises."""
         path, config, refusal = one.import_path, dict(one.config), None
         code, declared = self._program.backends.get(one.tag, (None, BackendConfig()))
         if self._imports is not None:
@@ -202,14 +202,14 @@ class Journal:
                 changed = {name: value for name, value in config.items() if own.get(name) != value}
                 config |= self._imports.checked_config(changed)
             except NotAllowed as error:
-                refusal = f"the state file has it, and --allow-module does not: {error}"
+                refusal = f"the state file names it, but --allow-module does not: {error}"
         definition = Definition(
             path, tuple(one.init_args), tuple(one.init_kwargs.items()), refusal=refusal
         )
         return definition, BackendConfig.of(config)
 
     def _compared(self, endpoint: EndpointRecord) -> EndpointRecord:
-        """Returns an endpoint whose answers are compared by what may be imported alone."""
+        """Returns an endpoint without the comparisons whose import paths are not allowed."""
         shadows = dict(endpoint.shadows)
         for tag, shadow in endpoint.shadows.items():
             path = shadow.compare
@@ -224,26 +224,26 @@ class Journal:
         return replace(endpoint, shadows=shadows)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Closes the file."""
         if self._state is not None:
-            with self._writing:  # a thread may be at it yet
+            with self._writing:  # a thread may still be writing
                 self._is_closed = True
                 self._state.close()
 
     async def _write(self, state: StateFile, change: Change) -> None:
-        # Not to be left half-way: what was written must take effect, and the other way round.
+        # Shielded, so that a change that was recorded also takes effect, and the other way round.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._apply, state, change)
 
     def _apply(self, state: StateFile, change: Change) -> None:
         with self._writing:
             if self._is_closed:
-                raise ShutDown("the controller was shut down before this could be written down")
+                raise ShutDown("the controller was shut down before the change could be recorded")
             state.apply(change)
 
 
 def _durable(config: BackendConfig) -> dict[str, Any]:
-    """Returns those of a config's options that a state file can have."""
+    """Returns the options of a config that can be written to a state file."""
     found: dict[str, Any] = {}
     for name, value in config.given().items():
         with suppress(NotDurable):
@@ -252,17 +252,17 @@ def _durable(config: BackendConfig) -> dict[str, Any]:
 
 
 def declared_backend(tag: str) -> str:
-    """Returns what a backend is called among what a program declares."""
+    """Returns the key of a backend among a program's declarations."""
     return f"backend {tag}"
 
 
 def declared_endpoint(name: str) -> str:
-    """Returns what an endpoint is called among what a program declares."""
+    """Returns the key of an endpoint among a program's declarations."""
     return f"endpoint {name}"
 
 
 def declared_names(backends: Iterable[str], endpoints: Iterable[str]) -> set[str]:
-    """Returns what backends and endpoints are called among what a program declares."""
+    """Returns the keys of backends and endpoints among a program's declarations."""
     return {*map(declared_backend, backends), *map(declared_endpoint, endpoints)}
 
 

@@ -1,7 +1,7 @@
-"""The time in which a controller is open, and the tasks that it has meanwhile.
+"""The lifetime of a controller: opening, its tasks, and shutdown.
 
-The controller is ended by a task of its own, and whoever asks for that only waits. So they may
-leave, and abort nothing.
+One task of the controller performs the shutdown, and callers of `Lifetime.shutdown` only wait for
+it. So a caller that is cancelled does not interrupt it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Lifetime:
     """Opens once, runs tasks, and ends once.
 
     Args:
-        restore: Called when tasks can be started. What it raises, `open` raises.
-        drain: Called when it is to end. The tasks are cancelled after it.
-        close: Called at the very end, however that came.
+        restore: Called when tasks can be started; `open` raises its exceptions.
+        drain: Called at shutdown, before the tasks are cancelled.
+        close: Called at the very end, in every case.
     """
 
     def __init__(
@@ -49,40 +49,40 @@ class Lifetime:
         self._ended = anyio.Event()
 
     async def open(self) -> None:
-        """Begins.
+        """Starts the task group, and calls `restore`.
 
         Raises:
             RuntimeError: It was opened before.
-            Exception: What `restore` raised.
+            Exception: `restore` raised this.
 
         Cancellation: it ends at once.
         """
         if self._was_opened:
-            raise RuntimeError("a controller is opened once, and this one was already")
+            raise RuntimeError("a controller can be opened only once")
         self._was_opened = True
         try:
             tasks = await self._exit.enter_async_context(anyio.create_task_group())
             await tasks.start(self._run)
-        except BaseException:  # closed without it, so that no group is made of it
+        except BaseException:  # not passed to the task group, which would wrap it in a group
             await self._exit.aclose()
             raise
         else:
-            # The tasks go on while the block is cancelled, so that who cleans up gets answers.
+            # The tasks go on while the block is cancelled, so that cleanup code can make calls.
             self._scope.shield = True
 
     async def close(self) -> None:
-        """Ends, in the task that has opened it.
+        """Shuts down, in the task that called `open`.
 
-        Cancellation: the tasks are cancelled, and nothing is drained any more.
+        Cancellation: the tasks are cancelled, without further draining.
         """
         self._scope.shield = False
         async with self._exit:
             await self.shutdown()
 
     async def shutdown(self) -> None:
-        """Ends, and waits until that is done. Idempotent.
+        """Starts the shutdown, and waits until it is complete. Idempotent.
 
-        Cancellation: it ends nevertheless.
+        Cancellation: the shutdown goes on.
         """
         self._is_shut_down = True
         self._ending.set()
@@ -91,7 +91,7 @@ class Lifetime:
         await self._ended.wait()
 
     async def wait_ended(self) -> None:
-        """Waits until it has ended, by whomever."""
+        """Waits until it has been shut down."""
         await self._ended.wait()
 
     def check_open(self) -> None:
@@ -105,7 +105,7 @@ class Lifetime:
 
     @property
     def threads(self) -> PortalBridge:
-        """What leads threads into the event loop.
+        """The bridge by which threads run coroutines in the event loop.
 
         Raises:
             ShutDown: It has not been opened.
@@ -120,7 +120,7 @@ class Lifetime:
         self._tasks.start_soon(function, *args)
 
     async def start(self, function: Callable[..., Any], *args: Any) -> None:
-        """Starts a task, and waits until it says that it has started; see `TaskGroup.start`."""
+        """Starts a task, and waits until it reports that it has started; see `TaskGroup.start`."""
         assert self._tasks is not None
         await self._tasks.start(function, *args)
 
@@ -134,7 +134,7 @@ class Lifetime:
                     task_status.started()
                     await self._ending.wait()
                     await self._drain()
-                    self._ended.set()  # before the portal ends, by which threads wait for it
+                    self._ended.set()  # before the portal ends, through which threads wait for this
                     tasks.cancel_scope.cancel()
                     await portal.stop(cancel_remaining=True)
         finally:

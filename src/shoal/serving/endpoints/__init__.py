@@ -1,1 +1,1 @@
-"""Endpoints: where requests go, and which are copied to a shadow."""
+"""Endpoints: the routing of requests to backends, and shadow traffic."""

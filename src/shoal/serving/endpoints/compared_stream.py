@@ -1,4 +1,4 @@
-"""A stream whose items are kept, for a shadow's to be compared with."""
+"""A stream whose items are kept, to be compared with a shadow's."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 class ComparedStream:
-    """A `ResultStream` that says at its end what it held.
+    """A `ResultStream` that reports the list of its items at its end.
 
     Args:
         stream: The stream.
-        answer: What is told: the list of all items, or nothing where it did not come to its end.
+        answer: Set to the list of all items; ended without a value if the stream does not complete.
     """
 
     def __init__(self, stream: ResultStream[Any], answer: PrimaryAnswer) -> None:
@@ -50,6 +50,6 @@ class ComparedStream:
         await self._stream.aclose()
 
     def leave(self) -> None:
-        """Does so at once; for code that can't wait."""
+        """Leaves the stream without a checkpoint, for code that can't wait."""
         self._stream.leave()
         self._answer.end()

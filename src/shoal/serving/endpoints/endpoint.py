@@ -1,8 +1,8 @@
-"""An endpoint: where its requests go, and what waits for that to be said.
+"""An endpoint: it routes requests to backends, and holds them while it has no traffic.
 
-Choosing a backend takes no lock and no pause, so each request goes by the traffic that is set at
-the moment when it is routed, and changes need not wait for any. An endpoint without traffic holds
-its requests, in the order of their arrival and only so many.
+Choosing a backend takes no lock and does not wait, so each request is routed by the traffic that is
+set at that moment, and changes of traffic need not wait for requests. An endpoint without traffic
+holds up to `MOST_HELD` requests, in the order of arrival.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ if TYPE_CHECKING:
     from shoal.serving.endpoints.shadow import ShadowFlow
 
 MOST_HELD: Final = 1024
-"""How many requests an endpoint holds that has no traffic, or no replica that has been ready."""
+"""The most requests that wait at an endpoint for traffic, or for a first replica to be ready."""
 
 
 class Endpoint:
-    """A named entry.
+    """A named endpoint of a controller.
 
     Attributes:
         name: Its name.
-        route: Its path; None if it is for handles alone.
-        methods: The HTTP methods that it answers.
-        traffic: The share of each backend; None while it holds its requests.
+        route: Its path; None if only handles call it.
+        methods: The HTTP methods that it accepts.
+        traffic: The share of each backend; None if it is not set, and requests wait.
         shadows: Its shadow traffic, by backend.
-        requests: How many requests came.
-        errors: How many of them failed.
+        requests: The number of requests received.
+        errors: The number of requests that failed.
+        held: The number of requests that wait for traffic or a replica.
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class Endpoint:
         self._backends: Mapping[str, Backend] = {}
         self._only: Backend | None = None
         self._start_task = start_task
-        # Woken one by one: tasks that are woken together run in any order.
+        # Woken one by one, to keep their order: tasks that are woken together run in any order.
         self._waiting: deque[anyio.Event] = deque()
         self._gone: Exception | None = None
 
     def set_traffic(self, traffic: Traffic, backends: Mapping[str, Backend]) -> None:
-        """Divides its requests anew, and lets go of those that it holds."""
+        """Sets the traffic, and routes the requests that wait for it."""
         self.traffic = traffic
         self._backends = backends
         self._only = None if traffic.only is None else backends[traffic.only]
@@ -78,10 +79,10 @@ class Endpoint:
         return list(self._backends.values())
 
     def close(self, gone: Exception) -> None:
-        """Fails what it holds, and takes no more.
+        """Fails the requests that wait, and refuses further ones.
 
         Args:
-            gone: What its callers are told.
+            gone: The exception to raise to callers.
         """
         self._gone = gone
         self._only = None
@@ -109,19 +110,19 @@ class Endpoint:
     async def routed(
         self, method: str, shard_key: str | None, timeout_s: float | None
     ) -> MethodBatcher:
-        """Chooses where a request goes, and waits for traffic if there is none.
+        """Chooses the batcher for a request, and waits for traffic if there is none.
 
         Args:
             method: The method of the backend's code.
             shard_key: Requests with equal keys go to the same backend.
-            timeout_s: How long it may wait, in seconds; None for as long as it takes.
+            timeout_s: How long to wait, in seconds; None for no limit.
 
         Raises:
             ShoalError: The endpoint was deleted, or closed.
             NoSuchName: The backend has no such method.
             Overloaded: Too many requests wait.
             DeadlineExceeded: There was no traffic, or no replica, in time.
-            BackendUnavailable: The backend has no replica, nor will have one soon.
+            BackendUnavailable: The backend has no replica, and none is expected soon.
         """
         if self.held >= MOST_HELD:
             raise Overloaded(
@@ -141,18 +142,18 @@ class Endpoint:
     def copied(
         self, method_batcher: MethodBatcher, item: Any, metadata: Mapping[str, Any]
     ) -> PrimaryAnswer | None:
-        """Sends copies of a request to the shadows that take it.
+        """Sends copies of a request to the shadows that are to get it.
 
-        A backend that has traffic as well gets no copy of a request that it answers itself: that
-        would be compared with itself, and stand in the line of its neighbours.
+        A backend that has traffic too gets no copy of a request that it answers itself: the answer
+        would be compared with itself, and the copy would take room in the queue of real requests.
 
         Args:
-            method_batcher: The line that the request enters.
+            method_batcher: The batcher that gets the request itself.
             item: Its item.
             metadata: Its metadata.
 
         Returns:
-            What wants to be told the answer; None if nothing does.
+            The object to set to the request's answer; None if no shadow compares it.
         """
         method = method_batcher.method.name
         others = [
@@ -190,16 +191,16 @@ class Endpoint:
                 self._wake_next()
 
     def _wake_next(self) -> None:
-        """Lets the first of those that wait look whether it can go on."""
+        """Wakes the first waiting request, if it may be able to go on."""
         if self._waiting and (self.traffic is not None or self._gone is not None):
             self._waiting[0].set()
 
     def uses(self, tag: str) -> bool:
-        """Says whether it sends anything to a backend, or would if weights were other than 0."""
+        """Returns whether its traffic (of any weight) or its shadows name a backend."""
         return tag in self.shadows or (self.traffic is not None and tag in self.traffic.weights)
 
     def status(self) -> EndpointStatus:
-        """Returns what it is, and its counts."""
+        """Returns its settings and counts."""
         return EndpointStatus(
             name=self.name,
             route=self.route,

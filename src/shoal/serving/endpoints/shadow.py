@@ -1,8 +1,8 @@
-"""Shadow traffic: copies of an endpoint's requests, for a backend whose answers nobody waits for.
+"""Shadow traffic: copies of an endpoint's requests, for a backend whose answers are discarded.
 
-A copy is a task of the controller's, so it outlives the request and can't delay or fail it. It is
-made when the request is, and its answer is compared with the request's where that came to one. So
-many may be under way at once and no more; what goes beyond is counted, and dropped.
+A copy runs in a task of the controller, so it outlives the request and can't delay or fail it. It
+starts together with the request, and its answer is compared with the request's, if that has one. At
+most `MOST_COPIES` copies run at once; further ones are dropped and counted.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 logger: Final = logging.getLogger("shoal.serving")
 
 MOST_COPIES: Final = 256
-"""How many copies of one shadow may be under way at once."""
+"""The most copies of one shadow that may run at once."""
 
 _TIMEOUT_S: Final = 60.0
 
 
 class PrimaryAnswer:
-    """The answer of the request that was copied, for whoever compares it."""
+    """The answer to the request that was copied, for the tasks that compare it."""
 
     def __init__(self) -> None:
         self.value: Any = None
@@ -44,13 +44,13 @@ class PrimaryAnswer:
         self._ended = anyio.Event()
 
     def set(self, value: Any) -> None:
-        """Says what the request was answered with."""
+        """Sets the answer of the request."""
         self.value = value
         self.is_there = True
         self._ended.set()
 
     def end(self) -> None:
-        """Says that there will be no answer, if there is none yet."""
+        """Ends the wait without an answer, if none was set."""
         self._ended.set()
 
     async def wait(self) -> bool:
@@ -63,13 +63,13 @@ class ShadowFlow:
     """One endpoint's shadow traffic to one backend, and its counts.
 
     Args:
-        backend: Who gets the copies.
+        backend: The backend that gets the copies.
         proportion: The share of the requests that is copied.
-        compare: What compares the answers: a function, an import path, or None.
+        compare: The function that compares the answers, its import path, or None.
 
     Attributes:
-        backend: Who gets the copies.
-        compare: As it was given.
+        backend: The backend that gets the copies.
+        compare: The function that compares the answers, as it was given.
     """
 
     def __init__(
@@ -94,13 +94,13 @@ class ShadowFlow:
 
     @classmethod
     def restored(cls, backend: Backend, proportion: float, compare: str | None) -> Self:
-        """Makes a shadow again; one whose answers can't be compared any more compares none."""
+        """Makes a shadow from the state file, without a comparison if that can't be loaded."""
         try:
             return cls(backend, proportion, compare)
         except Exception:
             logger.exception("%s: shadow answers are not compared", backend.tag)
             flow = cls(backend, proportion, None)
-            flow.compare = compare  # it is still what is declared
+            flow.compare = compare  # the declaration stays
             return flow
 
     @property
@@ -114,11 +114,11 @@ class ShadowFlow:
         return self._are_alike is not None
 
     def change(self, other: ShadowFlow) -> None:
-        """Takes in another's settings, and goes on counting."""
+        """Applies the settings of another one, and keeps the counts."""
         self.compare, self._are_alike, self._shadow = other.compare, other._are_alike, other._shadow
 
     def takes(self, point: float) -> bool:
-        """Says whether a request is to be copied; counts it as dropped where there is no room.
+        """Returns whether to copy a request; counts it as dropped if too many copies run.
 
         Args:
             point: A random number from 0 to 1.
@@ -141,7 +141,7 @@ class ShadowFlow:
         metadata: Mapping[str, Any],
         answer: PrimaryAnswer,
     ) -> None:
-        """Sends one copy that was taken, and counts how it ends."""
+        """Sends a copy of a request that `takes` accepted, and counts its outcome."""
         started = anyio.current_time()
         try:
             with anyio.fail_after(_TIMEOUT_S), holding():
@@ -155,7 +155,7 @@ class ShadowFlow:
             self._latency_s += anyio.current_time() - started
         if self._are_alike is None:
             return
-        with anyio.move_on_after(_TIMEOUT_S):  # a stream may have been forgotten
+        with anyio.move_on_after(_TIMEOUT_S):  # a stream may never be read to its end
             if await answer.wait():
                 self._count_alike(answer.value, result)
 

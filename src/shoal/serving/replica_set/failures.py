@@ -1,4 +1,4 @@
-"""What has become of a backend's replicas: how many started and died, and when to try again."""
+"""Counts the starts and failures of a backend's replicas, and gives the delay of restarts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Failures:
         name: The backend's tag, for messages.
 
     Attributes:
-        starts: How many were started.
-        deaths: How many died or were killed.
-        restarts: How many were started in place of one that died.
-        start_failures: How many could not be started.
-        last: Why the last one failed; None when one has become ready since.
+        starts: The number of replicas that were started.
+        deaths: The number that died or were killed.
+        restarts: The number that were started in place of one that died.
+        start_failures: The number that could not be started.
+        last: Why the last one failed; None if another one has become ready since.
     """
 
     def __init__(self, name: str) -> None:
@@ -36,39 +36,39 @@ class Failures:
 
     @property
     def is_open(self) -> bool:
-        """Whether starting has failed so often that nobody should wait for it."""
+        """Whether starting has failed so often that callers should not wait for it."""
         return self._restarts.is_open
 
     def starting(self) -> float:
-        """Counts a start; returns how long it is to wait, in seconds."""
+        """Counts a start; returns how long to delay it, in seconds."""
         self.starts += 1
         return max(0.0, self._restarts.next_at - anyio.current_time())
 
     def forget(self, last: Exception | None) -> None:
-        """Has the next start come without a wait, since it is that of another config.
+        """Removes the delay of the next start, since the config has changed.
 
         Args:
-            last: The last failure that is still of interest.
+            last: The failure to keep as `last`.
         """
         self._restarts.forget()
         self.last = last
 
     def ready(self) -> None:
-        """Notes that a replica has become ready."""
+        """Records that a replica has become ready."""
         self._restarts.started(anyio.current_time())
         self.last = None
 
     def failed(self, managed: ManagedReplica, failure: Exception, *, is_replaced: bool) -> None:
-        """Notes that a replica has died, or could not be started.
+        """Records that a replica has died, or could not be started.
 
         Args:
             managed: The replica.
-            failure: Why.
-            is_replaced: Whether another one is started in its place, or was already.
+            failure: The reason.
+            is_replaced: Whether another one is started in its place, or already was.
         """
         self.last = failure
         now = anyio.current_time()
-        point = random.random()  # noqa: S311 - it spreads restarts in time
+        point = random.random()  # noqa: S311 - spreads restarts in time
         if managed.ready_at is not None:
             self.deaths += 1
             self.restarts += is_replaced
@@ -78,7 +78,7 @@ class Failures:
             self._restarts.failed(now, point, began_at=managed.began_at)
 
     def not_started(self, cause: Exception | None) -> ReplicaNotStarted:
-        """Returns a replica's failure as that of whoever waits for it to start."""
+        """Returns the error for callers that wait for a replica to start."""
         if isinstance(cause, ReplicaNotStarted):
             return cause
         failure = ReplicaNotStarted(f"no replica of {self._name} could be started: {cause}")

@@ -1,7 +1,8 @@
-"""One kept replica: its task, its life, its health checks, and how it is brought to its end.
+"""One managed replica: its task, the state of its life, its health checks, and its end.
 
-A replica that its placement could not even make is kept as one that fails to start. One that leaks,
-or is thought to, is replaced after some number of requests or some time.
+A replica that its placement could not make is represented by one that fails to start (`NotMade`).
+A replica that has run ``max_batches_per_replica`` batches, or has more memory than
+``max_memory_bytes``, is worn out, and is replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger: Final = logging.getLogger("shoal.serving")
 _UNHEALTHY_AFTER: Final = 3
 """How many health checks in a row must fail before a replica is replaced, as in Ray Serve."""
 
-_TOLD: Final[dict[LifeState, ReplicaState]] = {
+_STATUS: Final[dict[LifeState, ReplicaState]] = {
     LifeState.NEW: "starting",
     LifeState.STARTING: "starting",
     LifeState.READY: "ready",
@@ -49,7 +50,7 @@ _TOLD: Final[dict[LifeState, ReplicaState]] = {
 }
 
 _MARGIN_S: Final = 5.0
-"""What a replica may take to end, beyond its ``cancel_grace_s``, before it is given up."""
+"""How long a replica may take to end, beyond its ``cancel_grace_s``, before it is abandoned."""
 
 
 class ManagedReplica:
@@ -57,15 +58,15 @@ class ManagedReplica:
 
     Attributes:
         replica: The replica.
-        made_with: What it was started with.
-        config: What it goes by since.
-        version: Of what version of the backend it is; another one when it is to be replaced.
-        is_worn_out: Whether it is to be replaced though nothing is wrong with it.
-        life: Where it is in its life.
-        member: Its place in the pool, once it is ready.
-        failure: Why it could not be started, or died; None for an end that was asked for.
-        began_at: When its start began; None if it has not, in seconds on the loop's clock.
-        ready_at: Since when it was ready; None if it has not been.
+        made_with: The config that it was started with.
+        config: Its current config.
+        version: The backend's version that it belongs to; differs when it is to be replaced.
+        is_worn_out: Whether it is to be replaced because of its batches or its memory.
+        life: The state of its life.
+        member: Its entry in the pool; None until it is ready.
+        failure: Why it could not be started, or died; None if it was asked to end.
+        began_at: When its start began, in seconds on the loop's clock; None if it has not.
+        ready_at: When it became ready, on the same clock; None if it has not.
     """
 
     def __init__(self, replica: Replica, config: BackendConfig, version: int) -> None:
@@ -84,17 +85,17 @@ class ManagedReplica:
 
     @property
     def ongoing(self) -> int:
-        """How many requests it runs."""
+        """The number of requests that it runs."""
         return 0 if self.member is None else self.member.ongoing
 
     async def run(
         self, delay_s: float, on_ready: Callable[[ManagedReplica, Description], None]
     ) -> None:
-        """Lives.
+        """Starts the replica, and runs until it has ended.
 
         Args:
             delay_s: How long to wait before it is started, in seconds.
-            on_ready: Told when it is ready, and what its code can do.
+            on_ready: Called when it is ready, with the description of its code.
 
         Cancellation: ends the replica at once.
         """
@@ -105,9 +106,9 @@ class ManagedReplica:
                 self.life.on("start")
                 await self.replica.serve(task_status=_Ready(self, on_ready))
         except (ReplicaDied, ReplicaNotStarted) as error:
-            # Without its traceback, whose frames hold this, and all that is of the replica.
+            # The traceback's frames would keep this object and the replica's objects alive.
             self.failure = error.with_traceback(None)
-        except BaseException as error:  # a placement's mistake must not end its neighbours
+        except BaseException as error:  # an error in a placement must not end other replicas
             if goes_on(error, parking_of_this_loop()):
                 raise
             self.failure = self._explained(f"it ended with {shown(error)}")
@@ -117,8 +118,8 @@ class ManagedReplica:
 
     @property
     def state(self) -> ReplicaState:
-        """Where it is in its life, as it is told to users."""
-        return _TOLD[self.life.state]
+        """The state of its life, as shown to users."""
+        return _STATUS[self.life.state]
 
     def _end(self) -> None:
         self._ended.set()
@@ -126,7 +127,7 @@ class ManagedReplica:
         if not life.is_over:
             life.on("ended" if self.ready_at is not None else "start_failed")
         if life.state in (LifeState.FAILED, LifeState.DIED):
-            self.failure = self.failure or self._explained("it ended, unasked")
+            self.failure = self.failure or self._explained("it ended without being asked to")
         else:
             self.failure = None
 
@@ -136,7 +137,7 @@ class ManagedReplica:
         return ReplicaNotStarted(f"{self.replica.tag}: {what}")
 
     async def passes_first_check(self) -> bool:
-        """Checks a replica that has just started; kills it if it is not healthy."""
+        """Checks a replica that has just started, and kills it if it is not healthy."""
         trouble = await self.trouble()
         if trouble is None:
             return True
@@ -146,10 +147,10 @@ class ManagedReplica:
         return False
 
     async def watch_health(self, on_unhealthy: Callable[[ManagedReplica], None]) -> None:
-        """Checks the replica's health for as long as it is ready, and kills it when it is bad.
+        """Checks the replica's health while it is ready, and kills it when it is unhealthy.
 
         Args:
-            on_unhealthy: Told before it is killed, which may take its time.
+            on_unhealthy: Called before it is killed, since killing it may take long.
         """
         failures = 0
         while True:
@@ -168,7 +169,7 @@ class ManagedReplica:
                 return
 
     async def trouble(self) -> str | None:
-        """Checks the replica's health; returns what is wrong with it, None for nothing."""
+        """Checks the replica's health; returns what is wrong, or None if it is healthy."""
         timeout_s = self.config.health_check_timeout_s
         try:
             with anyio.fail_after(timeout_s):
@@ -180,7 +181,7 @@ class ManagedReplica:
         return None
 
     def kill(self, reason: str) -> None:
-        """Ends the replica, and what it runs."""
+        """Ends the replica, and the batches that it runs."""
         with noted("%s: kill() raised", self.replica.tag):
             held(self.replica.kill)(reason)
 
@@ -189,16 +190,16 @@ class ManagedReplica:
             held(self.replica.stop)()
 
     def tell_draining(self) -> None:
-        """Tells its code that the backend begins to end."""
+        """Tells its code that the backend will end."""
         with noted("%s: drain() raised", self.replica.tag):
             held(self.replica.drain)()
 
     def abandon(self) -> None:
-        """Gives up a replica that has not become ready."""
+        """Cancels a replica that has not become ready."""
         self._scope.cancel()
 
     def end_at_once(self) -> None:
-        """Ends it, and what it runs."""
+        """Ends the replica without waiting for the batches that it runs."""
         if self.member is None:
             self.abandon()
         elif not self.life.is_over:
@@ -206,10 +207,10 @@ class ManagedReplica:
             self.kill("its backend was deleted by force")
 
     async def drain(self, grace_s: float) -> None:
-        """Lets a replica that gets no more work finish what it has, and ends it.
+        """Lets a replica that gets no more work finish its batches, and ends it.
 
         Args:
-            grace_s: How long its work may take, in seconds; what is left then dies with it.
+            grace_s: How long its batches may take, in seconds; those left then fail.
         """
         assert self.member is not None
         with anyio.move_on_after(grace_s) as waiting:
@@ -224,11 +225,11 @@ class ManagedReplica:
         await self.give_up()
 
     async def give_up(self) -> None:
-        """Waits for the end of a replica that was told to, and gives it up if it does not come."""
+        """Waits until a replica that was told to end has ended; kills and abandons it if not."""
         with anyio.move_on_after(self.config.replica.cancel_grace_s + _MARGIN_S):
             await self._ended.wait()
             return
-        logger.error("%s: does not end, and is given up", self.replica.tag)
+        logger.error("%s: did not end in time, and is abandoned", self.replica.tag)
         self.kill("it did not end when it was asked to")
         self._scope.cancel()
         with anyio.move_on_after(_MARGIN_S):
@@ -237,7 +238,7 @@ class ManagedReplica:
 
 @contextmanager
 def noted(message: str, *args: object) -> Generator[None]:
-    """Notes a mistake of a placement's, which must not end its neighbours."""
+    """Logs an exception of a placement instead of raising it, as it must not end others."""
     try:
         yield
     except Exception:
@@ -245,7 +246,7 @@ def noted(message: str, *args: object) -> Generator[None]:
 
 
 class _Ready:
-    """Hears from `Replica.serve` that the replica is ready."""
+    """The task status by which `Replica.serve` reports that the replica is ready."""
 
     def __init__(
         self, managed: ManagedReplica, on_ready: Callable[[ManagedReplica, Description], None]
@@ -262,12 +263,12 @@ class NotMade(Replica):
 
     Args:
         identity: Its names.
-        place: Its place among the replicas.
-        cause: What its placement raised.
+        number: Its number among the replicas.
+        cause: The exception that its placement raised.
     """
 
-    def __init__(self, identity: Identity, place: int, cause: Exception) -> None:
-        super().__init__(Blueprint(identity=identity, definition=Definition(None), number=place))
+    def __init__(self, identity: Identity, number: int, cause: Exception) -> None:
+        super().__init__(Blueprint(identity=identity, definition=Definition(None), number=number))
         self._cause = cause
 
     async def serve(self, *, task_status: TaskStatus[Description]) -> None:
@@ -299,12 +300,12 @@ class NotMade(Replica):
 
 
 def may_wear_out(config: BackendConfig) -> bool:
-    """Says whether replicas are ever replaced for that."""
+    """Returns whether the config limits a replica's batches or memory."""
     return config.max_batches_per_replica is not None or config.replica.max_memory_bytes is not None
 
 
 def worn_out(member: Member, config: BackendConfig) -> str | None:
-    """Says why a replica is to be replaced; None if it is not."""
+    """Returns why a replica is worn out and to be replaced; None if it is not."""
     most, cap = config.max_batches_per_replica, config.replica.max_memory_bytes
     if most is not None and member.total >= most:
         return f"has run {member.total} batches"

@@ -1,8 +1,9 @@
-"""The pool: the replicas of a backend that can take work, and who gets the next batch.
+"""The pool: the replicas of a backend that can take work, and the choice among them.
 
-Work is pulled. A batch is cut only when a replica can take it (the pool is the batchers' `Room`, by
-way of `PoolRoom`), and goes to the one that has the fewest, among those to the one whose turn is
-longest past. So no replica has a line of its own in which work could wait beside an idle neighbour.
+A batch is dispatched only when a replica can take it: through `PoolRoom`, the pool is the batchers'
+`Room`. The batch goes to the replica with the fewest batches; among equals, to the least recently
+used one. Replicas have no queues of their own, so no request waits for a busy replica while another
+one is idle.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class Member:
 
     Attributes:
         replica: The replica.
-        slots: How many batches it takes at once; infinity for any number.
-        most: How many requests it takes at once; None for as many as those have.
-        batches: How many it has now.
-        ongoing: How many requests these are.
-        total: How many batches it has had.
+        slots: The most batches that it takes at once; infinity for no limit.
+        most: The most requests that it takes at once; None for no limit beside `slots`.
+        batches: The number of batches that it runs now.
+        ongoing: The number of requests in those batches.
+        total: The number of batches that it has been given so far.
         on_withdrawn: Called when it gets no more work.
     """
 
@@ -45,13 +46,13 @@ class Member:
     _idle: anyio.Event | None = None
 
     async def wait_idle(self) -> None:
-        """Waits until it has no batch."""
+        """Waits until the replica runs no batch."""
         while self.batches:
             self._idle = self._idle or anyio.Event()
             await self._idle.wait()
 
     def ended(self, requests: int) -> None:
-        """Counts a batch out."""
+        """Records that a batch with this many requests has ended."""
         self.batches -= 1
         self.ongoing -= requests
         if not self.batches and self._idle is not None:
@@ -59,9 +60,9 @@ class Member:
             self._idle = None
 
     def room(self, size: int) -> float:
-        """Returns how many more batches of some size it can take; an idle one takes any."""
+        """Returns how many more batches of some size it can take; at least 1 if it is idle."""
         if not self.replica.takes_work:
-            return 0  # its supervisor will hear of it
+            return 0  # its supervisor will notice that
         slots = self.slots - self.batches
         if self.most is not None:
             slots = min(slots, (self.most - self.ongoing) // size)
@@ -77,7 +78,7 @@ class Pool:
         on_wait: Called when a batch that is due finds no room.
 
     Attributes:
-        failure: Why there is no replica, nor will be soon; None otherwise.
+        failure: Why there is no replica and none is expected soon; None otherwise.
     """
 
     def __init__(
@@ -89,21 +90,22 @@ class Pool:
         self._name = name
         self._on_wait = on_wait
         self._on_batch = on_batch
-        # The one whose turn is longest past comes first.
+        # The least recently used one comes first.
         self._members: dict[Replica, Member] = {}
         self._listeners: list[Callable[[], None]] = []
-        # Lines with a batch that is due, in the order in which they found no room.
+        # The batchers with a batch that is due, in the order in which they found no room.
         self._queue: dict[PoolRoom, None] = {}
         self._run_again = 0
-        self._change: anyio.Event | None = None  # there is one while somebody waits for it
+        self._change: anyio.Event | None = None  # set only while a task waits for it
         self.failure: BaseException | None = None
 
     def free(self, size: int, room: PoolRoom) -> float:
-        """Returns how many more batches of some size it can take from a line.
+        """Returns how many more batches of some size the replicas can take from a batcher.
 
-        While the backend has failed it takes any, which fail at once: their callers are told.
-        Batches that run again go first, and lines that had to wait before this one: a line of small
-        batches would take each place that comes free from one of large batches.
+        If the backend has failed and has no replica, batches are accepted and fail at once, so that
+        their callers learn why. Batches that run again go first, then batchers in the order in
+        which they began to wait. Otherwise a batcher with small batches would take all the room
+        that becomes free, and one with large batches would starve.
         """
         if self.failure is not None and not self._members:
             return 1
@@ -112,28 +114,28 @@ class Pool:
         return sum([member.room(size) for member in self._members.values()])
 
     def queue(self, room: PoolRoom) -> None:
-        """Gives a line a place in the queue; it keeps the one that it has."""
+        """Adds a batcher to the queue for room; one that is in it keeps its place."""
         self._queue.setdefault(room)
         self._on_wait()
 
     def leave_queue(self, room: PoolRoom) -> None:
-        """Takes a line's place in the queue away."""
+        """Removes a batcher from the queue for room, if it is in it."""
         if room in self._queue:
             del self._queue[room]
             self._changed()
 
     def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
-        """Has a function called whenever there is more or less room; gives back what ends that."""
+        """Calls a function whenever the room changes; returns a function that ends that."""
         self._listeners.append(on_change)
         return lambda: self._listeners.remove(on_change)
 
     def add(self, replica: Replica, slots: float, most: int | None = None) -> Member:
-        """Takes in a replica that is ready.
+        """Adds a replica that is ready.
 
         Args:
             replica: The replica.
-            slots: How many batches it takes at once.
-            most: How many requests it takes at once; None for as many as those have.
+            slots: The most batches that it takes at once.
+            most: The most requests that it takes at once; None for no limit beside `slots`.
         """
         member = self._members[replica] = Member(replica, slots, most)
         self.failure = None
@@ -141,10 +143,10 @@ class Pool:
         return member
 
     def withdraw(self, member: Member) -> None:
-        """Gives a replica no more work. Idempotent; what it has goes on."""
+        """Stops giving a replica work. Idempotent; the batches that it has go on."""
         if self._members.pop(member.replica, None) is not None:
-            for tell in tuple(member.on_withdrawn):
-                tell()
+            for notify in tuple(member.on_withdrawn):
+                notify()
             self._changed()
 
     def resize(self, slots: float, most: int | None) -> None:
@@ -154,12 +156,12 @@ class Pool:
         self._changed()
 
     def fail(self, failure: BaseException | None) -> None:
-        """Says that there will be no replica soon, or that there may be after all."""
+        """Records why no replica is expected soon; None if one may come after all."""
         self.failure = failure
         self._changed()
 
     def take(self, size: int) -> Member | None:
-        """Chooses the replica for a batch of some size; None if all have what they can take."""
+        """Chooses the replica for a batch of some size; None if no replica has room."""
         best: Member | None = None
         for member in self._members.values():
             if member.room(size) and (best is None or member.batches < best.batches):
@@ -169,10 +171,10 @@ class Pool:
         return best
 
     async def wait(self, size: int) -> Member:
-        """Waits until a replica can take a batch of some size, and chooses it.
+        """Waits until a replica can take a batch of some size, and returns it.
 
         Raises:
-            BackendUnavailable: There is none, nor will be soon.
+            BackendUnavailable: There is no replica, and none is expected soon.
         """
         self._run_again += 1
         try:
@@ -190,7 +192,7 @@ class Pool:
         """Checks that there is a replica, or will be soon.
 
         Raises:
-            BackendUnavailable: There is none, nor will be soon.
+            BackendUnavailable: There is no replica, and none is expected soon.
         """
         if self.failure is not None:
             self._on_wait()
@@ -200,17 +202,17 @@ class Pool:
 
     @contextmanager
     def at_work(self, member: Member, requests: int) -> Generator[Replica]:
-        """Counts a batch in while it runs.
+        """Counts a batch as running in a replica while the block runs.
 
         Args:
-            member: Who runs it; from `take` or `wait`, without a pause in between.
-            requests: How many requests it has.
+            member: The replica; from `take` or `wait`, with no ``await`` in between.
+            requests: The number of requests in the batch.
         """
         member.batches += 1
         member.ongoing += requests
         member.total += 1
         if len(self._members) > 1 and self._members.pop(member.replica, None) is not None:
-            self._members[member.replica] = member  # its turn is the latest
+            self._members[member.replica] = member  # most recently used: last
         self._changed()
         try:
             yield member.replica
@@ -230,11 +232,11 @@ class Pool:
 
 
 class PoolRoom:
-    """The pool as the room of one line.
+    """The pool as the `Room` of one batcher.
 
     Args:
         pool: The pool.
-        size: Gives the size of the line's largest batches.
+        size: Returns the size of the batcher's largest batches.
     """
 
     def __init__(self, pool: Pool, size: Callable[[], int]) -> None:
@@ -243,7 +245,7 @@ class PoolRoom:
 
     @property
     def free(self) -> float:
-        """How many more batches the replicas can take; infinity for any number."""
+        """The number of further batches that the replicas can take; infinity for no limit."""
         return self._pool.free(self._size(), self)
 
     def is_full(self) -> bool:

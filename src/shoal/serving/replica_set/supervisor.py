@@ -1,9 +1,10 @@
-"""The supervisor: so many replicas of a backend as there should be, whatever happens to them.
+"""The supervisor: keeps as many replicas of a backend running as are wanted.
 
-It looks at all replicas at once and asks `core.replicas.rollout` what to do; everything that
-happens (one is ready, one died, there should be more, all should be replaced) is a reason to look
-again. When to try again after a failure is decided in `core.replicas.restarts`. Here it is only
-carried out. Who needs the first replica, any replica, or all of them, waits here for it.
+After every event (a replica became ready or died, the wanted number changed, all are to be
+replaced) it passes the state of all replicas to `core.replicas.rollout`, which decides what to
+start and what to drain. `core.replicas.restarts` decides when to try again after a failure. The
+supervisor carries these decisions out, and lets others wait for the first replica, any replica, or
+all of them.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ class Supervisor:
 
     Args:
         name: The backend's tag.
-        make: Makes a replica of some tag, for some place among the others, by a config.
-        pool: Where those go that are ready.
-        config: How they run.
-        tasks: Where their tasks run.
-        enter: What each of their tasks calls first.
+        make: Makes a replica with a tag, a number among the others, and a config.
+        pool: The pool to which replicas are added when they are ready.
+        config: The config of the first replicas.
+        tasks: The task group in which the replicas' tasks run.
+        enter: Called first in each of these tasks.
 
     Attributes:
         config: The config that new replicas are started with.
-        wanted: How many there should be.
-        managed: Those there are, in whatever state.
-        description: What their code can do; None until one has been ready.
-        failures: What has become of those that were started.
+        wanted: The number of replicas that there should be.
+        managed: The replicas, in whatever state.
+        description: What their code can do; None until a replica has been ready.
+        failures: The counts of starts and failures.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Supervisor:
         self._number = 0
         self._change = anyio.Event()
         self._is_draining = self._is_ending = self._is_over = False
-        # While a change is under way: those that were there before it, and why one failed since.
+        # During a change: the replicas from before it, and why a new one failed.
         self._before_change: list[ManagedReplica] | None = None
         self._lost: Exception | None = None
 
@@ -103,9 +104,9 @@ class Supervisor:
 
     @contextmanager
     def changing(self) -> Generator[None]:
-        """Ends no replica that takes work while the block runs, and leaves just these if it fails.
+        """Keeps the replicas that take work while the block runs, and only these if it fails.
 
-        What failed before says nothing of what is to come, so nothing waits for that any more.
+        Earlier failures are forgotten, so new replicas start without a restart delay.
         """
         config, version, wanted = self.config, self._version, self.wanted
         failure = self.failures.last
@@ -115,7 +116,7 @@ class Supervisor:
         self.failures.forget(failure)
         for managed in there:
             if managed.life.state is LifeState.NEW:
-                managed.version = _STALE  # it waits; another one need not
+                managed.version = _STALE  # it waits for a restart delay; a new one need not
         try:
             self._reconcile()
             yield
@@ -125,7 +126,7 @@ class Supervisor:
             if not self._is_ending:
                 self.wanted = wanted
             for managed, its_version, its_config in were:
-                if managed.life.takes_work:  # the change may have compared it with its own config
+                if managed.life.takes_work:  # the change may have set these
                     managed.version, managed.config = its_version, its_config
             for managed in self.managed:
                 if managed not in there and managed.made_with is not config:
@@ -136,13 +137,13 @@ class Supervisor:
             self._reconcile()
 
     def replace(self, config: BackendConfig) -> None:
-        """Replaces all replicas by such of another config, or of the same; during a change."""
+        """Replaces all replicas by new ones with this config; called during a change."""
         self.config = config
         self._version = next(self._versions)
         self._reconcile()
 
     def adopt(self, config: BackendConfig) -> None:
-        """Takes in a config that replicas need not be replaced for."""
+        """Applies a config for which replicas need not be replaced."""
         self.config = config
         for managed in self.ready():
             self._compare(managed, config)
@@ -150,18 +151,18 @@ class Supervisor:
         self._reconcile()
 
     def drain(self) -> None:
-        """Tells all code, now and of replicas to come, that the backend begins to end."""
+        """Tells the code of all replicas, present and future, that the backend will end."""
         self._is_draining = True
         for managed in self.managed:
             if managed.member is not None:
                 managed.tell_draining()
 
     def is_missing_some(self) -> bool:
-        """Says whether fewer replicas take work than should."""
+        """Returns whether fewer replicas take work than are wanted."""
         return len(self.ready()) < self.wanted
 
     def batch_ended(self, member: Member) -> None:
-        """Looks whether a replica has done its share, or takes too much memory."""
+        """Replaces a replica that has run its most batches, or uses too much memory."""
         if not may_wear_out(self.config):
             return
         managed = next((k for k in self.managed if k.member is member), None)
@@ -176,11 +177,11 @@ class Supervisor:
         """Ends all replicas.
 
         Args:
-            at_once: Whether to leave them no time for what they run.
+            at_once: Whether to end them without waiting for the batches that they run.
         """
         self.wanted = 0
         self._is_ending = True
-        self._tell()
+        self._wake()
         if at_once:
             for managed in self.managed:
                 managed.end_at_once()
@@ -197,7 +198,8 @@ class Supervisor:
         """Waits, during a change, until there are as many replicas of this version as wanted.
 
         Raises:
-            ReplicaNotStarted: One that was started for the change failed to, or died.
+            ReplicaNotStarted: A replica that the change needed could not be started, or died.
+            BatcherClosed: The backend is closing.
         """
         while self._lost is None and not self._is_complete():
             self._check_goes_on()
@@ -207,17 +209,21 @@ class Supervisor:
             raise self.failures.not_started(self._lost)
 
     async def wait_drained(self) -> None:
-        """Waits until there are no replicas but those that there should be, or none at all."""
+        """Waits until the replicas that are not wanted have ended, or the backend is closing."""
         while self._has_others() and not (self._is_ending or self._is_over):
             await self._change.wait()
 
     async def wait_restored(self, count: int) -> None:
         """Waits, after a change that failed, until nothing is left of it.
 
-        Replicas that have died meanwhile are waited for only as long as others may be started.
+        Replacements of replicas that died meanwhile are waited for only while replicas may be
+        started.
 
         Args:
-            count: How many replicas took work before.
+            count: The number of replicas that took work before.
+
+        Raises:
+            BatcherClosed: The backend is closing.
         """
         while (len(self.ready()) < min(count, self.wanted) and not self.failures.is_open) or any(
             managed.version != self._version for managed in self.managed
@@ -229,7 +235,7 @@ class Supervisor:
         """Waits for the first replica, and returns what it can do.
 
         Raises:
-            ReplicaNotStarted: None of the first ones could be started.
+            ReplicaNotStarted: None of the first replicas could be started.
             BatcherClosed: The backend is closing.
         """
         while self.description is None:
@@ -240,7 +246,7 @@ class Supervisor:
         return self.description
 
     async def described(self) -> Description:
-        """Waits until it is known what the code can do.
+        """Waits for the description of the code, and returns it.
 
         Raises:
             BackendUnavailable: No replica has been ready, and none can be started.
@@ -251,24 +257,24 @@ class Supervisor:
         return self.description
 
     async def any_ready(self) -> ManagedReplica:
-        """Waits until a replica takes work, and returns one that does.
+        """Waits until a replica takes work, and returns it.
 
         Raises:
-            BackendUnavailable: There is none, and none can be started.
+            BackendUnavailable: There is no replica, and none can be started.
             BatcherClosed: The backend is closing.
         """
         while not (ready := self.ready()):
             await self._may_wait()
         return ready[0]
 
-    def is_over(self) -> None:
-        """Tells whoever waits that there will be no replica."""
+    def note_over(self) -> None:
+        """Records that the backend has ended, and wakes all waiting tasks."""
         self._is_over = True
-        self._tell()
+        self._wake()
 
     def _reconcile(self) -> None:
         if self._is_over:
-            return  # what were started now would be cancelled, and looked after again
+            return  # a replica started now would be cancelled, and that would start another one
         seen = [
             Seen(i, _STALE if k.is_worn_out else k.version, k.life.state, k.ongoing)
             for i, k in enumerate(self.managed)
@@ -282,27 +288,27 @@ class Supervisor:
             self._drain(managed)
 
     def _start(self) -> None:
-        # The one that it replaces, and has the place of, may be there as yet.
+        # A replica of an older version may still have the number that this one gets.
         same = [managed for managed in self.managed if managed.version == self._version]
         taken = {managed.replica.blueprint.number for managed in same}
-        place = next(place for place in count() if place not in taken)
-        managed = ManagedReplica(self._made(place), self.config, self._version)
+        number = next(number for number in count() if number not in taken)
+        managed = ManagedReplica(self._made(number), self.config, self._version)
         self._number += 1
         self.managed.append(managed)
         delay_s = self.failures.starting()
         self._tasks.start_soon(
-            self._keep, managed, delay_s, name=f"shoal replica {managed.replica.tag}"
+            self._manage, managed, delay_s, name=f"shoal replica {managed.replica.tag}"
         )
 
-    def _made(self, place: int) -> Replica:
+    def _made(self, number: int) -> Replica:
         tag = f"{self._name}#{self._number}"
         try:
-            return held(self._make, "the placement")(tag, place, self.config)
-        except Exception as error:  # a placement that can't even make one
-            return NotMade(Identity(self._name, tag), place, error)
+            return held(self._make, "the placement")(tag, number, self.config)
+        except Exception as error:  # the placement could not make the replica
+            return NotMade(Identity(self._name, tag), number, error)
 
     def _compare(self, managed: ManagedReplica, config: BackendConfig) -> None:
-        """Has a replica replaced that was being started while the others were told something."""
+        """Marks a replica for replacement if it was started with another user config."""
         if not same_user_config(managed.config, config):
             managed.version = _STALE
 
@@ -317,7 +323,7 @@ class Supervisor:
         )
         self._tasks.start_soon(managed.drain, grace_s, name=f"shoal drain {managed.replica.tag}")
 
-    async def _keep(self, managed: ManagedReplica, delay_s: float) -> None:
+    async def _manage(self, managed: ManagedReplica, delay_s: float) -> None:
         self._enter()
         try:
             async with anyio.create_task_group() as tasks:
@@ -362,19 +368,19 @@ class Supervisor:
                 managed.tell_draining()
             tasks.start_soon(managed.watch_health, self._is_unhealthy)
         self._reconcile()
-        self._tell()
+        self._wake()
 
     def _is_unhealthy(self, managed: ManagedReplica) -> None:
         assert managed.member is not None
         self._pool.withdraw(managed.member)
         self._reconcile()
-        self._tell()
+        self._wake()
 
     def _has_ended(self, managed: ManagedReplica) -> None:
         self.managed.remove(managed)
         if managed.member is not None:
             self._pool.withdraw(managed.member)
-        if managed.failure is not None and not self._is_over:  # all of them are being cancelled
+        if managed.failure is not None and not self._is_over:  # when over, all are cancelled
             logger.error("%s: %s", managed.replica.tag, managed.failure)
             is_replaced = self.wanted > 0
             self.failures.failed(managed, managed.failure, is_replaced=is_replaced)
@@ -383,7 +389,7 @@ class Supervisor:
             if self.failures.is_open and not self.ready():
                 self._pool.fail(managed.failure)
         self._reconcile()
-        self._tell()
+        self._wake()
 
     async def _may_wait(self) -> None:
         self._check_goes_on()
@@ -398,7 +404,7 @@ class Supervisor:
         return sum(managed.version == self._version for managed in self.ready()) >= self.wanted
 
     def _has_others(self) -> bool:
-        # Not those that are worn out: in a busy backend there may always be some on their way out.
+        # Worn-out replicas do not count: in a busy backend some may always be draining.
         return any(
             not managed.life.is_over
             and (
@@ -408,6 +414,6 @@ class Supervisor:
             for managed in self.managed
         )
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         self._change.set()
         self._change = anyio.Event()

@@ -1,1 +1,1 @@
-"""The state file: what a controller was told, kept for its next start."""
+"""The state file: a controller's declarations, kept for its next start."""

@@ -1,16 +1,16 @@
-"""The state file: what a controller was told, kept so that a restart finds all of it.
+"""The state file: a controller's declarations, kept so that a restart finds all of them.
 
-It is an SQLite database with a write-ahead log. A change is committed, and is on disk, before
-`apply` returns; so a process that is killed at any moment leaves the state that was acknowledged,
-or that and the one change that was under way.
+It is an SQLite database with a write-ahead log. A change is committed, and on disk, before `apply`
+returns. So if the process is killed, the file holds all acknowledged changes, and possibly the one
+that was being written.
 
-After each change the log is folded into the database and emptied. SQLite takes a log up to its
-first damaged entry and says nothing of the rest, so changes in a damaged log would be lost in
-silence; this way the log never holds one that was acknowledged.
+After each change the log is checkpointed into the database and emptied. SQLite reads a log up to
+its first damaged entry and silently ignores the rest, so changes in a damaged log would be lost
+unnoticed. This way the log holds an acknowledged change only if the checkpoint failed.
 
 There is one writer, the process that holds a lock on an empty database beside the file. The system
-drops the lock when the process ends, however it ends. The lock is not on the file itself, since to
-look at that before it is known to be ours could alter another program's.
+releases the lock when the process ends, however it ends. The lock is not on the file itself: SQLite
+might alter a file of another program when it opens it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StateFile:
     Its methods block, and may be called from any thread, one at a time.
 
     Attributes:
-        path: Where it is.
+        path: Its path.
     """
 
     def __init__(self, path: Path, database: sqlite3.Connection, resources: ExitStack) -> None:
@@ -52,10 +52,10 @@ class StateFile:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> StateFile:
-        """Opens a state file, or makes one where there is none.
+        """Opens a state file, or creates it if there is none.
 
-        An empty file is not taken for a new one: it may have held a state, which would be lost in
-        silence. A file that is refused stays as it is, byte for byte.
+        An empty file is refused: it may have held a state, which would be lost unnoticed. A file
+        that is refused is not altered.
 
         Raises:
             StateRefused: It is damaged, of another program, in use, or of a newer version of Shoal,
@@ -73,25 +73,25 @@ class StateFile:
             return cls(found, database, resources.pop_all())
 
     def load(self) -> DeclaredState:
-        """Returns all that is declared.
+        """Returns all declarations.
 
         Raises:
-            StateRefused: It can't be read any more.
+            StateRefused: The file can't be read any more.
         """
         with _refusing(self.path):
             return read(self._database)
 
     def apply(self, *changes: Change) -> None:
-        """Makes changes, all or none of them. They are on disk when it returns.
+        """Writes changes, all or none of them. They are on disk when it returns.
 
         Raises:
-            StateRefused: They can't be written; then none was made.
+            StateRefused: They can't be written; none of them was.
         """
         with _refusing(self.path), self._database:
             self._database.execute("BEGIN IMMEDIATE")
             write(self._database, changes)
-        with suppress(sqlite3.Error):  # they are on disk; the log is folded after the next ones
-            _fold_log(self._database)
+        with suppress(sqlite3.Error):  # they are on disk; the next change tries this again
+            _checkpoint_log(self._database)
 
     def close(self) -> None:
         """Closes the file, so that another process may open it. Idempotent."""
@@ -100,26 +100,26 @@ class StateFile:
 
 @contextmanager
 def _refusing(path: Path) -> Generator[None]:
-    """Says which file it was, whatever is wrong with it."""
+    """Turns errors into `StateRefused` with the file's path."""
     try:
         yield
     except StateRefused as error:
         raise StateRefused(f"the state file {path} is refused: {error}") from error.__cause__
     except (sqlite3.Error, OSError) as error:
         raise StateRefused(f"the state file {path} is refused: {error}") from error
-    except UnicodeError as error:  # SQLite's message had text of a damaged page in it
+    except UnicodeError as error:  # SQLite's message contained text of a damaged page
         raise StateRefused(f"the state file {path} is refused: it is damaged") from error
 
 
 @contextmanager
 def _lock(path: Path) -> Generator[None]:
     if path.exists() and not path.is_file():
-        raise StateRefused("it is no plain file")
+        raise StateRefused("it is not a regular file")
     if not path.parent.is_dir():
         raise StateRefused(f"there is no directory {path.parent}")
     with closing(_connect(path.with_name(f"{path.name}.lock"), "rwc")) as lock:
         try:
-            lock.execute("PRAGMA journal_mode = MEMORY")  # or there would be a second file
+            lock.execute("PRAGMA journal_mode = MEMORY")  # avoids a second file
             lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
@@ -133,19 +133,19 @@ def _is_new(path: Path) -> bool:
     is_empty = is_there and path.stat().st_size == 0
     logs = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
     if (is_empty or not is_there) and any(log.exists() for log in logs):
-        raise StateRefused("it is gone, or empty, and its log is still there")
+        raise StateRefused("it is missing or empty, but its log is still there")
     if is_empty:
         raise StateRefused(
-            "it is empty, so what it may have held is lost; put a copy of it in its place, or "
-            "remove it to begin with nothing"
+            "it is empty, so what it may have held is lost; restore a copy of it, or remove it to "
+            "begin with an empty state"
         )
     return not is_there
 
 
 def _create(path: Path) -> None:
-    """Makes the file beside its place, whole, and moves it there."""
+    """Creates the complete file under another name, and renames it."""
     new = path.with_name(f"{path.name}.new")
-    for end in ("", "-wal", "-journal"):  # what one that was killed in here has left
+    for end in ("", "-wal", "-journal"):  # left by a process that was killed here
         new.with_name(new.name + end).unlink(missing_ok=True)
     os.close(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _OWNER_ALONE))
     with closing(_connect(new, "rw")) as database:
@@ -153,7 +153,7 @@ def _create(path: Path) -> None:
         with database:
             database.execute("BEGIN IMMEDIATE")
             create_tables(database)
-        _fold_log(database)
+        _checkpoint_log(database)
     new.replace(path)
     directory = os.open(path.parent, os.O_RDONLY)
     try:
@@ -163,15 +163,17 @@ def _create(path: Path) -> None:
 
 
 def _check(path: Path) -> None:
-    """Looks at all of the file without writing to it."""
+    """Checks the whole file without writing to it."""
     with path.open("rb") as file:
         header = file.read(100)
     if not header.startswith(_MAGIC):
-        raise StateRefused("it is no SQLite database, or its header is damaged")
+        raise StateRefused("it is not an SQLite database, or its header is damaged")
     if int.from_bytes(header[_APPLICATION_ID_AT], "big") != APPLICATION_ID:
         raise StateRefused("it is a database of another program, or its header is damaged")
     if path.with_name(f"{path.name}-journal").exists():
-        raise StateRefused(f"beside it is a log that is none of ours, {path.name}-journal")
+        raise StateRefused(
+            f"there is a log beside it that Shoal did not write: {path.name}-journal"
+        )
     with closing(_connect(path, "ro")) as database:
         check_file(database)
         read(database)
@@ -182,10 +184,10 @@ def _connect(path: Path, mode: str) -> sqlite3.Connection:
         f"{path.as_uri()}?mode={mode}",
         uri=True,
         timeout=0,
-        isolation_level=None,  # transactions begin where it is written
+        isolation_level=None,  # transactions begin only explicitly
         check_same_thread=False,
     )
-    # A checksum finds what is damaged, and its error, unlike that of a codec, shows no contents.
+    # Checksums find damaged text, and their errors, unlike a codec's, do not show its contents.
     database.text_factory = partial(str, encoding="utf-8", errors="replace")
     return database
 
@@ -197,11 +199,11 @@ def _prepare(database: sqlite3.Connection) -> None:
         raise StateRefused(f"it can't have a write-ahead log here, only {mode!r}")
     database.execute("PRAGMA synchronous = FULL")
     database.execute("PRAGMA wal_autocheckpoint = 0")
-    # To see that it can be written, and to finish what a killed process left in the log.
+    # Checks that it can be written, and applies what a killed process left in the log.
     database.execute("BEGIN IMMEDIATE")
     database.execute("COMMIT")
-    _fold_log(database)
+    _checkpoint_log(database)
 
 
-def _fold_log(database: sqlite3.Connection) -> None:
+def _checkpoint_log(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -1,4 +1,4 @@
-"""What a state file keeps: the backends and endpoints that were declared, as records of JSON."""
+"""The records of a state file: declared backends and endpoints, as JSON values."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendRecord:
-    """A backend; written down, it takes the place of the one of its tag.
+    """A backend; when written, it replaces the record with the same tag.
 
     Attributes:
         tag: Its tag.
-        import_path: Where its code is.
-        init_args: What its class is instantiated with.
-        init_kwargs: The same by name.
-        config: Its options, as `BackendConfig.durable` gives them.
+        import_path: The import path of its code.
+        init_args: The positional arguments of its class.
+        init_kwargs: The keyword arguments of its class.
+        config: Its options, as `BackendConfig.durable` returns them.
 
     Raises:
-        NotDurable: The code is no import path, or an argument or option is not what JSON can keep.
+        NotDurable: The code is not an import path, or an argument or option does not survive JSON.
     """
 
     tag: str
@@ -53,7 +53,7 @@ class BackendRecord:
 
     @classmethod
     def of(cls, tag: str, body: Any) -> BackendRecord:
-        """Makes the record of its tag and what `body` gave."""
+        """Makes the record from its tag and a value of `body`."""
         return cls(
             tag=tag,
             import_path=body["import_path"],
@@ -69,10 +69,10 @@ class ShadowRecord:
 
     Attributes:
         proportion: The share of the requests that is copied.
-        compare: The import path of what compares the answers; None for none.
+        compare: The import path of the function that compares the answers; None for none.
 
     Raises:
-        NotDurable: What compares the answers is given as an object.
+        NotDurable: The function is given as an object.
     """
 
     proportion: float
@@ -86,17 +86,17 @@ class ShadowRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointRecord:
-    """An endpoint; written down, it takes the place of the one of its name.
+    """An endpoint; when written, it replaces the record with the same name.
 
     Attributes:
         name: Its name.
-        route: Its path; None for handles alone.
-        methods: The HTTP methods that it answers.
-        traffic: The share of each backend; empty while it holds its requests.
+        route: Its path; None if only handles call it.
+        methods: The HTTP methods that it accepts.
+        traffic: The share of each backend; empty if it is not set, and requests wait.
         shadows: Its shadow traffic, by backend.
 
     Raises:
-        NotDurable: A weight is not what JSON can keep.
+        NotDurable: A weight does not survive JSON.
     """
 
     name: str
@@ -126,7 +126,7 @@ class EndpointRecord:
 
     @classmethod
     def of(cls, name: str, body: Any) -> EndpointRecord:
-        """Makes the record of its name and what `body` gave."""
+        """Makes the record from its name and a value of `body`."""
         return cls(
             name=name,
             route=body["route"],
@@ -138,11 +138,11 @@ class EndpointRecord:
 
 @dataclass(frozen=True)
 class DeletedBackend:
-    """That there is no backend of a tag any more.
+    """The deletion of a backend.
 
     Attributes:
-        tag: The tag.
-        is_declared: Whether a program declares it, which must not make it again.
+        tag: Its tag.
+        is_declared: Whether a program declares it, which must not create it again.
     """
 
     tag: str
@@ -151,11 +151,11 @@ class DeletedBackend:
 
 @dataclass(frozen=True)
 class DeletedEndpoint:
-    """That there is no endpoint of a name any more.
+    """The deletion of an endpoint.
 
     Attributes:
-        name: The name.
-        is_declared: Whether a program declares it, which must not make it again.
+        name: Its name.
+        is_declared: Whether a program declares it, which must not create it again.
     """
 
     name: str
@@ -167,7 +167,7 @@ Change: TypeAlias = BackendRecord | EndpointRecord | DeletedBackend | DeletedEnd
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredState:
-    """All that was declared.
+    """All declarations.
 
     Attributes:
         backends: The backends, by tag.

@@ -1,11 +1,11 @@
-"""The tables of a state file, and how damage to them is seen.
+"""The tables of a state file, and the checksums that detect damage to them.
 
-SQLite finds a page that makes no sense, but not a letter that has become another one, nor a row
-that is gone with its place in a page. So each row carries a checksum, and the header one of all
-rows together. What a file says is believed only if all of them are right.
+SQLite detects a malformed page, but not a changed byte in a text, nor a row that has vanished from
+a page. So each row has a checksum, and the header has one of all rows together. A file is read only
+if all of them match.
 
-The version stands in the header's first two columns in every version of Shoal, so that an older
-one can tell that a file is of a newer one.
+In every version of Shoal the header's first two columns hold the version and its checksum, so that
+an older version can recognise a file of a newer one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _GONE: Final = {_BACKEND: "gone backend", _ENDPOINT: "gone endpoint"}
 
 
 def create_tables(database: Connection) -> None:
-    """Makes an empty state of an empty database."""
+    """Creates the tables of an empty state in an empty database."""
     database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
     for statement in _TABLES.values():
         database.execute(statement)
@@ -60,10 +60,10 @@ def create_tables(database: Connection) -> None:
 
 
 def check_file(database: Connection) -> None:
-    """Checks that a database of ours is a state of this version, whose pages are whole.
+    """Checks that a database of Shoal's is a state file of this version, with intact pages.
 
     Raises:
-        StateRefused: It is not; the message says why.
+        StateRefused: It is not; the message gives the reason.
         sqlite3.Error: It can't be read.
     """
     faults = [fault for (fault,) in database.execute("PRAGMA integrity_check(1)")]
@@ -83,10 +83,10 @@ def check_file(database: Connection) -> None:
 
 
 def read(database: Connection) -> DeclaredState:
-    """Reads the state from tables that `check_file` found to be right.
+    """Reads the state from tables that `check_file` has checked.
 
     Raises:
-        StateRefused: What they hold is damaged.
+        StateRefused: Their contents are damaged.
         sqlite3.Error: They can't be read.
     """
     rows = database.execute(
@@ -118,7 +118,7 @@ def read(database: Connection) -> DeclaredState:
 
 
 def write(database: Connection, changes: Iterable[Change]) -> None:
-    """Writes changes, in order, within the transaction that is open."""
+    """Writes changes, in order, within the open transaction."""
     for change in changes:
         match change:
             case BackendRecord():
@@ -147,7 +147,7 @@ def _delete(database: Connection, kind: str, name: str, *, is_declared: bool) ->
 
 def _write_row(database: Connection, kind: str, name: str, text: str) -> None:
     row = (kind, name, text, _row_checksum(kind, name, text))
-    # One that is changed keeps its row, and so its place in the order of creation.
+    # A changed record keeps its row, and so its place in the order of creation.
     database.execute(
         "INSERT INTO declared VALUES (?, ?, ?, ?) ON CONFLICT (kind, name)"
         " DO UPDATE SET body = excluded.body, checksum = excluded.checksum",

@@ -1,1 +1,1 @@
-"""The check of a policy that forms batches."""
+"""The check that a policy keeps the promises of `BatchPolicy`."""

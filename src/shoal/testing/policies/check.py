@@ -1,15 +1,14 @@
-"""Does a rule that forms batches keep the promises of `BatchPolicy`?
+"""Checks that a batch policy keeps the promises of `BatchPolicy`.
 
-A policy is asked and told the same things that a batcher asks and tells it, in random order. What
-it decides is its own affair. What is checked is that no request is lost, handed out twice, or left
-waiting by a slot that nobody wakes.
+The policy's methods are called as a batcher calls them, in random order. Its decisions are its own
+choice; the check is that no request is lost, returned twice, or left waiting because the slot is
+never woken.
 
-So the slot is played too. When the policy says `Wait` the slot sleeps, and is woken by what the
-policy said would wake it and by nothing else. A sleeper that should have been woken is found by
-asking the policy behind its back.
+So a worker slot is simulated, too. After `Wait` the slot sleeps, and only the condition that the
+policy named wakes it. Meanwhile extra calls of `decide` find out whether it should have been woken.
 
-Random programs find what nobody thought of, and a seed makes each one come again. The first are the
-shortest, so that what is found is short.
+Random programs find cases that nobody thought of, and a seed reproduces each one. The first
+programs are the shortest, so that the reported one is short.
 """
 
 from __future__ import annotations
@@ -46,39 +45,40 @@ def check_policy(
 ) -> None:
     """Checks that a policy keeps the promises of `BatchPolicy`.
 
-    It needs no event loop, and takes about a second. Give the policy batches of a few requests, so
+    It needs no event loop, and takes about a second. Configure the policy for small batches, so
     that many are formed.
 
     Args:
-        make_policy: Makes a new policy, with nothing in its line.
-        make_request: Makes a request, given a source of random choices and the time of arrival;
-            `shoal.testing.make_request` helps. By default items are small numbers, and requests
-            alike in all else.
-        seeds: One for each random program; those of higher seeds are longer.
+        make_policy: Makes a new policy with an empty queue.
+        make_request: Makes a request from a random generator and the arrival time, with
+            `shoal.testing.make_request`, for example. By default items are small numbers, and
+            requests have no other differences.
+        seeds: One for each random program; higher seeds give longer programs.
 
     Raises:
-        AssertionError: It breaks a promise. The message says which, and how to come there.
+        AssertionError: The policy breaks a promise. The message names the promise, and has the
+            steps to reproduce it.
     """
     for seed in seeds:
         _Trial(WatchedPolicy(make_policy(), seed), make_request, seed).run()
 
 
 class _Trial:
-    """One random program, played by a slot and its callers."""
+    """One random program of arrivals, departures and decisions, with a simulated slot."""
 
     def __init__(self, policy: WatchedPolicy, make_request: MakeRequest, seed: int) -> None:
         self._policy = policy
         self._make_request = make_request
-        self._random = Random(seed)  # noqa: S311 - it has to come again
+        self._random = Random(seed)  # noqa: S311 - it must be reproducible
         self._length = 4 + seed // 16
         self._now = 0.0
         self._last_arrival = 0.0
         self._asleep: Wait | None = None  # what the slot waits for; None while it is busy
-        self._has_happened = False  # anything, since the slot fell asleep
+        self._has_happened = False  # whether anything happened since the slot fell asleep
         self._looks = 0
 
     def run(self) -> None:
-        """Plays the program to its end, when everybody has been served."""
+        """Runs the program until all requests have been served."""
         self._look()
         steps = {
             self._arrive: 8,
@@ -102,7 +102,7 @@ class _Trial:
             self._add()
 
     def _add(self) -> None:
-        if self._random.random() < 0.2:  # it was parked, and let in later
+        if self._random.random() < 0.2:  # it was parked, and admitted later
             self._last_arrival = self._random.uniform(self._last_arrival, self._now)
         else:
             self._last_arrival = self._now
@@ -113,7 +113,7 @@ class _Trial:
         if is_told or len(self._policy.queue) == self._asleep.wake_at:
             self._look()
         elif self._random.random() < 0.5:
-            self._look_behind_its_back(self._asleep)
+            self._check_sleeping_slot(self._asleep)
 
     def _leave(self) -> None:
         if self._policy.queue:
@@ -121,7 +121,7 @@ class _Trial:
             self._policy.remove(self._random.choice(list(self._policy.queue)))
 
     def _let_some_join(self) -> None:
-        """Gives room in a batch that is open."""
+        """Takes requests into an open batch."""
         self._has_happened = True
         self._policy.take_within(self._random.randint(1, 5))
 
@@ -146,7 +146,7 @@ class _Trial:
 
     def _go_on(self, decision: Dispatch | Wait) -> None:
         if isinstance(decision, Dispatch) and self._random.random() < 0.5:
-            # A slot that has just run a batch first gives its callers a turn, and decides again.
+            # A slot that has just run a batch lets its callers run, and then decides again.
             decision = self._policy.decide(self._now, None)
         self._follow(decision)
 
@@ -157,8 +157,8 @@ class _Trial:
             self._asleep = decision
             self._has_happened = False
 
-    def _look_behind_its_back(self, asleep: Wait) -> None:
-        """Asks whether a slot that was not woken should have been."""
+    def _check_sleeping_slot(self, asleep: Wait) -> None:
+        """Checks that a slot that was not woken need not have been."""
         decision = self._policy.decide(self._now, None)
         if isinstance(decision, Dispatch) or time_of(decision) < time_of(asleep):
             raise self._policy.broken(f"{WOKEN}, but the last one was told {asleep}")
@@ -183,7 +183,7 @@ class _Trial:
             self._policy.put_back(taken, departed=set(some))
 
     def _wake_by_arrivals(self) -> None:
-        """Looks whether arrivals alone wake a slot that waits for no time."""
+        """Checks that arrivals alone wake a slot that waits without a time limit."""
         looks = self._looks
         for _ in range(_MORE_THAN_ANY_BATCH):
             if self._asleep is None or time_of(self._asleep) < math.inf or self._looks > looks:

@@ -1,7 +1,7 @@
-"""A rule that forms batches, with a plain line beside it and a record of what it was asked.
+"""A wrapper of a batch policy that checks each call, and records the calls for the report.
 
-Every call is checked as far as it can be by itself; who waits must be the same on both sides after
-each. The promises are those of `BatchPolicy`.
+It keeps its own list of the waiting requests and compares it with the policy's after each call. The
+promises are those of `BatchPolicy`.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from shoal.core.policy import BatchPolicy, Pressure
     from shoal.core.request import Request
 
-ONCE: Final = "every request that is added is handed out by one take, or removed, exactly once"
-PRESSURE: Final = "with a pressure and a request in the queue, decide says Dispatch"
-SIZE: Final = "after Dispatch, take hands out at least one request and at most its size"
-TIME: Final = "as long as nothing happens, decide says Dispatch at the time that Wait named"
-WOKEN: Final = "a slot that waits is told, by a time, a number or add, when to decide again"
-EMPTY: Final = "an empty queue makes decide say Wait"
-ROOM: Final = "take_within hands out no more than there is room for"
-PLACES: Final = "what put_back takes back has its old place again"
-CALM: Final = "a policy raises nothing"
+ONCE: Final = "every request that is added is returned by one take, or removed, exactly once"
+PRESSURE: Final = "with a pressure and a request in the queue, decide returns Dispatch"
+SIZE: Final = "after Dispatch, take returns at least one request and at most its size"
+TIME: Final = "if nothing else happens, decide returns Dispatch at the time that Wait named"
+WOKEN: Final = "a waiting slot is told, by a time, a number or add, when to decide again"
+EMPTY: Final = "with an empty queue, decide returns Wait"
+ROOM: Final = "take_within returns no more than fits into the room"
+PLACES: Final = "put_back puts requests back to their old positions"
+CALM: Final = "a policy raises no exceptions"
 
 _STEPS_SHOWN: Final = 50
 
 
 class WatchedPolicy:
-    """A policy that is watched.
+    """A policy whose calls are checked and recorded.
 
     Args:
         policy: The policy.
-        seed: What makes the program come again that it is asked by.
+        seed: The seed of the program, for the report.
 
     Attributes:
-        queue: The requests that wait, and what the report calls them.
+        queue: The waiting requests, and their names in the report.
     """
 
     def __init__(self, policy: BatchPolicy, seed: int) -> None:
@@ -48,10 +48,10 @@ class WatchedPolicy:
         self._seed = seed
         self._names: dict[Request, str] = {}
         self._steps: list[str] = []
-        self._before: list[Request] = []  # the line as it was before the last `take`
+        self._before: list[Request] = []  # the queue before the last `take`
 
     def add(self, request: Request) -> bool:
-        """Adds a request; returns whether a slot that waits must decide again."""
+        """Adds a request; returns whether a waiting slot must decide again."""
         request.state = State.QUEUED
         self._names[request] = self.queue[request] = name = f"r{len(self._names) + 1}"
         what = f"add({name}), item={request.item!r:.40}, arrived_at={request.arrived_at}"
@@ -60,13 +60,13 @@ class WatchedPolicy:
         return bool(is_told)
 
     def remove(self, request: Request) -> None:
-        """Lets a request leave the line."""
+        """Removes a request from the queue."""
         request.state = State.CANCELLED
         self._call(f"remove({self.queue.pop(request)})", self._policy.remove, request)
         self._compare()
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
-        """Asks what to do."""
+        """Calls `decide`, and checks its result."""
         what = f"decide({now}, pressure={pressure and pressure.reason})"
         if pressure is not None and pressure.request is not None:
             what += f" for {self._name(pressure.request)}"
@@ -77,7 +77,7 @@ class WatchedPolicy:
                 raise self.broken(EMPTY)
             return decision
         if not isinstance(decision, Wait):
-            raise self.broken("decide says Dispatch or Wait")
+            raise self.broken("decide returns Dispatch or Wait")
         if self.queue and pressure is not None:
             raise self.broken(PRESSURE)
         if not time_of(decision) > now:
@@ -94,14 +94,14 @@ class WatchedPolicy:
         return taken
 
     def take_within(self, room: float) -> None:
-        """Takes those that may join a batch which is open."""
+        """Takes requests that may join an open batch."""
         taken: list[Request] = self._call(f"take_within({room})", self._policy.take_within, room)
         self._hand_out(taken)
         if sum(request.cost for request in taken) > room:
             raise self.broken(ROOM)
 
     def put_back(self, taken: Sequence[Request], departed: set[Request]) -> None:
-        """Gives back what was taken last, but for those whose callers have left."""
+        """Puts back the requests that were taken last, except those whose callers have left."""
         for request in departed:
             request.state = State.CANCELLED
         stay = [request for request in taken if request not in departed]
@@ -113,7 +113,7 @@ class WatchedPolicy:
             raise self.broken(PLACES)
 
     def broken(self, promise: str) -> AssertionError:
-        """Makes the error that says which promise was broken, and how to come there."""
+        """Makes the error that names the broken promise and the steps to reproduce it."""
         steps = self._steps[-_STEPS_SHOWN:]
         if len(steps) < len(self._steps):
             steps.insert(0, f"... {len(self._steps) - len(steps)} steps before")
@@ -164,5 +164,5 @@ class WatchedPolicy:
 
 
 def time_of(wait: Wait) -> float:
-    """Returns the time that a decision names; infinity for none."""
+    """Returns the time that a `Wait` names; infinity for none."""
     return math.inf if wait.until is None else wait.until

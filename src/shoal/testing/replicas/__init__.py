@@ -1,1 +1,1 @@
-"""The check of a placement's replicas."""
+"""The check that a placement's replicas keep the promises of `Replica`."""

@@ -1,13 +1,13 @@
-"""Does a placement keep the promises of `Replica`?
+"""Checks that a placement keeps the promises of `Replica`.
 
-Code that tells what happens to it is played on replicas of the placement: it answers, streams,
-raises, waits, is cancelled, killed and stopped, as plain code and as async code. What is looked at
-is what a backend relies on, and each promise has a name; the message of a check that fails says
-which was broken, and how.
+Test code runs in replicas of the placement and records what happens to it: it answers, streams,
+raises, waits, is cancelled, killed and stopped, as plain code and as async code. The check covers
+what a backend relies on. Each promise has a name; the error of a failed check tells which one was
+broken, and how.
 
-The code may be in another process. So it tells in a file, and waits for files, and the check runs
-on the real clock. It waits for what happens, and for no time to pass, except that its patience
-comes to an end where something does not happen at all.
+The test code may run in another process, so it writes its notes to a file and waits for files, and
+the check runs on the real clock. It waits for events, not for fixed times; a timeout ends the check
+if an event never happens.
 """
 
 from __future__ import annotations
@@ -71,17 +71,18 @@ async def check_replica(
 ) -> None:
     """Checks that the replicas of a placement keep the promises of `Replica`.
 
-    It runs on the real clock, and takes seconds where a replica takes long to start. The code is
-    ``shoal.testing.replicas.code``, which must be there where the replicas run, on this machine.
+    It runs on the real clock, and takes seconds if a replica takes long to start. The test code is
+    ``shoal.testing.replicas.code``, which must be importable where the replicas run, on this
+    machine.
 
     Args:
         placement: Makes a replica from its blueprint.
-        kinds: The kinds of code that it runs: ``"plain"`` functions, ``"async"`` ones, or both.
-        crash: A function that ends whatever the code runs in, such as
-            ``functools.partial(os._exit, 3)``; the code is made to call it. None where that would
-            end the caller's process.
-        patience_s: How long each part of the check may take, in seconds; what takes longer will
-            never happen, and that breaks the promise that is looked at.
+        kinds: The kinds of code to check: ``"plain"`` functions, ``"async"`` ones, or both.
+        crash: A function that ends the process (or whatever the code runs in), such as
+            ``functools.partial(os._exit, 3)``; the test code calls it. None if that would end the
+            caller's process.
+        patience_s: The time limit for each part of the check, in seconds. A part that takes longer
+            breaks the promise that is being checked.
 
     Raises:
         AssertionError: The placement breaks a promise. The message says which, and how.

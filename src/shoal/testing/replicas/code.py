@@ -1,7 +1,7 @@
-"""The code that the replica check runs: it says what happens to it, and waits until it is told.
+"""The code that the replica check runs: it records what happens to it, and waits for signals.
 
-It does so by a folder, which is an init arg, since it may run in another process. It is here, and
-not in a test, so that it can be imported wherever it runs.
+It uses a folder for this, given as an init arg, since it may run in another process. It is part of
+the package, not of a test, so that it can be imported wherever it runs.
 """
 
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -17,11 +17,11 @@ from shoal.testing.replicas.folder import Folder
 
 
 class Mistake(Exception):
-    """What the code raises when it is asked to."""
+    """The error that the code raises on request."""
 
 
 class Panic(BaseException):
-    """What the code raises that is no `Exception`, like the class of a Rust extension."""
+    """An error that is no `Exception`, like the panics of a Rust extension."""
 
 
 def raise_panic() -> None:
@@ -30,28 +30,28 @@ def raise_panic() -> None:
 
 
 def raise_system_exit() -> None:
-    """Raises what `sys.exit` does."""
+    """Raises what `sys.exit` raises."""
     raise SystemExit(3)
 
 
 def raise_keyboard_interrupt() -> None:
-    """Raises what Ctrl-C does."""
+    """Raises what Ctrl-C raises."""
     raise KeyboardInterrupt
 
 
 def double(items: list[int]) -> list[int]:
-    """Is plain code that is a function."""
+    """Doubles numbers, as a plain function."""
     return [2 * item for item in items]
 
 
 async def double_async(items: list[int]) -> list[int]:
-    """Is async code that is a function."""
+    """Doubles numbers, as an async function."""
     await anyio.lowlevel.checkpoint()
     return [2 * item for item in items]
 
 
 class _Code:
-    """What plain and async code share."""
+    """The base of plain and async code."""
 
     def __init__(
         self,
@@ -113,22 +113,22 @@ class PlainCode(_Code):
     """Plain code."""
 
     def reconfigure(self, user_config: Any) -> None:
-        """Is a hook."""
+        """Records the user config; raises for the config "mistake"."""
         self._take_config(user_config)
 
     def warm_up(self) -> None:
-        """Is a hook."""
+        """Records the warm-up; raises if the code was told to."""
         self._be_warm()
 
     def health(self) -> bool | None:
-        """Is a hook."""
+        """Returns or raises what the user config asks for."""
         well = self._is_well()
         if self._config == "hang":
             self._folder.wait("health")
         return well
 
     def close(self) -> None:
-        """Is a hook."""
+        """Records that the code was closed."""
         self._folder.note("closed")
 
     def __call__(self, items: list[int]) -> list[int]:
@@ -148,15 +148,15 @@ class PlainCode(_Code):
         raise Mistake(f"call of {len(items)}")
 
     def slots(self, items: list[int]) -> list[Any]:
-        """Gives back an exception in a slot."""
+        """Returns an exception as the result of one item."""
         return self._slots()
 
     def state(self, item: int) -> list[Any]:
-        """Says what it knows about itself."""
+        """Returns its greeting, config, and tags now and at construction."""
         return self._state()
 
     def batch(self, items: list[int]) -> list[Any]:
-        """Says what it knows about its batch."""
+        """Returns what `current_batch` has about each request."""
         return self._batch()
 
     def call(self, function: Callable[[], Any]) -> Any:
@@ -164,7 +164,7 @@ class PlainCode(_Code):
         return function()
 
     def hold(self, name: str) -> str:
-        """Works until it is let go."""
+        """Waits until it is released."""
         self._folder.note(f"holds {name}")
         try:
             self._folder.wait(name)
@@ -183,7 +183,7 @@ class PlainCode(_Code):
         yield item + 1
 
     def marks(self, items: list[int]) -> Generator[Sequence[Any]]:
-        """Yields a step of all that is not an item."""
+        """Yields one step with marks, exceptions and one item."""
         yield self._marks()
 
     def break_off(self, items: list[int]) -> Generator[Sequence[Any]]:
@@ -192,7 +192,7 @@ class PlainCode(_Code):
         raise Mistake("step")
 
     def go_on(self, name: str) -> Generator[Any]:
-        """Yields who it is for ever."""
+        """Yields its replica tag forever."""
         try:
             while True:
                 yield current_replica_tag()
@@ -200,7 +200,7 @@ class PlainCode(_Code):
             self._folder.note(f"closes {name}")
 
     def hold_step(self, name: str) -> Generator[Any]:
-        """Yields a step, and the next when it is let go."""
+        """Yields a step, and the next one when it is released."""
         try:
             yield name
             yield self.hold(name)
@@ -209,27 +209,27 @@ class PlainCode(_Code):
 
 
 class AsyncCode(_Code):
-    """The same, but async."""
+    """Async code with the same methods."""
 
     async def reconfigure(self, user_config: Any) -> None:
-        """Is a hook."""
+        """Records the user config; raises for the config "mistake"."""
         await anyio.lowlevel.checkpoint()
         self._take_config(user_config)
 
     async def warm_up(self) -> None:
-        """Is a hook."""
+        """Records the warm-up; raises if the code was told to."""
         await anyio.lowlevel.checkpoint()
         self._be_warm()
 
     async def health(self) -> bool | None:
-        """Is a hook."""
+        """Returns or raises what the user config asks for."""
         well = self._is_well()
         if self._config == "hang":
             await self._folder.wait_async("health")
         return well
 
     async def close(self) -> None:
-        """Is a hook."""
+        """Records that the code was closed."""
         await anyio.lowlevel.checkpoint()
         self._folder.note("closed")
 
@@ -250,16 +250,16 @@ class AsyncCode(_Code):
         raise Mistake(f"call of {len(items)}")
 
     async def slots(self, items: list[int]) -> list[Any]:
-        """Gives back an exception in a slot."""
+        """Returns an exception as the result of one item."""
         return self._slots()
 
     async def state(self, item: int) -> list[Any]:
-        """Says what it knows about itself."""
+        """Returns its greeting, config, and tags now and at construction."""
         await anyio.lowlevel.checkpoint()
         return self._state()
 
     async def batch(self, items: list[int]) -> list[Any]:
-        """Says what it knows about its batch."""
+        """Returns what `current_batch` has about each request."""
         await anyio.lowlevel.checkpoint()
         return self._batch()
 
@@ -268,7 +268,7 @@ class AsyncCode(_Code):
         return function()
 
     async def hold(self, name: str) -> str:
-        """Works until it is let go."""
+        """Waits until it is released."""
         self._folder.note(f"holds {name}")
         try:
             await self._folder.wait_async(name)
@@ -288,7 +288,7 @@ class AsyncCode(_Code):
         yield item + 1
 
     async def marks(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
-        """Yields a step of all that is not an item."""
+        """Yields one step with marks, exceptions and one item."""
         yield self._marks()
 
     async def break_off(self, items: list[int]) -> AsyncGenerator[Sequence[Any], None]:
@@ -297,7 +297,7 @@ class AsyncCode(_Code):
         raise Mistake("step")
 
     async def go_on(self, name: str) -> AsyncGenerator[Any, None]:
-        """Yields who it is for ever."""
+        """Yields its replica tag forever."""
         try:
             while True:
                 yield current_replica_tag()
@@ -305,7 +305,7 @@ class AsyncCode(_Code):
             self._folder.note(f"closes {name}")
 
     async def hold_step(self, name: str) -> AsyncGenerator[Any, None]:
-        """Yields a step, and the next when it is let go."""
+        """Yields a step, and the next one when it is released."""
         try:
             yield name
             yield await self.hold(name)

@@ -1,4 +1,4 @@
-"""The promises of a replica about its life: start, config, health, and every end."""
+"""Checks of a replica's life cycle: start, configuration, health checks, and all ways to end."""
 
 from __future__ import annotations
 
@@ -22,25 +22,26 @@ if TYPE_CHECKING:
 
     from shoal.testing.replicas.stage import Stage
 
-DESCRIBED: Final = "what serve says describes the methods of the code"
+DESCRIBED: Final = "the description from serve describes the methods of the code"
 ORDER: Final = (
     "before it is ready the code is constructed, given its user config and warmed up, "
     "in this order and once each"
 )
-ARGUMENTS: Final = "a class gets its init args, by place and by name"
+ARGUMENTS: Final = "a class gets its init args, positional and keyword"
 IMPORTED: Final = "code is loaded by its import path, functions too"
 NOT_READY: Final = "run raises ReplicaDied before the replica is ready and after its end"
-NOT_STARTED: Final = "a start that fails makes serve raise ReplicaNotStarted, and say why"
+NOT_STARTED: Final = "a start that fails makes serve raise ReplicaNotStarted with the cause"
 IN_TIME: Final = "a start that takes longer than start_timeout_s is given up"
-RECONFIGURED: Final = "reconfigure reaches the code, and raises what that raises"
-HEALTH: Final = "check_health raises where health() raises or gives back False, and only there"
-BESIDE: Final = "a health check is made beside the work, and can be given up"
-KILLED: Final = "kill makes work that is under way, and serve, raise ReplicaDied with its reason"
-CANCELLED: Final = "where serve is cancelled, work that is under way raises ReplicaDied"
+RECONFIGURED: Final = "reconfigure calls the code, and raises what it raises"
+HEALTH: Final = "check_health raises if health() raises or returns False, and only then"
+BESIDE: Final = "a health check runs concurrently with the work, and can be cancelled"
+KILLED: Final = "kill makes running work, and serve, raise ReplicaDied with its reason"
+CANCELLED: Final = "if serve is cancelled, running work raises ReplicaDied"
 RAISED: Final = (
-    "code that raises what is no Exception ends its batch, or its replica, and nothing else"
+    "code that raises a BaseException that is no Exception ends its batch, or its replica, "
+    "and nothing else"
 )
-CRASHED: Final = "where the code ends what it runs in, its work and serve raise ReplicaDied"
+CRASHED: Final = "if the code ends its process, its work and serve raise ReplicaDied"
 
 _MODULE: Final = "shoal.testing.replicas.code"
 
@@ -64,7 +65,7 @@ async def start(stage: Stage, played: Played) -> None:
 
 
 async def arguments(stage: Stage, played: Played) -> None:
-    """Checks what the code is started with."""
+    """Checks the arguments and the user config that the code is started with."""
     stage.promise = ARGUMENTS
     greeting, config, *_ = (await played.run("state", [1]))[0]
     stage.expect(greeting == "hello", f"greeting='hello' came as {greeting!r}")
@@ -73,7 +74,7 @@ async def arguments(stage: Stage, played: Played) -> None:
 
 
 async def import_path(stage: Stage) -> None:
-    """Checks code that is named, and not given."""
+    """Checks code that is given by its import path."""
     name = "double" if stage.kind == "plain" else "double_async"
     stage.promise = IMPORTED
     async with stage.playing(Definition(f"{_MODULE}:{name}")) as played:
@@ -86,7 +87,7 @@ async def import_path(stage: Stage) -> None:
 
 
 async def not_ready(stage: Stage) -> None:
-    """Checks work that comes too early."""
+    """Checks calls before the replica is ready."""
     stage.promise = NOT_READY
     played = Played(stage.make(stage.code("wait")))
     got = await outcome(played.run("__call__", [1]))
@@ -117,7 +118,7 @@ async def starts_that_fail(stage: Stage) -> None:
     ]:
         error = await stage.failed_start(definition, user_config=user_config)
         is_kept = isinstance(error, ReplicaNotStarted) and why in f"{error} {error.__cause__}"
-        stage.expect(is_kept, f"where {why} was at fault serve ended with {error!r}")
+        stage.expect(is_kept, f"after an error in {why} serve ended with {error!r}")
 
 
 async def start_in_time(stage: Stage) -> None:
@@ -146,7 +147,7 @@ async def health(stage: Stage, played: Played) -> None:
         for config, is_well in [("well", True), ("ill", False), ("false", False), ("well", True)]:
             await played.replica.reconfigure(config)
             got = await outcome(played.replica.check_health())
-            stage.expect(is_well == (got is None), f"of code that is {config} it said {got!r}")
+            stage.expect(is_well == (got is None), f"with the config {config!r} it gave {got!r}")
         stage.promise = BESIDE
         work = Call(stage, played.run("hold", ["a"]))
         tasks.start_soon(work.run)
@@ -169,7 +170,7 @@ async def health(stage: Stage, played: Played) -> None:
 
 
 async def stop(stage: Stage) -> None:
-    """Checks the end that is asked for."""
+    """Checks the end after `stop`."""
     async with stage.playing() as played:
         stage.promise = STOPPED
         played.replica.stop()
@@ -184,7 +185,7 @@ async def stop(stage: Stage) -> None:
 
 
 async def kill(stage: Stage) -> None:
-    """Checks the end by force, with a call and with a stream under way."""
+    """Checks the end after `kill`, during a call and during a stream."""
     for method in ("hold", "hold_step"):
         async with stage.playing() as played, anyio.create_task_group() as tasks:
             stage.promise = KILLED
@@ -205,7 +206,7 @@ async def kill(stage: Stage) -> None:
 
 
 async def cancelled(stage: Stage) -> None:
-    """Checks the end by cancellation."""
+    """Checks the end after `serve` was cancelled."""
     async with stage.playing() as played, anyio.create_task_group() as tasks:
         stage.promise = CANCELLED
         call = Call(stage, played.run("hold", ["a"]))
@@ -225,7 +226,7 @@ async def _raises_no_exception(stage: Stage, function: Callable[[], None]) -> No
         got = await outcome(played.run("call", [function]))
         if _has_died(got):
             await played.ended.wait()
-            stage.expect(_has_died(played.error), f"{what} had serve end with {played.error!r}")
+            stage.expect(_has_died(played.error), f"{what} made serve end with {played.error!r}")
             return
         stage.expect(isinstance(got, HandlerFailed), f"{what} ended a call with {got!r}")
         got = await outcome(played.run("__call__", [1]))
@@ -233,7 +234,7 @@ async def _raises_no_exception(stage: Stage, function: Callable[[], None]) -> No
 
 
 async def no_exceptions(stage: Stage) -> None:
-    """Checks code that raises what would end a program, or its event loop."""
+    """Checks code that raises exceptions that would end a program, or its event loop."""
     for function in (raise_panic, raise_system_exit, raise_keyboard_interrupt):
         try:
             await _raises_no_exception(stage, function)
@@ -247,7 +248,7 @@ async def no_exceptions(stage: Stage) -> None:
 
 
 async def crash(stage: Stage) -> None:
-    """Checks code that ends what it runs in."""
+    """Checks code that ends its process, or whatever it runs in."""
     if stage.crash is None:
         return
     async with stage.playing() as played:

@@ -1,4 +1,4 @@
-"""The promises of a replica about work: results, steps, errors, and calls that are left."""
+"""Checks of a replica's work: results, steps, errors, and cancelled calls."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from shoal.testing.replicas.stage import IDENTITY, Call, a_batch_of, outcome
 if TYPE_CHECKING:
     from shoal.testing.replicas.stage import Played, Stage
 
-RESULTS: Final = "run gives back what the code gave back, of lists and of one item at a time"
+RESULTS: Final = "run returns what the code returned, for methods of lists and of single items"
 ERRORS: Final = "what the code raises keeps its type"
-SLOTS: Final = "exceptions and marks in a result or a step stay what they are"
-WHERE: Final = "the code, and nobody else, can ask which backend and replica it is in"
+SLOTS: Final = "exceptions and marks in a result or a step are passed on unchanged"
+WHERE: Final = "the code, and only the code, can ask which backend and replica it is in"
 BATCH: Final = "the engine's batch is current_batch() for the code as well"
-AT_ONCE: Final = "of several runs at once each gets its own result"
+AT_ONCE: Final = "each of several concurrent runs gets its own result"
 STEPS: Final = "run_stream yields what the code yields, step by step"
-CLOSING: Final = "a stream that is left is closed, and the code's generator with it"
-LEFT: Final = "a call that is cancelled ends only when its work has"
-GOES_ON: Final = "a replica goes on after a call was cancelled, or it has died"
+CLOSING: Final = "a stream whose reader stops is closed, together with the code's generator"
+LEFT: Final = "a cancelled call ends only when its work has ended"
+GOES_ON: Final = "a replica continues after a call was cancelled, or has died"
 
 _A_FEW_TURNS: Final = 20
 
@@ -55,7 +55,7 @@ async def results(stage: Stage, played: Played) -> None:
 
 
 async def knowing(stage: Stage, played: Played) -> None:
-    """Checks what the code knows about itself."""
+    """Checks what the code can find out about its backend and replica."""
     stage.promise = WHERE
     _, _, now, born = (await played.run("state", [1]))[0]
     stage.expect(tuple(now) == IDENTITY, f"a method was told {now!r}, not {IDENTITY}")
@@ -70,7 +70,7 @@ async def knowing(stage: Stage, played: Played) -> None:
 
 
 async def at_once(stage: Stage, played: Played) -> None:
-    """Checks calls that are made at the same time."""
+    """Checks concurrent calls."""
     async with anyio.create_task_group() as tasks:
         stage.promise = AT_ONCE
         calls = [Call(stage, played.run("one", [number])) for number in range(5)]
@@ -100,7 +100,7 @@ async def steps(stage: Stage, played: Played) -> None:
 
 
 async def streams_that_are_left(stage: Stage) -> None:
-    """Checks streams that are closed, and cancelled."""
+    """Checks streams that are closed or cancelled by their readers."""
     async with stage.playing() as played:
         stage.promise = CLOSING
         with a_batch_of(["a"]):
@@ -118,7 +118,7 @@ async def streams_that_are_left(stage: Stage) -> None:
 
 
 async def calls_that_are_left(stage: Stage) -> None:
-    """Checks calls that are cancelled."""
+    """Checks cancelled calls."""
     async with stage.playing() as played:
         call = await _leave(stage, played.run("hold", ["a"]), "a")
         got = await outcome(played.run("__call__", [1]))
@@ -129,7 +129,7 @@ async def calls_that_are_left(stage: Stage) -> None:
 
 
 async def _leave(stage: Stage, work: Any, name: str) -> Call:
-    """Cancels a call that is at work, and waits for its end."""
+    """Cancels a running call, and waits for its end."""
     stage.promise = LEFT
     call = Call(stage, work)
     async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""Where the replica check plays its replicas: one promise at a time, and with limited patience."""
+"""Runs the replicas of the replica check: one promise at a time, with a time limit."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ Kind: TypeAlias = Literal["plain", "async"]
 """A kind of code: plain functions, or async ones."""
 
 IDENTITY = Identity("checked", "checked#3")
-READY = "serve says what its code can do as soon as it is ready, and stays"
-STOPPED = "stop has close() called, once, and serve return"
+READY = "serve reports the code's description as soon as it is ready, and keeps running"
+STOPPED = "stop calls close() once, and makes serve return"
 
 _LOOK_EVERY_S = 0.002
 
 
 class Played:
-    """A replica on its stage.
+    """A replica that is run by the check.
 
     Attributes:
         replica: The replica.
-        description: What it said when it was ready; None before.
-        error: What `serve` raised; None for nothing.
+        description: The description that it reported when it was ready; None before.
+        error: What `serve` raised; None if nothing.
         ready: Set when it is ready, or has ended.
         ended: Set when `serve` has ended.
-        scope: What `serve` runs in.
+        scope: The cancel scope that `serve` runs in.
     """
 
     def __init__(self, replica: Replica) -> None:
@@ -54,7 +54,7 @@ class Played:
         self.scope = anyio.CancelScope()
 
     async def serve(self) -> None:
-        """Runs the replica, and notes how it ends."""
+        """Runs the replica, and records how it ends."""
         try:
             with self.scope:
                 await self.replica.serve(task_status=self)
@@ -65,7 +65,7 @@ class Played:
             self.ended.set()
 
     def started(self, value: Any = None) -> None:
-        """Hears that the replica is ready."""
+        """Records that the replica is ready; called by `serve`."""
         self.description = value
         self.ready.set()
 
@@ -75,28 +75,28 @@ class Played:
             return await self.replica.run(method, items)
 
     async def steps(self, method: str, items: list[Any]) -> list[Any]:
-        """Returns all steps of a generator; its error is the last."""
+        """Returns all steps of a generator, followed by its error if it raised one."""
         found: list[Any] = []
         with a_batch_of(items):
             try:
                 async for step in self.replica.run_stream(method, items):
-                    found.append(step)  # noqa: PERF401 - those before an error count
+                    found.append(step)  # noqa: PERF401 - the steps before an error are kept
             except Exception as error:
                 found.append(error)
         return found
 
 
 class Call:
-    """A call in a task of its own.
+    """A call in its own task.
 
     Args:
-        stage: Where it is made.
+        stage: The stage of the check.
         work: The call.
 
     Attributes:
-        result: What it gave back or raised; None if it was cancelled.
-        notes: What the code had said when the call ended.
-        scope: What the call runs in.
+        result: What it returned or raised; None if it was cancelled.
+        notes: What the code had recorded when the call ended.
+        scope: The cancel scope that the call runs in.
         ended: Set when it has ended.
     """
 
@@ -119,17 +119,17 @@ class Call:
 
 
 class Stage:
-    """Plays replicas of one placement, with one kind of code.
+    """Runs replicas of one placement, with one kind of code.
 
     Args:
-        placement: What makes the replicas.
+        placement: Makes the replicas.
         kind: The kind of code.
-        folder: Where the code tells what happens to it.
-        patience_s: How long a check may take.
+        folder: The folder in which the code records what happens to it.
+        patience_s: How long a check may take, in seconds.
 
     Attributes:
-        promise: Which promise is looked at; it is the one that is broken if anything goes wrong.
-        crash: What ends whatever the code runs in.
+        promise: The promise that is being checked, which any failure counts as breaking.
+        crash: The function that ends the process (or whatever the code runs in); None for none.
     """
 
     def __init__(
@@ -148,19 +148,19 @@ class Stage:
         self._patience_s = patience_s
 
     def broken(self, how: str) -> AssertionError:
-        """Makes the error that says which promise was broken."""
+        """Makes the error that names the broken promise."""
         name = getattr(self._placement, "__qualname__", None) or repr(self._placement)
         return AssertionError(
             f"{name} breaks a promise: {self.promise}; with {self.kind} code, {how}"
         )
 
     def expect(self, kept: bool, how: str) -> None:
-        """Looks whether the promise is kept."""
+        """Raises the error of the current promise unless it is kept."""
         if not kept:
             raise self.broken(how)
 
     def code(self, trouble: str = "", **kwargs: Any) -> Definition:
-        """Returns the code to play."""
+        """Returns the definition of the code to run."""
         code = PlainCode if self.kind == "plain" else AsyncCode
         return Definition(code, (self.folder.path, trouble), tuple(kwargs.items()))
 
@@ -180,7 +180,7 @@ class Stage:
     async def playing(
         self, definition: Definition | None = None, user_config: Any = None, **options: Any
     ) -> AsyncGenerator[Played, None]:
-        """Plays a replica in a block, which begins when it is ready; stops it in the end."""
+        """Runs a replica during a block, which starts when it is ready; stops it afterwards."""
         played = Played(self.make(definition or self.code(), user_config, **options))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(played.serve)
@@ -199,19 +199,19 @@ class Stage:
     async def failed_start(
         self, definition: Definition, user_config: Any = None, **options: Any
     ) -> BaseException | None:
-        """Plays a replica that must not become ready, and returns what `serve` raised."""
+        """Runs a replica that must not become ready; returns what `serve` raised."""
         played = Played(self.make(definition, user_config, **options))
         await played.serve()
         self.expect(played.description is None, "it was ready")
         return played.error
 
     async def until(self, line: str, times: int = 1) -> None:
-        """Waits until the code has said something."""
+        """Waits until the code has recorded an event a number of times."""
         while self.folder.notes().count(line) < times:  # noqa: ASYNC110 - by another process
             await anyio.sleep(_LOOK_EVERY_S)
 
     async def expire(self, scope: anyio.CancelScope) -> None:
-        """Ends a check when it has taken too long."""
+        """Cancels a check when its time is over."""
         await anyio.sleep(self._patience_s)
         scope.cancel()
         self.folder.let_go("all")
@@ -219,7 +219,7 @@ class Stage:
 
 @contextmanager
 def a_batch_of(items: list[Any]) -> Generator[None]:
-    """Makes a batch of some items the one that is running."""
+    """Makes a batch of some items the current batch during a block."""
     batch = Batch(7, DispatchReason.FULL, [])
     requests = [make_request(item, metadata={"place": n}) for n, item in enumerate(items)]
     batch.admit(requests)
@@ -234,7 +234,7 @@ def a_batch_of(items: list[Any]) -> Generator[None]:
 
 
 async def outcome(call: Awaitable[Any]) -> Any:
-    """Returns what a call gives back, or what it raises."""
+    """Returns what a call returns or raises."""
     try:
         return await call
     except Exception as error:

@@ -1,7 +1,7 @@
-"""In the worker: how code runs of which any is async. The main thread runs an event loop.
+"""In the worker: runs code of which any part is async. The main thread runs an event loop.
 
-Calls run at the same time, each in a task of its own with a cancel scope; plain functions among
-async ones run in threads of the loop's.
+Calls run concurrently, each in a task of its own with a cancel scope. Plain functions among async
+ones run in worker threads of the event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class _Call:
-    """A call under way: how to cancel it, and how many steps its reader has room for."""
+    """A call under way: its cancel scope, and how many steps its reader has room for."""
 
     def __init__(self) -> None:
         self.scope = anyio.CancelScope()
@@ -61,7 +61,7 @@ class AsyncWork:
         context: Context,
     ) -> None:
         self._answers = answers
-        # As it was before the loop: in the loop's own, threads would seem to have one too.
+        # From before the event loop started: with the loop's context, threads would seem to run it.
         self._context = context
         self._control = control
         self._connection = FrameConnection(sock, reader)
@@ -69,13 +69,13 @@ class AsyncWork:
         self._parking = parking_of_this_loop()
         self._soon = loop_of_caller()[1]
         self._threads = anyio.CapacityLimiter(math.inf)
-        self._checks: deque[int] = deque()  # health checks that are to be made
+        self._checks: deque[int] = deque()  # ids of pending health checks
         self._has_checks = anyio.Event()
         self._is_closing = anyio.CancelScope()
         self._tasks: TaskGroup
 
     async def run(self) -> None:
-        """Works until it is told to close."""
+        """Runs calls until it is told to close."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self._connection.write)
@@ -91,12 +91,12 @@ class AsyncWork:
         self._connection.send(self._answers.codec.frame(kind, id_, message))
 
     def check_health(self, id_: int) -> None:
-        """Has the code's ``health()`` called; in the watchdog's thread."""
+        """Starts a call of the code's ``health()``; called in the watchdog's thread."""
         health = self._answers.instance.hook("health")
         assert health is not None
         if is_async(health):
             self._checks.append(id_)
-            self._soon(lambda: self._has_checks.set())  # the event of then
+            self._soon(lambda: self._has_checks.set())  # looked up when it runs
         else:
             self._control.check_in_thread(id_, health, self._context)
 
@@ -128,7 +128,7 @@ class AsyncWork:
                 kind, message = await self._attempt(frame, call)
         finally:
             del self._calls[frame.id]
-        # Made only here, when nothing refers to the items any more: it gives their memory back.
+        # Sent only when nothing refers to the items any more: the frame gives their memory back.
         self.send(kind, frame.id, message)
 
     async def _attempt(self, frame: Frame, call: _Call) -> tuple[Kind, Message]:
@@ -168,7 +168,7 @@ class AsyncWork:
                     while call.credit == 0:
                         call.has_credit = anyio.Event()
                         await call.has_credit.wait()
-                    # An async generator may come to its next step without a pause.
+                    # An async generator may yield its next step without a checkpoint.
                     await anyio.lowlevel.checkpoint()
 
     def _steps(self, work: Work) -> AsyncGenerator[Any, None]:
@@ -184,11 +184,11 @@ class AsyncWork:
                 await self._in_thread(steps.close)
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
-        """Calls a function in a thread; nothing of it stays there.
+        """Calls a function in a thread, which keeps no reference to it.
 
-        An idle thread may remember its last job, and with it the context that the job ran in: here
-        that is an empty box, and a context that no batch was put into. What the function raises
-        comes as a value: asyncio throws away the coroutine that it throws a GeneratorExit into.
+        An idle thread may keep its last job and that job's context alive. So the job is an empty
+        box, and the context is one without a batch. Exceptions are returned as values: asyncio
+        drops a coroutine when a GeneratorExit is thrown into it.
         """
         box = [Job(function)]
         del function

@@ -1,8 +1,8 @@
-"""In the worker: from the frame of a call to the user's code, and from its results to a frame.
+"""In the worker: decodes frames to calls of the user's code, and encodes its results as frames.
 
-A batch of arrays comes into a worker in one block. Code that asks ``numpy.asarray(items)`` for one
-array of them all would have them copied once more, although they are that array already. So the
-list of the items tells of it, by NumPy's array interface, which asks for no NumPy here.
+A batch of arrays arrives in a worker as one block. ``numpy.asarray(items)`` would copy the arrays
+once more, although they already are one array. So the list of items implements NumPy's array
+interface, which does not require NumPy here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 
 class Stacked(list[Any]):
-    """A list of arrays that came in one block."""
+    """A list of arrays that lie in one block."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The array that all of them are, while they are unchanged in their places.
+        """The array of all items, as long as the list is unchanged.
 
         Raises:
-            AttributeError: They are not one array any more; it is a list like any other.
+            AttributeError: They no longer form one array.
         """
         interfaces = [getattr(item, "__array_interface__", None) for item in self]
         first = interfaces[0] if interfaces else None
@@ -52,7 +52,7 @@ class Stacked(list[Any]):
 
 
 def stacked(items: list[Any], places: Sequence[tuple[int, int]]) -> list[Any]:
-    """Returns the items; as `Stacked` where they may be one array.
+    """Returns the items, as `Stacked` if they may form one array.
 
     Args:
         items: The items of a batch.
@@ -72,8 +72,8 @@ class Work:
 
     Attributes:
         method: The name of the method.
-        handler: The method.
-        items: What it is called with.
+        handler: The handler of the method.
+        items: The items that it is called with.
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class Work:
             return PlainMethod(self.handler, batched=self._batched).results(self.items)
 
     def plain_steps(self) -> PlainSteps:
-        """Returns the steps of a plain generator method; nothing of it has run yet."""
+        """Returns the steps of a plain generator method; none of its code has run yet."""
         return PlainMethod(self.handler, batched=self._batched).steps(self.items)
 
     def next_of(self, steps: PlainSteps) -> Any:
-        """Makes the next of its steps, in this thread; `jobs.DONE` if there is none."""
+        """Runs and returns the next step, in this thread; `jobs.DONE` if there is none."""
         with self.is_running():
             return steps.next()
 
     @contextmanager
     def is_running(self) -> Generator[None]:
-        """Lets the code know its batch, as `shoal.current_batch`, and its calls this work."""
+        """Sets the code's batch (`shoal.current_batch`) and the cancel token of its calls."""
         cancel_token = current_cancel_token.set(self._cancel_token)
         batch = None if self._batch is None else running_batch.set(self._batch)
         try:
@@ -125,10 +125,10 @@ class Work:
 
 
 class CallAnswers:
-    """What calls ask for, and what is answered.
+    """Decodes calls and encodes their answers.
 
     Attributes:
-        codec: The use of the shared memory.
+        codec: The codec of messages.
         instance: The user's code.
     """
 
@@ -140,21 +140,21 @@ class CallAnswers:
         self._defaults = {name: Defaults(method.signature) for name, method in methods.items()}
 
     def opened(self, frame: Frame, now: float, cancel_token: CancelToken) -> Work:
-        """Reads what a call asks for.
+        """Decodes a call.
 
         Args:
             frame: The call.
-            now: The time on the clock that the code of its method reads.
-            cancel_token: What has the calls that it makes cancelled.
+            now: The time on the clock that the code of its method uses.
+            cancel_token: Cancels the calls that the code makes.
 
         Raises:
-            TypeError: The items can't be read here.
+            TypeError: The items can't be unpickled here.
             AttributeError: There is no such method.
         """
         try:
             name, items, batch = self.codec.opened_here(frame)
         except Exception as error:
-            raise TypeError(f"the batch can't be read in the process: {error}") from error
+            raise TypeError(f"the batch can't be unpickled in the process: {error}") from error
         method = self.instance.description.method(name)
         return Work(
             name,
@@ -166,7 +166,7 @@ class CallAnswers:
         )
 
     def packed(self, method: str, results: Any) -> Message:
-        """Makes the content of an answer, in shared memory as far as there is room.
+        """Returns the content of an answer; uses shared memory if there is room.
 
         Raises:
             TypeError: The results can't be sent.
@@ -183,11 +183,11 @@ class CallAnswers:
         return message
 
     def failure(self, error: BaseException) -> Message:
-        """Makes the content of an answer that is an error."""
+        """Returns the content of an answer that is an error."""
         return packed(as_data(error))
 
     def credit(self, frame: Frame) -> int:
-        """Reads how many steps of a stream its reader has taken."""
+        """Returns how many steps of a stream its reader has taken, as the frame says."""
         count: int = unpickled(frame.body)
         return count
 
@@ -200,7 +200,6 @@ class CallAnswers:
         hook = self.instance.hook("reconfigure")
         if hook is None:
             raise TypeError(
-                "it was given a user_config, but its code has no reconfigure(user_config) that "
-                "would take it"
+                "it was given a user_config, but its code has no method reconfigure(user_config)"
             )
         return hook

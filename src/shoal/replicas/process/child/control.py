@@ -1,7 +1,8 @@
-"""In the worker: the thread that reads the control channel, whatever the main thread does.
+"""In the worker: the watchdog thread, which reads the control channel.
 
-It ends the process when the parent is gone, answers pings, passes cancellations on, and has a plain
-``health()`` run in a thread beside it. It must never wait for the code of the user.
+It runs whatever the main thread does. It ends the process when the parent is gone, answers pings,
+passes cancellations on, and starts a thread for a plain ``health()``. It must never wait for user
+code.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Control:
     """The worker's end of the control channel, for all its threads.
 
     Attributes:
-        on_cancel: Told the id of a call that is not wanted any more; until it is set, nothing is.
-        on_health: Told the id of a health check; it must answer it by `answer_health`.
-        draining: Set when the backend begins to end.
-        on_answer: Told each frame that answers a call of the code's to another backend.
+        on_cancel: Called with the id of a cancelled call; does nothing until it is set.
+        on_health: Called with the id of a health check, which it must answer by `answer_health`.
+        draining: Set when the backend begins to shut down.
+        on_answer: Called with each frame that answers a call of the code to an endpoint.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -47,16 +48,16 @@ class Control:
             send(self._socket, encoded(kind, id_, message.body, message.buffers))
 
     def answer_health(self, id_: int, answer: object, error: BaseException | None) -> None:
-        """Says what came of a health check."""
+        """Sends the outcome of a health check."""
         if error is None and answer is False:
-            error = RuntimeError("health() gave back False")
+            error = RuntimeError("health() returned False")
         if error is None:
             self.send(Kind.RESULT, id_, packed(None))
         else:
             self.send(Kind.ERROR, id_, packed(as_data(error)))
 
     def check_in_thread(self, id_: int, health: Callable[[], object], context: Context) -> None:
-        """Runs a plain ``health()`` in a thread of its own, and answers."""
+        """Runs a plain ``health()`` in a thread of its own, and sends the outcome."""
 
         def check() -> None:
             try:
@@ -98,4 +99,4 @@ class Control:
 
 
 def _ignore(_what: object) -> None:
-    """What nothing listens for yet."""
+    """The default of the callbacks: does nothing."""

@@ -1,11 +1,11 @@
-"""In a worker: how its code calls other backends, which only the parent can reach.
+"""In a worker: the calls of its code to endpoints, which only the parent can reach.
 
-A call goes to the parent by the control channel, and its answer comes back by it, because the main
-thread, which reads the other one, may be the one that waits. So a call can be made from any thread,
-by plain code and by async code, in whatever event loop that runs.
+A call and its answer use the control channel, because the main thread, which reads the data
+channel, may be the one that waits. So a call can be made from any thread, by plain code and by
+async code, in any kind of event loop.
 
-`parent_channel` is set before the user's code is loaded; what makes calls for it, such as a handle,
-takes it from there once and keeps it, since threads of the code's own do not inherit it.
+`parent_channel` is set before the user's code is loaded. What makes calls, such as a handle, reads
+it once and stores it, since threads that the code starts do not inherit it.
 """
 
 from __future__ import annotations
@@ -35,48 +35,47 @@ _WHERE: Final = "the process that the call was made by"
 
 
 class WorkCancelled(Exception):
-    """Plain code waits for a call, and the work that it does is not wanted any more."""
+    """Plain code waits for a call, and its own work was cancelled."""
 
 
 class CancelToken:
-    """Work of the code's, as far as the calls that it blocks on have to know."""
+    """Cancels the blocking calls that one piece of work makes."""
 
     def __init__(self) -> None:
         self._is_cancelled = False
         self._waits: set[queue.SimpleQueue[Frame | None]] = set()
 
     def cancel(self) -> None:
-        """Has all of its calls, those to come too, raise `WorkCancelled`; in any thread."""
+        """Makes all current and later calls raise `WorkCancelled`; from any thread."""
         self._is_cancelled = True
         for wait in list(self._waits):
             wait.put(None)
 
     def add(self, wait: queue.SimpleQueue[Frame | None]) -> None:
-        """Takes in a call that is blocked on."""
+        """Adds the queue that a blocking call waits on."""
         self._waits.add(wait)
         if self._is_cancelled:
             wait.put(None)
 
     def discard(self, wait: queue.SimpleQueue[Frame | None]) -> None:
-        """Lets go of a call."""
+        """Removes the queue of a call that has ended."""
         self._waits.discard(wait)
 
 
 current_cancel_token: Final[ContextVar[CancelToken]] = ContextVar("shoal.current_cancel_token")
-"""What the calling code works at; threads of its own do not inherit it."""
+"""The token of the work that the calling code does; threads that it starts do not inherit it."""
 
 
 class ParentChannel:
     """Makes calls by the control channel.
 
-    All of its calls raise what the called endpoint does, and `TypeError` where something can't be
-    sent.
+    All calls raise what the called endpoint raises, and `TypeError` if something can't be sent.
     """
 
     def __init__(self, control: Control) -> None:
         self._control = control
         self._ids = count(1)
-        # What takes in the frames of each call; the watchdog's thread calls it.
+        # The function that receives the frames of each call; the watchdog's thread calls it.
         self._takers: dict[int, Callable[[Frame], object]] = {}
         control.on_answer = self._answered
 
@@ -94,7 +93,7 @@ class ParentChannel:
             answers.leave()
 
     def stream(self, call: CallOut) -> Generator[Any]:
-        """Makes a call from plain code that is answered by a stream; close it to leave it.
+        """Makes a call from plain code that is answered by a stream; closing it cancels the call.
 
         Raises:
             WorkCancelled: The work that this thread does was cancelled.
@@ -112,7 +111,7 @@ class ParentChannel:
     async def call_async(self, call: CallOut) -> Any:
         """Makes a call.
 
-        Cancellation: goes on to the called endpoint.
+        Cancellation: is passed on to the called endpoint.
         """
         answers = _Awaiting(self, Kind.CALL_OUT, call)
         try:
@@ -121,9 +120,9 @@ class ParentChannel:
             answers.leave()
 
     async def stream_async(self, call: CallOut) -> AsyncGenerator[Any, None]:
-        """Makes a call that is answered by a stream; close it to leave it.
+        """Makes a call that is answered by a stream; closing it cancels the call.
 
-        Cancellation: goes on to the called endpoint.
+        Cancellation: is passed on to the called endpoint.
         """
         answers = _Awaiting(self, Kind.CALL_OUT_STREAM, call)
         try:
@@ -149,11 +148,11 @@ class ParentChannel:
         return id_
 
     def took(self, id_: int, steps: int) -> None:
-        """Says that a stream's reader has taken steps."""
+        """Reports that a stream's reader has taken steps."""
         self._control.send(Kind.CREDIT, id_, packed(steps))
 
     def leave(self, id_: int, *, is_over: bool) -> None:
-        """Forgets a call, and cancels it if it goes on."""
+        """Removes a call, and cancels it unless it is over."""
         self._takers.pop(id_, None)
         if not is_over:
             self._control.send(Kind.CANCEL, id_)
@@ -164,14 +163,14 @@ class ParentChannel:
             taker(frame)
 
 
-parent_channel: Final[ContextVar[ParentChannel]] = ContextVar("shoal.way_out")
+parent_channel: Final[ContextVar[ParentChannel]] = ContextVar("shoal.parent_channel")
 
 
 class _Answers:
-    """The answers of one call, as far as it does not matter how they are waited for."""
+    """The answers of one call; subclasses wait for them."""
 
-    def __init__(self, way: ParentChannel) -> None:
-        self._way = way
+    def __init__(self, channel: ParentChannel) -> None:
+        self._channel = channel
         self._taken = 0
         self.id = 0
         self.is_over = False
@@ -187,24 +186,24 @@ class _Answers:
             raise content.as_exception(_WHERE)
         self._taken += 1
         if self._taken == STEPS_AHEAD // 2 and not self.is_over:
-            self._way.took(self.id, self._taken)
+            self._channel.took(self.id, self._taken)
             self._taken = 0
         return content
 
     def leave(self) -> None:
-        self._way.leave(self.id, is_over=self.is_over)
+        self._channel.leave(self.id, is_over=self.is_over)
 
 
 class _BlockingAnswers(_Answers):
-    def __init__(self, way: ParentChannel, kind: Kind, call: CallOut) -> None:
-        super().__init__(way)
+    def __init__(self, channel: ParentChannel, kind: Kind, call: CallOut) -> None:
+        super().__init__(channel)
         if _runs_a_loop():
             raise RuntimeError(
                 f"a call to {call.endpoint!r} would block this event loop; await it instead"
             )
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._cancel_token = current_cancel_token.get(None)
-        self.id = way.begin(kind, call, self._frames.put)
+        self.id = channel.begin(kind, call, self._frames.put)
         if self._cancel_token is not None:
             self._cancel_token.add(self._frames)
 
@@ -218,12 +217,12 @@ class _BlockingAnswers(_Answers):
 
 
 class _Awaiting(_Answers):
-    def __init__(self, way: ParentChannel, kind: Kind, call: CallOut) -> None:
-        super().__init__(way)
+    def __init__(self, channel: ParentChannel, kind: Kind, call: CallOut) -> None:
+        super().__init__(channel)
         self._frames: deque[Frame] = deque()
         self._came = anyio.Event()
         self._soon = loop_of_caller()[1]
-        self.id = way.begin(kind, call, self._take)
+        self.id = channel.begin(kind, call, self._take)
 
     async def next(self) -> Any:
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -234,7 +233,7 @@ class _Awaiting(_Answers):
 
     def _take(self, frame: Frame) -> None:
         self._frames.append(frame)
-        self._soon(lambda: self._came.set())  # the event of then
+        self._soon(lambda: self._came.set())  # looked up when it runs
 
 
 def _runs_a_loop() -> bool:

@@ -1,14 +1,14 @@
-"""How a worker dies with its parent, whatever either of them is doing.
+"""Makes a worker die with its parent, whatever either of them is doing.
 
-The problem: a parent that is killed can't tell its workers, and a worker that computes in C with
-the interpreter's lock held runs no Python code that could notice. So the kernel must do it. Linux
-sends a signal to the owner of a file descriptor when something happens to it; here the descriptor
-is the read end of a pipe that only the parent can write to, the signal is SIGKILL, and what happens
-is that the parent's end is closed, by whatever ended it. The owner is the worker's process group,
-so its own children go as well.
+The problem: a parent that is killed can't notify its workers, and a worker that computes in C while
+it holds the GIL runs no Python code that could notice. So the kernel must do it. Linux sends a
+signal to the owner of a file descriptor when its state changes. Here the descriptor is the read end
+of a pipe that only the parent can write to, and the signal is SIGKILL. It is sent when the parent's
+end is closed, for whatever reason. The owner is the worker's process group, so its own children are
+killed as well.
 
-``PR_SET_PDEATHSIG`` was turned down: it fires when the *thread* that started the worker ends.
-Elsewhere than on Linux the worker's watchdog notices instead, once it gets to run.
+``PR_SET_PDEATHSIG`` was rejected: it fires when the *thread* that started the worker ends. On other
+platforms the worker's watchdog thread notices instead, as soon as it can run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 
 
 def die_with_the_parent(lifeline: int) -> None:
-    """Has the kernel kill this process, and its group, when the parent's end is closed.
+    """Makes the kernel kill this process and its group when the parent's end is closed.
 
     Args:
         lifeline: The read end of the pipe.
@@ -33,6 +33,6 @@ def die_with_the_parent(lifeline: int) -> None:
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
         flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
         fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
-    # Closed before anybody listened.
+    # It was closed before the signal was set up.
     if select.select([lifeline], [], [], 0)[0]:
         os._exit(1)

@@ -1,7 +1,7 @@
 """The program of a worker process: ``python -m shoal.replicas.process.child.main``.
 
-`shoal.replicas.process.worker` alone starts it. Before any of the user's code is loaded
-it makes sure that it will die with its parent.
+Only `shoal.replicas.process.worker` starts it. Before it loads user code, it makes sure that it
+will die with its parent.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.start import MainScript, StartMessage
 
 _OTHER_PROTOCOL: Final = 3
-"""The exit code of a worker whose Shoal is not its parent's."""
+"""The exit code of a worker whose version of Shoal has another protocol than its parent's."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Works until it is told to stop, or the parent is gone."""
+    """Runs the worker until it is told to stop or the parent is gone."""
     protocol, shared_memory_size, *fds = map(int, arguments)
     if protocol != PROTOCOL:
         sys.stderr.write(
-            f"this interpreter's Shoal speaks protocol {PROTOCOL} with its workers, and the one "
-            f"that started it speaks {protocol}; install the same version of Shoal in both\n"
+            f"this interpreter's Shoal uses worker protocol {PROTOCOL}, and the Shoal that started "
+            f"it uses {protocol}; install the same version of Shoal in both\n"
         )
         sys.exit(_OTHER_PROTOCOL)
     data_fd, control_fd, lifeline, *memory = fds
     for fd in fds:
         os.set_inheritable(fd, False)
     die_with_the_parent(lifeline)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to deal with
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     faulthandler.enable()
     cast("io.TextIOWrapper", sys.stdout).reconfigure(line_buffering=True)
     control = Control(socket.socket(fileno=control_fd))
@@ -74,12 +74,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 class Child:
-    """A worker's life.
+    """A worker.
 
     Args:
         control: The control channel.
-        codec: The use of the shared memory.
-        sock: The channel for work.
+        codec: The codec of messages.
+        sock: The socket of the data channel.
     """
 
     def __init__(self, control: Control, codec: MessageCodec, sock: socket.socket) -> None:
@@ -89,7 +89,7 @@ class Child:
         self._reader = FrameReader()
 
     def run(self) -> None:
-        """Loads the code, does what it is asked for, and closes the code."""
+        """Loads the code, runs calls until it is told to stop, and closes the code."""
         frame = receive(self._socket, self._reader)
         if frame is None:
             os._exit(1)  # the parent is gone
@@ -145,7 +145,7 @@ class Child:
     async def _run_async(
         self, frame: Frame, answers: CallAnswers, user_config: Any, context: Context
     ) -> None:
-        # Not with the others: it brings event loops along, which plain code would wait for in vain.
+        # Imported here: it loads event loops, which plain code does not need.
         async with import_module("shoal.batching.decorator.block").BatcherBlock():
             await self._work_async(frame, answers, user_config, context)
 
@@ -178,15 +178,15 @@ class Child:
 
 
 def _loaded(start_message: StartMessage) -> tuple[Instance, Any]:
-    """Loads the code, and constructs it.
+    """Loads and instantiates the code; returns it and the user config.
 
     Raises:
-        Exception: What the user's code, or looking for it, raised.
+        Exception: What the user's code, or the search for it, raised.
     """
     if start_message.sys_path is not None:
         sys.path[:] = start_message.sys_path
     else:
-        # Last, so that nothing there can take a library's place.
+        # Last, so that modules there can't shadow a library.
         sys.path.append(os.getcwd())
     if start_message.cpus is not None and sys.platform == "linux":
         os.sched_setaffinity(0, start_message.cpus)
@@ -197,10 +197,10 @@ def _loaded(start_message: StartMessage) -> tuple[Instance, Any]:
 
 
 def _run_main_again(script: MainScript) -> None:
-    """Runs the parent's main script, for the code that is defined in it.
+    """Runs the parent's main script, because the code is defined in it.
 
-    It runs under the name that `multiprocessing` gives it, so that its ``if __name__ ==
-    "__main__":`` holds back what is for the parent alone.
+    It runs under the name that `multiprocessing` uses, so that ``if __name__ == "__main__":`` skips
+    what only the parent should run.
     """
     main = types.ModuleType("__mp_main__")
     token = running_main_again.set(True)

@@ -1,11 +1,11 @@
-"""In the worker: how plain code runs. The main thread reads the work and does it, call by call.
+"""In the worker: runs plain code. The main thread reads calls and runs them, one by one.
 
-So the code runs in the main thread, as in a script of its own, and a call costs no hand-over. What
-comes while a call is under way waits in the channel, or is put aside where a stream has to wait for
-its reader. A call that is cancelled while it waits is dropped by the watchdog, who can say at once
-that its work is over; one that runs is not interrupted, but a generator is closed at its next step.
+So the code runs in the main thread, as in a script, and a call needs no switch between threads.
+Frames that arrive during a call wait in the channel, or are put aside while a stream waits for its
+reader. The watchdog thread drops a call that is cancelled while it waits, and reports at once that
+its work is over. A call that runs is not interrupted, but a generator is closed at its next step.
 
-Invariant: ids grow in the order of the calls, so that the watchdog can tell what has not begun.
+Invariant: ids increase in the order of the calls, so that the watchdog knows which have not begun.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class SyncWork:
         self._reader = reader
         self._put_aside: deque[Frame] = deque()
         self._lock = threading.Lock()
-        # Under the lock: the call that was begun last, whether it was cancelled, what its code's
-        # own calls belong to, and calls that will not be begun.
+        # Guarded by the lock: the id of the call that was begun last, whether it was cancelled, the
+        # cancel token of its own calls, and the ids of calls that will not be begun.
         self._begun = 0
         self._is_cancelled = False
         self._cancel_token = CancelToken()
         self._dropped: set[int] = set()
 
     def cancel(self, id_: int) -> None:
-        """Cancels a call; in the watchdog's thread."""
+        """Cancels a call; called in the watchdog's thread."""
         with self._lock:
             if id_ < self._begun:
                 return
@@ -66,7 +66,7 @@ class SyncWork:
         self._control.send(Kind.END, id_)
 
     def run(self) -> None:
-        """Works until it is told to close, or nobody is there to tell it."""
+        """Runs calls until it is told to close, or the parent is gone."""
         while True:
             frame = self._put_aside.popleft() if self._put_aside else self._receive()
             if frame is None or frame.kind is Kind.CLOSE:
@@ -87,10 +87,10 @@ class SyncWork:
         elif frame.kind is Kind.RECONFIGURE:
             work = self._reconfigure
         else:
-            return  # of a call that is over
+            return  # belongs to a call that is over
         if self._begins(frame):
-            # The frame of the answer is made when nothing refers to the items any more, so that
-            # it gives their memory back.
+            # The answer is sent when nothing refers to the items any more, so that its frame gives
+            # their memory back.
             kind, message = work(frame)
             self._send(kind, frame.id, message)
 
@@ -130,14 +130,14 @@ class SyncWork:
         return Kind.RESULT, packed(None)
 
     def _failed(self, error: BaseException) -> tuple[Kind, Message]:
-        """Answers with what the code raised, of whatever class, unless it is to end the process."""
+        """Returns the answer for what the code raised; raises it if it must end the process."""
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             raise error
         return Kind.ERROR, self._answers.failure(error)
 
     def _wait_for_reader(self, id_: int) -> int:
-        """Waits until the reader of a stream has taken steps, or left; returns how many."""
-        # While another stream waited, what was for this one may have come and been put aside.
+        """Waits until a stream's reader takes steps or leaves; returns the number of steps."""
+        # A frame of this stream may have been put aside while another stream waited.
         for frame in self._put_aside:
             if frame.id == id_:
                 self._put_aside.remove(frame)
@@ -150,7 +150,7 @@ class SyncWork:
         return 0
 
     def _next_of(self, id_: int) -> Frame:
-        """Waits for the next frame of a call; what comes for others is put aside."""
+        """Waits for the next frame of a call, and puts frames of others aside."""
         while True:
             frame = self._receive()
             if frame is None:

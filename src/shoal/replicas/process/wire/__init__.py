@@ -1,1 +1,1 @@
-"""What a worker and its parent say to each other, and in which form."""
+"""The protocol between a worker process and its parent."""

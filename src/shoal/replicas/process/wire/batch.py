@@ -1,7 +1,7 @@
-"""What code in another process may know about its batch: `current_batch`, taken apart and remade.
+"""Conversion of `current_batch` to data and back, for code in another process.
 
-Items are in the same pickle as the batch's, so that one which is in both, as nearly all are, is
-sent once.
+The items of the call and of the batch are in the same pickle, so an item that is in both, as nearly
+all are, is sent once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 class _Extras(NamedTuple):
-    """What a call asked for beside its item."""
+    """The options of a request."""
 
     left_s: float | None  # until its deadline: the two processes' clocks differ
     priority: int
@@ -33,7 +33,7 @@ class _Extras(NamedTuple):
 
 
 class BatchAsData(NamedTuple):
-    """A batch that is sent to another process."""
+    """A batch as data, for another process."""
 
     id: int
     reason: str
@@ -43,14 +43,14 @@ class BatchAsData(NamedTuple):
     extras: Sequence[_Extras | None] | None  # None where no request has any
 
     def as_batch(self, now: float, draining: Draining = NEVER) -> Batch:
-        """Makes the batch again, on another clock.
+        """Rebuilds the batch, on another clock.
+
+        Requests have their items, times, priorities, and the metadata that could be sent. Their
+        contexts are empty.
 
         Args:
             now: The time on that clock.
-            draining: Set when its backend begins to end.
-
-        Requests have their items, times, priorities, and what of their metadata could be sent;
-        their contexts are empty.
+            draining: Set when its backend begins to shut down.
         """
         extras = self.extras or [None] * len(self.items)
         context = Context()
@@ -62,14 +62,14 @@ class BatchAsData(NamedTuple):
             request.context = context
             request.options = None if extra is None else _options(extra, now)
             request.state = State.RUNNING
-            # Not the batch: that would be a cycle, and hold on to shared memory until a collection.
+            # No reference to the batch: a cycle would keep shared memory until a collection.
             request.batch = request.waiter = request.value = request.error = None
             requests.append(request)
         return Batch(self.id, DispatchReason(self.reason), requests, self.load, draining)
 
 
 def batch_as_data(batch: Batch, now: float) -> BatchAsData:
-    """Takes a batch apart.
+    """Converts a batch to data.
 
     Args:
         batch: The batch.
@@ -87,9 +87,9 @@ def batch_as_data(batch: Batch, now: float) -> BatchAsData:
 
 
 def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None] | None:
-    """Takes apart what the requests asked for; None where that is nothing.
+    """Converts the options of the requests to data; None if no request has any.
 
-    Calls by one handle share their metadata, which is taken apart once.
+    Calls by one handle share their metadata, which is converted once.
     """
     extras: list[_Extras | None] = []
     shared: Mapping[str, Any] = NOTHING
@@ -107,14 +107,14 @@ def _all_extras(requests: Sequence[Request], now: float) -> list[_Extras | None]
 
 
 def _parts(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Divides metadata into what is plain, and what is pickled by itself."""
+    """Splits metadata into plain values and values that are pickled one by one."""
     plain: dict[str, Any] = {}
     pickled: dict[str, bytes] = {}
     for name, value in metadata.items():
         if type(value) in _PLAIN:
             plain[name] = value
         else:
-            # Alone, so that one value that can't be sent, or read, is the only one to be lost.
+            # One by one, so that only values that can't be pickled or unpickled are lost.
             data = _pickled(value)
             if data is not None:
                 pickled[name] = data
@@ -124,7 +124,7 @@ def _parts(metadata: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes
 def _pickled(value: Any) -> bytes | None:
     try:
         if issubclass(type(value), Mapping) and type(value) is not dict:
-            # Such as the headers of a request: their class may be known on this side only.
+            # For example a request's headers, whose class may not exist on the other side.
             value = dict(value)
         return pickle.dumps(value, 5)
     except Exception:
@@ -136,7 +136,7 @@ def _options(extra: _Extras, now: float) -> RequestOptions:
     for name, data in extra.pickled.items():
         try:
             metadata[name] = unpickled(data)
-        except Exception:  # noqa: S112 - one that can't be read here is left out
+        except Exception:  # noqa: S112 - values that can't be unpickled are left out
             continue
     deadline = None if extra.left_s is None else now + extra.left_s
     return RequestOptions(deadline, metadata, extra.priority)

@@ -1,9 +1,8 @@
-"""One end of a socket pair in an event loop: frames out in order and whole, frames in as they come.
+"""One end of a socket pair in an event loop: sends whole frames in order, and receives frames.
 
-Sending is a plain call that never waits. What the socket takes at once, as nearly always, is gone
-when the call returns; the rest goes out by a task beside. So no sender can be cancelled in the
-middle of a frame, which would leave the other end with half of one, and none hangs on a worker that
-does not read.
+Sending is a plain call that never waits. The socket nearly always takes the frame at once; the rest
+is written by a separate task. So a cancelled sender can't leave the other end with half a frame,
+and no sender blocks on a worker that does not read.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_PARTS: Final = 512
 _MOST_AT_ONCE: Final = 8
-"""How often a socket is read before other tasks have their turns."""
+"""How often a socket is read before other tasks run."""
 
 
 class FrameConnection:
@@ -35,27 +34,27 @@ class FrameConnection:
 
     Args:
         sock: The socket; it is closed with the connection.
-        reader: What has taken in bytes of this socket already, if anything has.
-        on_rubbish: Called when something comes that is no frame; nothing is read after it.
+        reader: A reader that already has bytes of this socket; None for a new one.
+        on_invalid_frame: Called when the input is not a frame; nothing is read afterwards.
     """
 
     def __init__(
         self,
         sock: socket.socket,
         reader: FrameReader | None = None,
-        on_rubbish: Callable[[], object] = lambda: None,
+        on_invalid_frame: Callable[[], object] = lambda: None,
     ) -> None:
         sock.setblocking(False)
         self.is_closed = False
         self._socket = sock
         self._reader = reader or FrameReader()
-        self._on_rubbish = on_rubbish
-        # Frames that are not wholly sent, as what is left of them.
+        self._on_invalid_frame = on_invalid_frame
+        # The unsent parts of frames.
         self._waiting: deque[list[Buffer]] = deque()
         self._has_some = anyio.Event()
 
     def send(self, frame: list[Buffer]) -> None:
-        """Sends a frame, now or as soon as the other end takes it.
+        """Sends a frame, at once or as soon as the socket takes it.
 
         Args:
             frame: Its parts; they must not change.
@@ -69,7 +68,7 @@ class FrameConnection:
                 self._has_some.set()
 
     async def write(self) -> None:
-        """Sends what could not be sent at once, for as long as the connection lives."""
+        """Sends what could not be sent at once, until the connection is closed."""
         while not self.is_closed:
             await self._has_some.wait()
             self._has_some = anyio.Event()
@@ -78,21 +77,21 @@ class FrameConnection:
                 self._send_some()
 
     async def read(self, handle: Callable[[Frame], object]) -> None:
-        """Gives each frame that comes to a function, until the other end is gone."""
+        """Passes each received frame to a function, until the other end is gone."""
         while not self.is_closed:
             await self.read_once(handle)
 
     async def read_once(self, handle: Callable[[Frame], object]) -> None:
-        """Waits until something comes, and gives each frame that has come whole to a function."""
+        """Waits for input, and passes each complete frame to a function."""
         await anyio.wait_readable(self._socket)
-        self.read_at_hand(handle, _MOST_AT_ONCE)
+        self.read_available(handle, _MOST_AT_ONCE)
 
-    def read_at_hand(self, handle: Callable[[Frame], object], most: int | None = None) -> None:
-        """Gives each frame that has come to a function, without waiting for more.
+    def read_available(self, handle: Callable[[Frame], object], most: int | None = None) -> None:
+        """Passes each frame that was already received to a function, without waiting.
 
         Args:
-            handle: What takes them.
-            most: How often to read; None for as long as there is something.
+            handle: The function.
+            most: How often to read; None to read all that is available.
         """
         reader = self._reader
         while not self.is_closed and most != 0:
@@ -106,7 +105,7 @@ class FrameConnection:
             if count == 0:
                 self.is_closed = True
                 return
-            reader.came(count)
+            reader.received(count)
             while (frame := self._next()) is not None:
                 handle(frame)
             if count < len(space):
@@ -118,19 +117,19 @@ class FrameConnection:
             return None
         try:
             return self._reader.next()
-        except Exception:  # no such kind, or a size that no memory has
+        except Exception:  # an unknown kind, or a size that can't be allocated
             self.is_closed = True
-            self._on_rubbish()
+            self._on_invalid_frame()
             return None
 
     def shut_down(self) -> None:
-        """Wakes the task that waits for something to come: nothing will."""
+        """Wakes the task that waits for input, because there will be none."""
         self.is_closed = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes the socket, which no task may be waiting for any more. Idempotent."""
+        """Closes the socket; no task may still wait for it. Idempotent."""
         self.is_closed = True
         self._waiting.clear()
         self._socket.close()
@@ -143,7 +142,7 @@ class FrameConnection:
             except BlockingIOError:
                 return
             except OSError:
-                # The other end is gone. What it has sent before that can still be read.
+                # The other end is gone. What it sent before can still be read.
                 self._waiting.clear()
                 return
             rest = rest_of(parts, count)

@@ -1,9 +1,9 @@
-"""Errors on their way out of a process: as data, so that none can do harm on its way.
+"""Conversion of exceptions to data and back, to send them between processes safely.
 
-An exception may refuse to be pickled; or be pickled, and then fail to be made again. So the worker
-tries both before it sends one, and the parent is ready for one whose class it can't find. What is
-left then is the type's name and the text, as a `HandlerFailed`. Either way the traceback that the
-worker saw is a note on the error.
+An exception may fail to be pickled, or fail to be unpickled. So the worker tries both before it
+sends one, and the parent handles one whose class it can't find. In these cases the type's name and
+the text are sent, and become a `HandlerFailed`. In all cases the worker's traceback is a note on
+the error.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ _CALLERS: Final = {
 
 
 class ErrorAsData(NamedTuple):
-    """An exception of another process.
+    """An exception as data, for another process.
 
     Attributes:
-        pickled: The exception; None if it can't be sent.
+        pickled: The pickled exception; None if it can't be sent.
         type_name: The name of its type.
-        text: What it says.
-        story: Its traceback, as text.
+        text: Its text.
+        traceback: Its traceback, as text.
     """
 
     pickled: bytes | None
     type_name: str
     text: str
-    story: str
+    traceback: str
 
     def as_exception(self, where: str, name: str = jobs.HANDLER) -> Exception:
-        """Makes the exception, or a `HandlerFailed` in its place.
+        """Returns the exception, or a `HandlerFailed` in its place.
 
         Args:
-            where: What it happened in, for the note.
-            name: What to call the code in words that raised it.
+            where: Where it was raised, for the note.
+            name: The name of the code that raised it, for the message.
         """
         found = self._loaded()
         if found is None:
             said = f": {self.text}" if self.text else ""
             found = HandlerFailed(f"{name} raised {self.type_name}{said}")
-        if self.story:
-            found.add_note(f"In {where}:\n{self.story}")
+        if self.traceback:
+            found.add_note(f"In {where}:\n{self.traceback}")
         return found
 
     def _loaded(self) -> Exception | None:
@@ -68,28 +68,28 @@ class ErrorAsData(NamedTuple):
             return None
         try:
             found: Any = unpickled(self.pickled)
-        except Exception:  # whatever a foreign class does
+        except Exception:  # a foreign class may raise anything
             return None
         return found if isinstance(found, Exception) else None
 
 
 def as_data(error: BaseException) -> ErrorAsData:
-    """Takes an exception apart, so that it can be sent."""
+    """Converts an exception to data."""
     kind = type(error)
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
-    return ErrorAsData(_pickled(error), name, _text(error), _story(error))
+    return ErrorAsData(_pickled(error), name, _text(error), _traceback_text(error))
 
 
 class SlotError(NamedTuple):
-    """Stands for an exception in one slot of a batch's results."""
+    """An exception as one of a batch's results, as data."""
 
     error: ErrorAsData
 
 
 def slots_as_data(results: Any) -> Any:
-    """Returns a handler's results with the exceptions among them as data."""
+    """Returns a handler's results with the exceptions among them converted to data."""
     if not issubclass(type(results), list | tuple):
         return results
     slots: Sequence[Any] = results
@@ -99,7 +99,7 @@ def slots_as_data(results: Any) -> Any:
 
 
 def slots_as_exceptions(results: Any, where: str) -> Any:
-    """Undoes `slots_as_data`."""
+    """Reverses `slots_as_data`."""
     if not issubclass(type(results), list):
         return results
     slots: list[Any] = results
@@ -113,7 +113,7 @@ def _pickled(error: BaseException) -> bytes | None:
         data = pickle.dumps(error, 5)
         again = unpickled(data)
         same = type(again) is type(error) and str(again) == str(error)
-    except BaseException:  # whatever a foreign class does
+    except BaseException:  # a foreign class may raise anything
         return None
     return data if same else None
 
@@ -121,22 +121,22 @@ def _pickled(error: BaseException) -> bytes | None:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException:  # whatever a foreign class does
+    except BaseException:  # a foreign class may raise anything
         return ""
 
 
-def _story(error: BaseException) -> str:
+def _traceback_text(error: BaseException) -> str:
     if error.__traceback__ is None:
         return ""
     try:
         lines = traceback.format_exception(type(error), error, _of_the_user(error.__traceback__))
-    except BaseException:  # whatever a foreign class does
+    except BaseException:  # a foreign class may raise anything
         return ""
     return "".join(lines).rstrip()
 
 
 def _of_the_user(whole: TracebackType) -> TracebackType:
-    """Leaves out how Shoal came to call the user's code, if it did."""
+    """Returns the part of a traceback below Shoal's call of the user's code."""
     found = whole
     at: TracebackType | None = whole
     while at is not None:

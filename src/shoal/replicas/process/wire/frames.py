@@ -1,12 +1,12 @@
-"""What a process replica and its parent say to each other: frames, and how they are taken apart.
+"""The frames between a process replica and its parent: encoding and decoding.
 
-A frame is a header, a table of the buffers that belong to it, a pickle, and those buffers that do
-not lie in shared memory, one after another. A `FrameReader` reads nothing: it says where the next
-bytes should go and is told how many came. So the same code serves a non-blocking socket in an event
-loop and the blocking one in the worker, which `receive` and `send` read and write.
+A frame is a header, a table of its buffers, a pickle, and the buffers that are not in shared
+memory, one after another. A `FrameReader` does no I/O: it returns the memory for the next bytes and
+is told how many were received. So the same code serves a non-blocking socket in an event loop and
+the blocking socket in the worker, which `receive` and `send` use.
 
-Both ends are Shoal's own and of one user, joined by a socket pair that nobody else can reach. That
-is why pickles may travel here; they never come from anywhere else.
+Both ends are Shoal's own and run as one user, connected by a socket pair that no other process can
+reach. So pickles are safe here: they come from nowhere else.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
 _LARGE: Final = 2**21
-"""From this size on memory is asked for in large pages, whose first use costs a quarter."""
+"""From this size on, memory uses huge pages, whose first use costs a quarter as much."""
 
 
 def fresh_memory(size: int) -> memoryview:
-    """Returns memory that nothing else uses; it is given back when nothing refers to it."""
+    """Returns new memory, which is freed when nothing refers to it."""
     if size < _LARGE or sys.platform != "linux":
         return memoryview(bytearray(size))
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # the kernel has no large pages
+    with suppress(OSError):  # the kernel has no huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(memory)
 
 
 PROTOCOL: Final = 2
-"""The version of all that the two ends must agree on; neither end speaks another one."""
+"""The version of the protocol; both ends must have the same one."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -48,61 +48,61 @@ _PLACE: Final = struct.Struct("<QQ")
 _INLINE: Final = 2**64 - 1
 _CHUNK: Final = 2**16
 _JOINED: Final = 2**14
-"""A pickle of up to this size is copied behind its header, which costs less than a second part."""
+"""A pickle up to this size is appended to its header, which is cheaper than a second part."""
 
 STEPS_AHEAD: Final = 4
-"""How many steps of a stream the worker makes before its reader has taken one."""
+"""How many steps of a stream the worker sends before its reader has taken one."""
 
 MOST_GIVEN_BACK: Final = 255
-"""How many blocks one frame can give back."""
+"""How many blocks of shared memory one frame can give back."""
 
 
 class Kind(IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
     # Parent to child, by the data channel:
     START = 1
-    """Load the code, and get ready."""
+    """Load the code and get ready."""
     RUN = 2
     STREAM = 3
     RECONFIGURE = 4
     CREDIT = 5
     """A stream's reader has taken steps, so that more may be made."""
     CLOSE = 6
-    """Close the code, and exit."""
-    # By both channels, from the parent; by the control channel, from the child:
+    """Close the code and exit."""
+    # Parent to child, by both channels; child to parent, by the control channel:
     CANCEL = 7
-    """The call is not wanted any more."""
+    """Cancel the call."""
     # Parent to child, by the control channel:
     PING = 8
     HEALTH = 9
     DRAIN = 18
-    """The backend begins to end: say so to code that asks."""
+    """The backend is shutting down: set `draining`."""
     # Child to parent:
     RESULT = 10
-    """The answer of a call; the last frame of it."""
+    """The answer of a call; its last frame."""
     PART = 11
     """A step of a stream."""
     ERROR = 12
-    """The call has failed; the last frame of it."""
+    """The call has failed; its last frame."""
     END = 13
-    """There is nothing more to come: of a stream, or of a call that was cancelled."""
-    # Calls that the code makes to other backends, by the control channel:
+    """The end of a stream, or of a cancelled call; its last frame."""
+    # Calls of the code to endpoints, child to parent, by the control channel:
     CALL_OUT = 14
     CALL_OUT_STREAM = 15
 
 
 @dataclass(slots=True)
 class Frame:
-    """One frame, as it came.
+    """A received frame.
 
     Attributes:
-        kind: What it says.
-        id: Which call it belongs to.
+        kind: The kind of the frame.
+        id: The id of its call.
         body: The pickle.
-        buffers: The pickle's buffers: bytes where they came with the frame, else the place in
+        buffers: The pickle's buffers: bytes if they are part of the frame, otherwise the place in
             shared memory, as offset and length.
-        given_back: Blocks of shared memory that the sender is done with.
+        given_back: Blocks of shared memory that the sender no longer uses.
     """
 
     kind: Kind
@@ -120,15 +120,16 @@ def encoded(
     places: Sequence[tuple[int, int]] = (),
     given_back: Sequence[int] = (),
 ) -> list[Buffer]:
-    """Makes a frame.
+    """Encodes a frame.
 
     Args:
-        kind: What it says.
-        id_: Which call it belongs to.
+        kind: The kind of the frame.
+        id_: The id of its call.
         body: The pickle.
-        buffers: The buffers that the pickle refers to, if they are to travel with the frame.
-        places: Else, where these lie in shared memory: offset and length.
-        given_back: Blocks of shared memory that the sender is done with; `MOST_GIVEN_BACK` at most.
+        buffers: The pickle's buffers, if they are sent with the frame.
+        places: Otherwise, their places in shared memory: offset and length.
+        given_back: Blocks of shared memory that the sender no longer uses; at most
+            `MOST_GIVEN_BACK`.
 
     Returns:
         The parts to send, in order.
@@ -145,19 +146,19 @@ def encoded(
 
 
 class FrameReader:
-    """Takes apart what comes from a socket, in whatever pieces it comes."""
+    """Decodes frames from the bytes of a socket, however they are split."""
 
     def __init__(self) -> None:
         self._chunk = memoryview(bytearray(_CHUNK))
-        # Of the chunk, what has come and is not taken yet.
+        # The part of the chunk that was received and not yet parsed.
         self._start = self._end = 0
-        # Where the bytes go that are part of something large, while the chunk is empty.
+        # Where the bytes of a large part go, while the chunk is empty.
         self._target: memoryview | None = None
         self._filled = 0
         self._frames = self._parse()
 
     def space(self) -> memoryview:
-        """Returns where the next bytes should go; it is never empty."""
+        """Returns the memory for the next bytes; it is never empty."""
         if self._target is not None:
             return self._target[self._filled :]
         if self._start:
@@ -166,15 +167,15 @@ class FrameReader:
             self._start, self._end = 0, len(rest)
         return self._chunk[self._end :]
 
-    def came(self, count: int) -> None:
-        """Says how many bytes have come into the `space`."""
+    def received(self, count: int) -> None:
+        """Records that so many bytes were written to the `space`."""
         if self._target is not None:
             self._filled += count
         else:
             self._end += count
 
     def next(self) -> Frame | None:
-        """Returns the next frame; None if more bytes must come first."""
+        """Returns the next frame; None if more bytes are needed."""
         return next(self._frames)
 
     def _parse(self) -> Generator[Frame | None]:
@@ -211,7 +212,7 @@ class FrameReader:
         taken[:at_hand] = self._chunk[self._start : self._start + at_hand]
         self._start += at_hand
         if at_hand < count:
-            # The chunk is empty, so what comes can go to its place without a copy.
+            # The chunk is empty, so the next bytes can go to their place without a copy.
             self._target, self._filled = taken, at_hand
             while self._filled < count:
                 yield None
@@ -220,7 +221,7 @@ class FrameReader:
 
 
 def rest_of(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """Returns what is left to send of a frame, after so many bytes of it."""
+    """Returns the parts of a frame that are left after `sent` bytes were sent."""
     for nth, part in enumerate(parts):
         length = memoryview(part).nbytes
         if sent < length:
@@ -251,5 +252,5 @@ def receive(sock: socket.socket, reader: FrameReader) -> Frame | None:
             count = 0
         if count == 0:
             return None
-        reader.came(count)
+        reader.received(count)
     return frame

@@ -1,7 +1,7 @@
-"""Objects on their way through a process border: pickled, with their large buffers beside them.
+"""Messages between processes: pickled objects, with their large buffers outside of the pickle.
 
-Pickle's protocol 5 hands out the memory of arrays instead of copying it into the pickle. Where
-there is an arena, that memory is copied into it and only its place travels.
+Pickle's protocol 5 passes out the memory of arrays instead of copying it into the pickle. If there
+is shared memory, the buffers are copied into it and only their places are sent.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.shared_memory import Region
 
 _LEAST_BESIDE: Final = 16 * 1024
-"""A smaller buffer goes into the pickle."""
+"""Smaller buffers go into the pickle."""
 
 LEAST_IN_THREAD: Final = 2**20
-"""From this size on, copying is no longer done in an event loop."""
+"""From this size on, copying is done in a thread, not in the event loop."""
 
 
 @dataclass(slots=True)
@@ -32,10 +32,10 @@ class Message:
 
     Attributes:
         body: The pickle.
-        buffers: The memory that it refers to, unless that was copied; it must not change before
-            it was sent.
-        size: How many bytes these are.
-        places: Where they go in shared memory; nothing if they do not.
+        buffers: The pickle's buffers, unless they were copied; they must not change until they
+            are sent.
+        size: The total size of the buffers, in bytes.
+        places: Their places in shared memory; empty if they are not in it.
     """
 
     body: bytes
@@ -69,64 +69,64 @@ def packed(content: Any) -> Message:
 
 @held
 def unpickled(data: Buffer, buffers: Iterable[Any] = ()) -> Any:
-    """Unpickles what the other end of a socket pair has pickled.
+    """Unpickles an object from the other end of a socket pair.
 
     Raises:
         Exception: It can't be unpickled, for whatever reason.
     """
-    return pickle.loads(data, buffers=buffers)  # noqa: S301 - nobody else can write to it
+    return pickle.loads(data, buffers=buffers)  # noqa: S301 - no other process can write to it
 
 
 @dataclass(slots=True)
 class MessageCodec:
-    """One end's use of the shared memory, where there is any.
+    """Encodes and decodes messages at one end; uses shared memory if there is any.
 
     Attributes:
         outgoing: The region that this end writes; None for none.
-        incoming: The region that it reads.
+        incoming: The region that this end reads; None for none.
     """
 
     outgoing: Region | None = None
     incoming: Region | None = None
 
     def reserve(self, message: Message) -> bool:
-        """Reserves shared memory for a parcel's buffers; says whether it must be written."""
+        """Reserves shared memory for a message's buffers; returns whether `write` must follow."""
         if message.buffers and self.outgoing is not None:
             message.places = self.outgoing.reserve(message.buffers)
         return bool(message.places)
 
     def write(self, message: Message, *, pause: bool = False) -> None:
-        """Copies a parcel's buffers to where memory was reserved for them, and lets go of them."""
+        """Copies a message's buffers to the reserved memory, and drops them."""
         assert self.outgoing is not None
         self.outgoing.write(message.places, message.buffers, pause=pause)
         message.buffers = ()
 
     def frame(self, kind: Kind, id_: int, message: Message = EMPTY) -> list[Buffer]:
-        """Makes the frame of a parcel, which takes along what memory is to be given back."""
+        """Encodes a message as a frame, which also gives back memory of the incoming region."""
         return encoded(kind, id_, message.body, message.buffers, message.places, self._given_back())
 
     def take_back(self, frame: Frame) -> None:
-        """Takes back the memory that a frame gives back."""
+        """Frees the memory that a frame gives back."""
         if frame.given_back:
             assert self.outgoing is not None
             self.outgoing.free(frame.given_back)
 
     def unreserve(self, message: Message) -> None:
-        """Gives up the memory of a parcel that will not be sent."""
+        """Frees the memory of a message that will not be sent."""
         if message.places:
             assert self.outgoing is not None
             self.outgoing.free([message.places[0][0]])
             message.places = ()
 
     def drop(self, frame: Frame) -> None:
-        """Gives back the memory of a frame that nobody will read."""
+        """Gives back the memory of a frame that will not be read."""
         places = places_of(frame)
         if places:
             assert self.incoming is not None
             self.incoming.give_back(places)
 
     def opened_here(self, frame: Frame) -> Any:
-        """Unpickles a frame's content, which works on the shared memory itself.
+        """Unpickles a frame's content, whose buffers are views of the shared memory.
 
         Raises:
             Exception: It can't be unpickled, for whatever reason.
@@ -138,7 +138,7 @@ class MessageCodec:
         return unpickled(frame.body, self.incoming.views(places))
 
     def copied(self, frame: Frame, *, pause: bool) -> None:
-        """Copies a frame's buffers out of the shared memory, and gives that back."""
+        """Copies a frame's buffers out of the shared memory, and gives that memory back."""
         places = places_of(frame)
         assert self.incoming is not None
         frame.buffers[:] = self.incoming.copies(places, pause=pause)
@@ -152,5 +152,5 @@ class MessageCodec:
 
 
 def places_of(frame: Frame) -> list[tuple[int, int]]:
-    """Returns where a frame's buffers lie in shared memory; nothing if they came with it."""
+    """Returns the places of a frame's buffers in shared memory; empty if they are in the frame."""
     return [buffer for buffer in frame.buffers if isinstance(buffer, tuple)]

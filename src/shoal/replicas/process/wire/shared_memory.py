@@ -1,19 +1,19 @@
 """Memory that a process replica shares with its parent, for the large arrays of its batches.
 
-The problem: a batch of images is tens of megabytes, and through a socket each byte of it is copied
-twice by the kernel, in small pieces. In shared memory the parent copies it once, and the worker
-works on it where it lies. The memory must be there for good: fresh pages cost several times more
-than the copy. It is a ``memfd``, which has no name, so that nothing is left over whoever dies;
-`multiprocessing.shared_memory` has names, and a tracker process that removes them too early. Its
-size is sealed: memory that one end had cut off would kill the other by SIGBUS where it reads it.
+The problem: a batch of images is tens of megabytes, and with a socket the kernel copies each byte
+twice, in small pieces. With shared memory the parent copies it once, and the worker uses it in
+place. The memory is allocated once and reused: fresh pages cost several times more than the copy.
+It is a ``memfd``, which has no name, so nothing is left over whichever process dies.
+`multiprocessing.shared_memory` has names, and a tracker process that removes them too early. The
+size is sealed: if one end truncated the memory, SIGBUS would kill the other end when it reads.
 
-Each direction has a region. Its sender reserves one block for a message, and reserves it anew only
-when the reader has given it back. The parent copies what it reads out at once. The worker's code
-gets views of the block instead, and may keep them for longer than its batch: so a block is given
-back when the last view of it is gone, and not when the batch has ended.
+Each direction has a region. Its sender reserves one block for a message, and reuses it only when
+the reader has given it back. The parent copies what it reads at once. The worker's code gets views
+of the block instead, and may keep them after its batch. So a block is given back when its last view
+is gone, not when the batch has ended.
 
-Buffers of one size lie in their block without gaps: a list of equal arrays is one array of one
-more dimension.
+Buffers of equal size lie in their block without gaps: a list of equal arrays forms one array with
+one more dimension.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 _ALIGNMENT: Final = 64
 _PIECE: Final = 2**23
-"""How much is copied at once: nothing else in the process runs Python code meanwhile."""
+"""How many bytes are copied at once: the copy holds the GIL."""
 
 
 def new_memory(size: int) -> int | None:
-    """Makes the memory of an arena.
+    """Creates the shared memory of both directions.
 
     Args:
-        size: The bytes of each direction.
+        size: The size of each direction, in bytes.
 
     Returns:
         Its file descriptor; None where the platform has no such memory, or `size` is 0.
@@ -53,7 +53,7 @@ def new_memory(size: int) -> int | None:
         return None
     try:
         fd = os.memfd_create("shoal", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError:  # not allowed here
+    except OSError:  # not permitted here
         return None
     try:
         os.ftruncate(fd, 2 * _rounded(size))
@@ -80,29 +80,29 @@ class SharedMemory:
 
 
 class Region:
-    """One direction's half: one end reserves and writes blocks, the other reads them.
+    """The memory of one direction: one end reserves and writes blocks, the other reads them.
 
     Attributes:
-        given_back: Reader only: blocks that it is done with and has not yet said so.
+        given_back: Reader only: blocks that it no longer uses and has not yet reported.
     """
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
-        # Writer only: where each reserved block ends, by where it starts.
+        # Writer only: the end of each reserved block, by its start.
         self._reserved: dict[int, int] = {}
         self.given_back: deque[int] = deque()
 
     @property
     def used(self) -> int:
-        """How many bytes are reserved."""
+        """The number of reserved bytes."""
         return sum(end - start for start, end in self._reserved.items())
 
     def reserve(self, buffers: Sequence[Buffer]) -> list[tuple[int, int]]:
         """Reserves one block for all of these buffers.
 
         Returns:
-            Where each of them goes, as offset and length, the first of them at the block's start;
-            nothing if there is no room.
+            The place of each buffer, as offset and length, the first at the block's start; empty if
+            there is no room.
         """
         places: list[tuple[int, int]] = []
         end, before = 0, 0
@@ -122,7 +122,7 @@ class Region:
         return [(at + offset, size) for offset, size in places]
 
     def free(self, starts: Sequence[int]) -> None:
-        """Gives up blocks, because the reader is done with them, or never heard of them."""
+        """Frees blocks that the reader has given back, or that were never sent."""
         for start in starts:
             del self._reserved[start]
 
@@ -132,16 +132,16 @@ class Region:
         """Copies buffers to their places.
 
         Args:
-            places: Where they go.
-            buffers: What to copy.
-            pause: Whether other threads are to have turns in between.
+            places: The places.
+            buffers: The buffers.
+            pause: Whether to let other threads run in between.
         """
         copy = _Copy(pause=pause)
         for (offset, size), buffer in zip(places, buffers, strict=True):
             copy.run(memoryview(buffer), self._memory[offset : offset + size])
 
     def copies(self, places: Sequence[tuple[int, int]], *, pause: bool) -> list[memoryview]:
-        """Copies what lies at these places of a block, and gives the block back."""
+        """Returns copies of these places of a block, and gives the block back."""
         copy = _Copy(pause=pause)
         found: list[memoryview] = []
         for offset, size in places:
@@ -152,24 +152,24 @@ class Region:
         return found
 
     def views(self, places: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Returns views of these places of a block, which is given back when they are all gone."""
+        """Returns views of these places of a block; it is given back when all views are gone."""
         start = places[0][0]
         end = max(offset + size for offset, size in places)
         block = self._memory[start:end]
         given_back = self.given_back
         weakref.finalize(block, given_back.append, start).atexit = False
-        # Views of a view hold on to the memory and not to that view, so nothing would tell when
-        # they are gone. These hold on to the block by way of the PickleBuffer.
+        # A view of a view refers to the memory, not to the first view, so its end would not be
+        # noticed. These views refer to the block through the PickleBuffer.
         held = memoryview(pickle.PickleBuffer(block))
         return [held[offset - start : offset - start + size] for offset, size in places]
 
     def give_back(self, places: Sequence[tuple[int, int]]) -> None:
-        """Notes that the block of these places will not be read any more."""
+        """Gives back the block of these places, which will not be read any more."""
         self.given_back.append(places[0][0])
 
 
 class _Copy:
-    """Copies, and lets other threads have turns if need be."""
+    """Copies memory in pieces, and lets other threads run between them if wanted."""
 
     def __init__(self, *, pause: bool) -> None:
         self._pause = pause
@@ -185,7 +185,7 @@ class _Copy:
             if self._left == 0:
                 self._left = _PIECE
                 if self._pause:
-                    time.sleep(0)  # gives the interpreter away for long enough to be taken
+                    time.sleep(0)  # releases the GIL for long enough for another thread
 
 
 def _aligned(offset: int) -> int:

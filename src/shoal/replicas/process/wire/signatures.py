@@ -1,11 +1,11 @@
-"""A description on its way out of a process: signatures, with what of them can be sent.
+"""Conversion of a description to data and back: signatures, as far as they can be sent.
 
-An annotation that can't be sent or read is left out, and so is one whose class is in the code's own
-module, unless that module has been imported here already: that the parent does not import the code
-is what a process is for. Put such classes into a module of their own.
+An annotation that can't be sent or read is left out. So is one whose class is in the code's own
+module, unless that module is already imported here: a process replica exists so that the parent
+does not import the code. Put such classes into a separate module.
 
-A default is used in the parent and compared in the child, often by ``is``. So one that would not be
-the same object over there stays where it is, and a stand-in travels for it.
+A default is used in the parent and compared in the child, often by ``is``. So a default that would
+not be the same object in the child is not sent; a placeholder is sent instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS: Final = (
 
 @dataclass(frozen=True)
 class Default:
-    """Stands for a default of a parameter, where that can't be sent."""
+    """The placeholder for a default of a parameter that is not sent."""
 
     parameter: str
 
@@ -40,7 +40,7 @@ class Default:
 
 
 class ParameterAsData(NamedTuple):
-    """A parameter that is sent to another process."""
+    """A parameter as data, for another process."""
 
     name: str
     kind: int
@@ -49,7 +49,7 @@ class ParameterAsData(NamedTuple):
 
 
 class MethodAsData(NamedTuple):
-    """A method that is sent to another process."""
+    """A method as data, for another process."""
 
     name: str
     parameters: list[ParameterAsData]
@@ -60,17 +60,17 @@ class MethodAsData(NamedTuple):
 
 
 class DescriptionAsData(NamedTuple):
-    """A description that is sent to another process."""
+    """A description as data, for another process."""
 
     methods: list[MethodAsData]
     reconfigures: bool
     checks_health: bool
 
     def as_description(self, own_module: str | None) -> Description:
-        """Makes the description again.
+        """Rebuilds the description.
 
         Args:
-            own_module: The module that must not be imported for it.
+            own_module: The code's module, which must not be imported for that.
         """
         return Description(
             {method.name: _method(method, own_module) for method in self.methods},
@@ -80,7 +80,7 @@ class DescriptionAsData(NamedTuple):
 
 
 def description_as_data(description: Description) -> DescriptionAsData:
-    """Takes a description apart."""
+    """Converts a description to data."""
     return DescriptionAsData(
         [
             MethodAsData(
@@ -102,7 +102,7 @@ def description_as_data(description: Description) -> DescriptionAsData:
 
 
 class Defaults:
-    """In the child: the defaults of one method that were left behind."""
+    """In the child: the defaults of one method that were not sent."""
 
     def __init__(self, signature: Signature) -> None:
         self._single = len(signature.parameters) == 1
@@ -111,7 +111,7 @@ class Defaults:
         }
 
     def put_into(self, items: list[Any]) -> list[Any]:
-        """Returns the items with the defaults in the place of what stands for them."""
+        """Returns the items with placeholders replaced by the defaults."""
         if not self._found:
             return items
         if self._single:

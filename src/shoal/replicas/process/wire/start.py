@@ -1,4 +1,4 @@
-"""What a worker process is told at its start: whose replica it is, and where its code is found."""
+"""The start message of a worker process: its replica's tags, and where its code is."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from shoal.replicas.code.definition import Definition
 
 running_main_again: Final[ContextVar[bool]] = ContextVar("shoal.running_main_again", default=False)
-"""Whether this is a worker that runs its parent's main script to find the code in it."""
+"""Whether this worker is running its parent's main script, to find the code in it."""
 
 
 class MainScript(NamedTuple):
     """The parent's main script.
 
     Attributes:
-        is_module: Whether it was started by the name of a module, ``python -m``.
-        found_at: That name, or its path.
+        is_module: Whether it was started as a module, ``python -m``.
+        found_at: The module's name, or the script's path.
     """
 
     is_module: bool
@@ -28,15 +28,15 @@ class MainScript(NamedTuple):
 
 
 class StartMessage(NamedTuple):
-    """What a worker is told first. It can be read before anything of the user's was imported.
+    """The first message to a worker. It can be unpickled before any user code is imported.
 
     Attributes:
         backend: The tag of the backend.
-        replica: That of the replica.
-        loop: Which kind of event loop to run, if any is needed.
-        sys_path: Where to look for modules; None for the interpreter's own places.
+        replica: The tag of the replica.
+        loop: The kind of event loop to run, if one is needed.
+        sys_path: The module search path; None for the interpreter's own.
         main: The script to run again before the code is unpickled; None for none.
-        cpus: Which CPUs to run on; None for all.
+        cpus: The CPUs to run on; None for all.
         code: The pickled definition and user config.
     """
 
@@ -50,7 +50,7 @@ class StartMessage(NamedTuple):
 
 
 def pickled_code(definition: Definition, user_config: Any) -> bytes:
-    """Pickles what only the worker may unpickle.
+    """Pickles the code and its user config; only the worker may unpickle them.
 
     Raises:
         TypeError: It can't be pickled.
@@ -74,10 +74,10 @@ def pickled_code(definition: Definition, user_config: Any) -> bytes:
 
 
 def main_script(code: bytes) -> MainScript | None:
-    """Says how to find what the pickled code needs of the main script; None if it needs nothing.
+    """Returns the main script, if the pickled code refers to it; otherwise None.
 
     Raises:
-        TypeError: There is no script that could be run again.
+        TypeError: The main program is not a script that can be run again.
     """
     if b"__main__" not in code:
         return None
@@ -88,25 +88,25 @@ def main_script(code: bytes) -> MainScript | None:
     path = getattr(main, "__file__", None)
     if path is None or not os.path.isfile(path):
         raise TypeError(
-            "the code is of an interactive session, which a process can't load; put it into a "
-            "module, and give it as an import path, 'package.module:Name'"
+            "the code was defined in an interactive session, and a process can't load it; put it "
+            "into a module, and give it as an import path, 'package.module:Name'"
         )
     return MainScript(is_module=False, found_at=os.path.abspath(path))
 
 
 def why_unsendable(name: str, contents: list[Any], error: Exception) -> TypeError:
-    """Makes the error of a batch, or of its results, that can't be sent between processes.
+    """Returns the error for items or results that can't be sent between processes.
 
     Args:
-        name: What to call one of them; ``{nth}`` stands for its number.
+        name: The name of one of them; ``{nth}`` stands for its number.
         contents: The items or results.
-        error: What pickling them all raised.
+        error: What pickling all of them raised.
     """
     for nth, content in enumerate(contents):
         try:
             pickle.dumps(content, 5)
         except Exception as own:
-            # A Starlette response that streams; Starlette is not imported for that.
+            # A streaming Starlette response; this check does not import Starlette.
             hint = (
                 "; write the handler as a generator to stream"
                 if hasattr(content, "body_iterator")

@@ -1,4 +1,4 @@
-"""The operator's door on a real server: who leaves a verb leaves it there as well."""
+"""The admin API on a real server: a verb that is cancelled is cancelled there as well."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def fake():
 
 @asynccontextmanager
 async def operating(fake, tmp_path):
-    """A client of a server's door, behind which is a client that is not real."""
-    door = AdminListener(AdminApi(fake, token=None, allowed_modules=None))
+    """A client of a real server whose admin API drives a fake client."""
+    admin = AdminListener(AdminApi(fake, token=None, allowed_modules=None))
     stop = anyio.Event()
 
     async def run(*, task_status):
         config = ServerConfig(uds=str(tmp_path / "x"))
-        await serve(door, config, shutdown=stop.wait, started=task_status.started, lifespan=False)
+        await serve(admin, config, shutdown=stop.wait, started=task_status.started, lifespan=False)
 
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:

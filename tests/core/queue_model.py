@@ -1,7 +1,7 @@
-"""What a line should do, in the plainest words: lists, sorted anew for every question.
+"""A simple model of the queue: lists that are sorted again for every question.
 
-Nothing here is fast, and nothing is remembered that could be computed. Times and costs in the tests
-are sums of powers of 2, so that they are exact.
+It is not fast, and stores nothing that can be computed. Times and costs in the tests are sums of
+powers of 2, so that they are exact.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ def cost_of(requests: Iterable[Request]) -> float:
     return sum(request.cost for request in requests)
 
 
-class LineModel:
-    """The requests that wait, and what the options say about them.
+class QueueModel:
+    """The waiting requests, and what the options mean for them.
 
     Attributes:
-        queued, parked: Who waits, in order of arrival.
-        ended: What became of every request that does not wait any more.
+        queued, parked: The waiting requests, in order of arrival.
+        ended: The outcome of every request that no longer waits.
     """
 
     def __init__(self, options: BatchOptions, former: Former) -> None:
         self.options = options
-        self.former = former  # it is asked for measured run times, and for nothing else
+        self.former = former  # used only for measured run times
         self.now = 100.0
         self.idle = 0
         self.queued: list[Request] = []
@@ -44,18 +44,18 @@ class LineModel:
         self.ended: dict[Request, str] = {}
         self.flushed: list[Request] = []
         self.closed = self.draining = False
-        self.came: dict[Request, int] = {}  # the order in which they were put in line
-        self.places: dict[Request, int] = {}  # the same, but who was delayed is behind the others
+        self.numbers: dict[Request, int] = {}  # the order in which they were queued
+        self.places: dict[Request, int] = {}  # the same, but delayed requests are behind the others
         self.newest_at: dict[Any, float] = {}
         self.leave_by: dict[Request, float] = {}
         self.delayed_at: dict[Request, float] = {}
         self.watched: list[tuple[float, int, Request, str]] = []
         self._count = 0
 
-    # Who is let in
+    # Admission
 
     def may_wait(self) -> bool:
-        """Whether anybody waits for company, so that who is due has to leave early."""
+        """Returns whether requests wait for a batch to fill, so that due ones must leave early."""
         o = self.options
         policies = [p for p in (*o.queue_policies.values(), o.default_queue_policy) if p]
         return (
@@ -90,7 +90,7 @@ class LineModel:
         return len(same) >= policy.max_queued_requests
 
     def victim(self, newcomer: Request) -> Request | None:
-        """Who makes room: of the lowest level the oldest, or the newest if that is lower."""
+        """Returns the request to shed: the oldest or the newest of the lowest level."""
         if self.parked or not self.queued or not self.options.overload.startswith("shed"):
             return None
         lowest = max(request.priority for request in self.queued)
@@ -100,7 +100,7 @@ class LineModel:
         return of_it[-1] if lowest > newcomer.priority else None
 
     def admit(self, request: Request) -> tuple[str, Request | None]:
-        """Says what becomes of a newcomer, and who is shed for it."""
+        """Returns the outcome of admitting a new request, and the request that is shed for it."""
         if self.closed or self.level_is_full(request):
             return "refused", None
         if self.parked or not self.has_room(request):
@@ -112,20 +112,20 @@ class LineModel:
                 return "refused", None
             self.ended[victim] = "shed"
             self.queued.remove(victim)
-            self._line_up(request)
-            self.let_in()
+            self._enqueue(request)
+            self.admit_parked()
             return "queued", victim
-        self._line_up(request)
+        self._enqueue(request)
         return "queued", None
 
-    def _line_up(self, request: Request) -> None:
+    def _enqueue(self, request: Request) -> None:
         self.queued.append(request)
         self._add(request)
-        self.came[request] = self._count
+        self.numbers[request] = self._count
         self._note(request)
 
     def _note(self, request: Request) -> None:
-        """Notes when a request with a deadline must leave, where requests wait for company."""
+        """Records when a request with a deadline must leave, if batches wait to fill."""
         due = None if request.options is None else request.options.due
         if due is not None and self.may_wait():
             self.leave_by[request] = (request.arrived_at + due) / 2  # no run time is known
@@ -135,17 +135,17 @@ class LineModel:
         self.places[request] = self._count
         self.newest_at[self.key(request)] = request.arrived_at
 
-    def let_in(self) -> None:
+    def admit_parked(self) -> None:
         while self.parked and self.has_room(self.parked[0]):
-            self._line_up(self.parked.pop(0))
+            self._enqueue(self.parked.pop(0))
 
-    # Who leaves
+    # Leaving
 
     def leave(self, request: Request, why: str) -> None:
         assert request not in self.ended, "it has ended before"
         self.ended[request] = why
         (self.queued if request in self.queued else self.parked).remove(request)
-        self.let_in()
+        self.admit_parked()
 
     def hand_out(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -153,10 +153,10 @@ class LineModel:
             self.queued.remove(request)
 
     def put_back(self, requests: Sequence[Request]) -> None:
-        self.queued = sorted([*requests, *self.queued], key=self.came.__getitem__)
+        self.queued = sorted([*requests, *self.queued], key=self.numbers.__getitem__)
 
     def watch(self, request: Request) -> None:
-        """Notes until when it may wait."""
+        """Records until when a request may wait."""
         asked = request.options
         if asked is None:
             return
@@ -173,7 +173,7 @@ class LineModel:
             self.watched.append((at, self._count, request, "delay" if delays else "reject"))
 
     def time_is_up(self) -> list[Request]:
-        """Lets those go behind the others who are to, and returns those who must end, in order."""
+        """Moves timed-out requests behind the others, or returns those that must end, in order."""
         due = sorted(entry[:3] + entry[3:] for entry in self.watched if entry[0] <= self.now)
         self.watched = [entry for entry in self.watched if entry[0] > self.now]
         ending: list[Request] = []
@@ -190,23 +190,23 @@ class LineModel:
         return ending
 
     def may_delay(self) -> bool:
-        """Whether requests that waited for too long let others go first."""
+        """Returns whether requests that waited for too long are moved behind the others."""
         policies = [*self.options.queue_policies.values(), self.options.default_queue_policy]
         return any(p is not None and p.timeout_action == "delay" for p in policies)
 
     def knows_levels(self) -> bool:
-        """Whether there is more to the order than the arrivals."""
+        """Returns whether the order depends on more than the arrivals."""
         o = self.options
         return o.priority_levels > 1 or o.order == "deadline" or self.may_delay()
 
-    # What is cut
+    # Batches
 
     def key(self, request: Request) -> Any:
         isolates = self.options.priority_mixing == "isolate"
         return request.key, request.priority if isolates else None
 
     def rank(self, request: Request) -> Any:
-        """Who is before whom: as if it were computed now, so ageing is what its name says."""
+        """Returns the rank of a request, computed at the current time, with literal ageing."""
         o, asked = self.options, request.options
         place = self.places[request]
         if asked is None or not self.knows_levels():
@@ -227,14 +227,14 @@ class LineModel:
         return level + delayed - (self.now - came_at) / aging_s, place
 
     def buckets(self) -> dict[Any, list[Request]]:
-        """The requests that may share a batch, each bucket in order."""
+        """Returns the requests that may share a batch, each bucket in order."""
         found: dict[Any, list[Request]] = {}
         for request in sorted(self.queued, key=self.rank):
             found.setdefault(self.key(request), []).append(request)
         return found
 
     def in_order(self) -> list[Request]:
-        """Who would be taken before whom, if each were a batch."""
+        """Returns the requests in the order in which they would be taken, one per batch."""
         return sorted(self.queued, key=self.rank)
 
     def window_of(self, request: Request) -> float:
@@ -259,25 +259,25 @@ class LineModel:
         return window, DispatchReason.TIMER
 
     def pressure(self) -> DispatchReason | None:
-        """Why a batch is wanted now, whichever."""
+        """Returns why any batch must be dispatched now."""
         if any(request in self.flushed for request in self.queued):
             return DispatchReason.FLUSH
         return DispatchReason.DRAIN if self.draining and self.queued else None
 
     def who_must_leave(self) -> list[Request]:
-        """Those whose deadline comes so near that they can't wait, the first of them."""
+        """Returns the requests that must leave first, if it is time."""
         noted = {r: self.leave_by[r] for r in self.queued if r in self.leave_by}
         first = min(noted.values(), default=math.inf)
         return [request for request, at in noted.items() if at == first <= self.now]
 
-    def cut(self, bucket: list[Request], pressure: DispatchReason | None) -> Batch | None:
-        """The batch that leaves a bucket now; None if it had better wait."""
+    def next_batch(self, bucket: list[Request], pressure: DispatchReason | None) -> Batch | None:
+        """Returns the batch that leaves a bucket now; None if it waits."""
         o = self.options
         size = cost_of(bucket)
         due, reason = self.due(bucket)
         waits = pressure is None and due > self.now
         if o.preferred_batch_sizes is not None:
-            return self._cut_preferred(bucket, waits, pressure or reason)
+            return self._next_preferred(bucket, waits, pressure or reason)
         if size >= o.max_batch_size:
             return fitting(bucket, o.max_batch_size), DispatchReason.FULL
         if waits:
@@ -296,7 +296,7 @@ class LineModel:
                 return fitting(bucket, below[-1]), pressure or reason
         return bucket, pressure or reason
 
-    def _cut_preferred(
+    def _next_preferred(
         self, bucket: list[Request], waits: bool, reason: DispatchReason
     ) -> Batch | None:
         o = self.options
@@ -314,38 +314,38 @@ class LineModel:
         return fits, DispatchReason.FULL if cost_of(bucket) >= sizes[0] else reason
 
     def batches(self) -> list[Batch]:
-        """The batches that may be cut now; none if all wait."""
+        """Returns the batches that may be dispatched now; none if all wait."""
         pressure = self.pressure()
         buckets = self.buckets()  # the one with the best head is first
-        cuts = [self.cut(bucket, pressure) for bucket in buckets.values()]
-        found = [cut for cut in cuts if cut is not None]
+        batches = [self.next_batch(bucket, pressure) for bucket in buckets.values()]
+        found = [batch for batch in batches if batch is not None]
         if pressure is not None:
             return found
         wanted = [
-            self.cut(buckets[self.key(request)], DispatchReason.DEADLINE)
+            self.next_batch(buckets[self.key(request)], DispatchReason.DEADLINE)
             for request in self.who_must_leave()
         ]
-        return [*found[:1], *[cut for cut in wanted if cut is not None]]
+        return [*found[:1], *[batch for batch in wanted if batch is not None]]
 
     def until(self) -> float:
-        """When something is due, if nothing happens."""
+        """Returns when the next batch is due, if nothing else happens."""
         dues = [self.due(bucket)[0] for bucket in self.buckets().values()]
         noted = [self.leave_by[r] for r in self.queued if r in self.leave_by]
         return min([*dues, *noted], default=math.inf)
 
     def change(self, options: BatchOptions) -> None:
-        """Takes in new options; who waits is put in line by them, in order of arrival."""
+        """Applies new options; waiting requests are queued again under them, by arrival."""
         self.options = options
-        self.queued.sort(key=lambda request: (request.arrived_at, self.came[request]))
+        self.queued.sort(key=lambda request: (request.arrived_at, self.numbers[request]))
         self.places, self.newest_at, self.leave_by = {}, {}, {}
         for request in self.queued:
             self._add(request)
-            self.came[request] = self._count
+            self.numbers[request] = self._count
             self._note(request)
 
 
 def fitting(bucket: list[Request], most: float) -> list[Request]:
-    """The first of a bucket, and those behind it while they fit."""
+    """Returns the first request of a bucket, and those behind it while they fit."""
     taken = bucket[:1]
     for request in bucket[1:]:
         if cost_of([*taken, request]) > most:

@@ -1,4 +1,4 @@
-"""What a command tells a person beside its results."""
+"""Messages of a command to its user, on stderr."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import suppress
 
 
 def say(line: str) -> None:
-    """Says a line on stderr, in one write, so that no other process's line comes between.
+    """Writes a line to stderr, in one write, so that no other process's output gets between.
 
-    Where nobody can hear it, since the terminal was closed, it is not said.
+    Does nothing if stderr can't be written, as when its terminal was closed.
     """
     with suppress(OSError):
         sys.stderr.write(f"{line}\n")
@@ -17,5 +17,5 @@ def say(line: str) -> None:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Returns what an error says, or what it is, in one line."""
+    """Returns the message of an error in one line, or its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__

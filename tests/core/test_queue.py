@@ -1,4 +1,4 @@
-"""Lines from which anyone can leave: each in its order, against a sorted list."""
+"""Queues from which any request can leave, each compared with a sorted list."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.core.queues.queue import ArrivalQueue, RankedQueue, is_worth_a_sweep
 from shoal.core.request import State
 from shoal.testing import make_request
 
-LINES: dict[str, Any] = {
+QUEUES: dict[str, Any] = {
     "by arrival": (ArrivalQueue, lambda one: one.options.number),
     "by level": (
         partial(LevelQueue, lambda one: (one.priority, one.options.number)),
@@ -37,11 +37,11 @@ STEPS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("name", QUEUES)
 @settings(max_examples=60)
 @given(steps=STEPS)
-def test_a_line_is_a_sorted_list(name: str, steps: list[tuple[str, Any]]) -> None:
-    make, order = LINES[name]
+def test_a_queue_is_a_sorted_list(name: str, steps: list[tuple[str, Any]]) -> None:
+    make, order = QUEUES[name]
     queue, here = make(), []
     for number, (what, how) in enumerate(steps):
         if what == "push":
@@ -77,7 +77,7 @@ def test_a_line_is_a_sorted_list(name: str, steps: list[tuple[str, Any]]) -> Non
     assert (list(queue), queue.first(), len(queue)) == ([], None, 0)
 
 
-def test_a_line_is_worth_a_sweep_when_most_of_it_has_left() -> None:
+def test_a_queue_is_worth_a_sweep_when_most_of_it_has_left() -> None:
     queue = ArrivalQueue()
     for _ in range(200):
         queue.push(make_request())

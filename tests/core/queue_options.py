@@ -1,4 +1,4 @@
-"""Options of lines for the machines, a family for each rule."""
+"""Options of queues for the state machines, one family for each rule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from core.line_machine import item_cost, item_key
+from core.queue_machine import item_cost, item_key
 from shoal import QueuePolicy
 
 Some = st.SearchStrategy[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""One kept replica: its health checks, and how it is brought to its end."""
+"""A managed replica: its health checks, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An idle backend keeps nothing of what it has answered: neither its pool nor its replicas do."""
+"""An idle backend keeps no references to what it has answered, and nor do its pool and replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real line against the plain one, step by step, with a slot that waits as the engine's do."""
+"""Compares the real queue with its model, step by step, with a slot that waits as the engine's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from core.former_scenes import check
-from core.line_model import LineModel, cost_of
+from core.queue_model import QueueModel, cost_of
 from shoal import BatchOptions
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
@@ -47,8 +47,8 @@ def item_key(item: tuple[float, str]) -> str:
     return item[1]
 
 
-class LineMachine(RuleBasedStateMachine):
-    """A line under some options, its model, and a slot. Subclasses say which options."""
+class QueueMachine(RuleBasedStateMachine):
+    """A queue under some options, its model, and a slot. Subclasses set the options."""
 
     some_options: st.SearchStrategy[dict[str, Any]]
     measured: st.SearchStrategy[dict[int, float]] = st.just({})
@@ -61,18 +61,18 @@ class LineMachine(RuleBasedStateMachine):
         for size, seconds in data.draw(self.measured).items():
             self.former.model.observe(size, seconds)
         self.options_factory = RequestOptionsFactory("a batcher", self.options)
-        self.model = LineModel(self.options, self.former)
+        self.model = QueueModel(self.options, self.former)
         self.slots = slots
         self.waiting: Wait | None = None
         self.rung = self.has_happened = False
-        # Whether what a batch would be may have become better without anybody being told.
+        # Whether a better batch may have become possible without the slot being woken.
         self.may_be_better = False
         self._tell_idle(slots)
 
     def _tell_idle(self, idle: int) -> None:
         self.model.idle = idle
         rings = self.former.reform(idle_slots=idle)
-        self.model.let_in()
+        self.model.admit_parked()
         self._happens(rings)
 
     def _happens(self, rings: bool = True) -> None:
@@ -89,9 +89,9 @@ class LineMachine(RuleBasedStateMachine):
 
     def _call(self, cost: float, key: str, level: int, **limits: Any) -> None:
         if self.options.preferred_batch_sizes is not None:
-            cost = cost or 1  # whom what costs nothing travels with, no size says
+            cost = cost or 1  # which batch a request without a cost joins is undefined
         if self.model.may_delay():
-            self.model.now += 1 / 1024  # the order of those who came together and are late is open
+            self.model.now += 1 / 1024  # the order of delayed requests of one moment is undefined
         one = Request()
         one.item, one.arrived_at = (cost, key), self.model.now
         if self.former.model.samples():
@@ -186,7 +186,7 @@ class LineMachine(RuleBasedStateMachine):
         self.former.close()
         self.model.draining = True
         for request in self.model.parked:
-            self.model._line_up(request)
+            self.model._enqueue(request)
         self.model.parked = []
         self.model.closed = True
         self._happens()
@@ -208,7 +208,7 @@ class LineMachine(RuleBasedStateMachine):
                 request
             )
         self.model.change(self.options)
-        self.model.let_in()
+        self.model.admit_parked()
         self._happens()
 
     @precondition(lambda self: self.model.idle < self.slots)
@@ -222,7 +222,7 @@ class LineMachine(RuleBasedStateMachine):
         self._decide(again, departed, is_quick)
 
     def _look(self, how: str) -> None:
-        """Lets a slot decide, now and then, and run quick batches as long as there are any."""
+        """Lets a slot decide, and run quick batches as long as there are any."""
         while how != "not" and self.model.idle and self.model.queued:
             self._decide(how == "twice", frozenset(), is_quick=True)
             if how == "once" or self.waiting is not None:
@@ -322,7 +322,7 @@ class LineMachine(RuleBasedStateMachine):
             return
         prefers = self.options.preferred_batch_sizes is not None
         if prefers and self.options.batch_size_fn is not None and self.may_be_better:
-            return  # another order may make a sum that is preferred, and nobody waits for that
+            return  # another order may make a preferred sum, which does not wake the slot
         until = math.inf if self.waiting.until is None else self.waiting.until
         if until > self.model.now:
             assert self.model.batches() == []

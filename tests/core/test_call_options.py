@@ -1,4 +1,4 @@
-"""What a request counts for: from its caller's wishes, and the user's functions of one item."""
+"""The options of a request, from its call's options and the user's functions of one item."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_cost_is_any_number_from_0(given: Any) -> None:
 
 @pytest.mark.parametrize("given", ["3", None, [1], 1j, object()])
 def test_what_is_no_number_is_no_cost(given: Any) -> None:
-    with pytest.raises(TypeError, match=r"batch_size_fn of a batcher must give back a number, not"):
+    with pytest.raises(TypeError, match=r"batch_size_fn of a batcher must return a number, not"):
         cost_of(given)
 
 
@@ -99,7 +99,7 @@ def test_a_call_has_its_own_priority_or_the_usual_one() -> None:
         made.of(None, CallOptions(priority=1.5), 0.0)  # type: ignore[arg-type]
 
 
-def test_who_waits_gets_new_terms_and_keeps_its_wishes() -> None:
+def test_a_waiting_request_gets_new_options_and_keeps_those_of_its_call() -> None:
     request = make_request("abc", arrived_at=1.0)
     before = options_factory(priority_levels=5).of("abc", CallOptions(4.0, {"a": 1}, 5, 2.0), 1.0)
     request.options = before

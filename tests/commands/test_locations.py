@@ -1,0 +1,74 @@
+"""The locations of servers, and the lock that allows one server of each name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+
+import pytest
+
+from shoal.commands.server.locations import ServerLocation, ServerLock
+from shoal.planning.mistake import CommandError
+
+
+@pytest.fixture
+def location(tmp_path):
+    return ServerLocation("one", tmp_path / "shoal")
+
+
+def test_the_directory_is_the_sessions_own(monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert ServerLocation.of("one").url() == "unix:/run/user/7/shoal/one.sock"
+
+
+def test_without_a_session_it_is_in_the_home_directory(monkeypatch):
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(ServerLocation.of("one").log) == "/home/me/.cache/shoal/one.log"
+
+
+def test_only_its_user_can_look_into_the_directory(location):
+    location.directory.mkdir(mode=0o755)
+    location.make_directory()
+    assert stat.S_IMODE(location.directory.stat().st_mode) == 0o700
+
+
+def test_a_directory_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandError, match=r"can't use .*file/shoal for sockets"):
+        ServerLocation("one", tmp_path / "file" / "shoal").make_directory()
+
+
+def test_the_process_that_holds_a_name_is_known_as_long_as_it_does(location):
+    assert location.holder() is None
+    with ServerLock(location):
+        assert location.holder() == os.getpid()
+    assert location.holder() is None
+
+
+def test_a_name_that_is_held_is_refused(location):
+    with ServerLock(location), pytest.raises(CommandError) as mistake, ServerLock(location):
+        pass
+    assert f"runs already as process {os.getpid()}" in str(mistake.value)
+    assert "`shoal status --name one`" in str(mistake.value)
+    with ServerLock(location):
+        pass
+
+
+def test_what_a_killed_server_has_left_is_no_hindrance(location):
+    location.make_directory()
+    location.process.write_text("1\n")
+    assert location.holder() is None
+    with ServerLock(location):
+        assert location.holder() == os.getpid()
+
+
+def test_who_asks_whether_there_is_a_server_keeps_none_from_starting(location, monkeypatch):
+    location.make_directory()
+    location.process.write_text("")
+    asking = location.process.open()
+    fcntl.flock(asking, fcntl.LOCK_SH)
+    monkeypatch.setattr("time.sleep", lambda _: asking.close())
+    with ServerLock(location):
+        assert asking.closed
