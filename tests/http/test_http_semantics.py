@@ -81,6 +81,36 @@ async def test_what_is_read_is_asked_for_once():
             assert b"100 Continue" not in answer
 
 
+# An answer before the end of the request
+
+
+@on_a_socket
+@pytest.mark.parametrize(
+    ("length", "sent", "status"), [("1001", b"", 413), ("5", b"1", 404)], ids=["large", "nowhere"]
+)
+async def test_an_answer_before_the_end_of_the_request_says_that_it_is_the_last(
+    app, length, sent, status
+):
+    path = "/nowhere" if status == 404 else "/double"
+    headers = [*EXPECTING[1:], f"Content-Length: {length}"]
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(request(path, method="POST", headers=headers) + sent)
+        answer = await read_all(client)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in answer.lower()
+
+
+@on_a_socket
+async def test_an_answer_without_reading_the_whole_body_leaves_the_connection_open(app):
+    whole = request("/nowhere", method="POST", headers=["Content-Length: 5"]) + b"12345"
+    async with live(app) as server, await server.connect() as client:
+        for _ in range(2):
+            await client.send_all(whole)
+            answer = await read_until(client, b'"}')
+            assert answer.startswith(b"HTTP/1.1 404 ")
+            assert b"connection: close" not in answer.lower()
+
+
 # The status line
 
 
@@ -198,8 +228,8 @@ async def test_an_endpoint_is_called_by_its_url(app):
 
 
 @on_a_socket
-async def test_the_operators_door_goes_by_the_host_of_the_target(tmp_path):
-    http = {"port": 0, "admin_socket": str(tmp_path / "door")}
+async def test_the_admin_api_checks_the_host_of_the_target(tmp_path):
+    http = {"port": 0, "admin_socket": str(tmp_path / "admin")}
     async with shoal.start(http=http) as _:
         for target, host, status in [
             ("http://evil.test/-/api/status", "localhost", 421),
@@ -283,7 +313,7 @@ async def test_head_and_options_on_a_socket_keep_the_connection(app):
 # Headers that a handler makes
 
 
-def saying(name, value):
+def app_with_header(name, value):
     app = shoal.App()
 
     @app.endpoint("/", methods=("GET",))
@@ -313,7 +343,7 @@ BAD_HEADERS = [
 
 @pytest.mark.parametrize(("name", "value"), BAD_HEADERS, ids=repr)
 async def test_a_handlers_header_that_could_forge_another_is_never_sent(name, value, caplog):
-    app = saying(name, value)
+    app = app_with_header(name, value)
     async with app.lifespan():
         answer = await ask(app, "/", method="GET")
     assert answer.status == 500
@@ -324,7 +354,7 @@ async def test_a_handlers_header_that_could_forge_another_is_never_sent(name, va
 @on_a_socket
 @pytest.mark.parametrize(("name", "value"), BAD_HEADERS, ids=repr)
 async def test_no_application_forges_a_header_on_either_protocol(name, value):
-    async with live(saying(name, value)) as server:
+    async with live(app_with_header(name, value)) as server:
         answer = await server.talk(request("/bare", close=True))
         assert answer.startswith(b"HTTP/1.1 500 Internal Server Error\r\n")
         assert b"x-b" not in answer

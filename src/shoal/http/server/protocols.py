@@ -1,8 +1,8 @@
-"""Hypercorn's protocols, with what a rude client could do to them mended.
+"""Hypercorn's protocols, hardened against misbehaving clients.
 
-Each mend is one override, and says what the stock class does. A rude client that none of these
-foresees still ends only its own connection (`shoal.http.server.connection`); they are here so that
-clients which do nothing wrong, or share a connection with one that does, are served.
+Each fix is one override, with a comment on what the stock class does. Misbehaviour that is not
+covered here still ends only the client's own connection (`shoal.http.server.connection`). The fixes
+serve correct clients, and correct streams on a connection with a misbehaving one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from hypercorn.typing import AppWrapper, ConnectionState, TaskGroup, WorkerContext
 
 _BYTES_PER_DEADLINE: Final = 2**18
-# Those of RFC 9110, which Python has from 3.13 on.
+# With two phrases of RFC 9110, which Python has from 3.13 on.
 _REASONS: Final = {
     **{int(status): status.phrase.encode("ascii") for status in HTTPStatus},
     413: b"Content Too Large",
@@ -45,15 +45,16 @@ _REASONS: Final = {
 
 
 def time_to_send_s(size: int, send_timeout_s: float) -> float:
-    """How long a client may take over so many bytes: the deadline, once for each 256 KiB begun.
+    """Returns how long a client may take to receive `size` bytes.
 
-    A flat deadline would cut off an honest client that fetches a large answer over a slow line.
+    It is the timeout, once for each 256 KiB begun. A fixed deadline would disconnect a client that
+    fetches a large answer over a slow connection.
     """
     return send_timeout_s * (1 + size // _BYTES_PER_DEADLINE)
 
 
 class _Event:
-    """An event as Hypercorn's protocols want it, for whichever loop runs them."""
+    """An event with the interface that Hypercorn's protocols use, for either event loop."""
 
     def __init__(self) -> None:
         self._event = anyio.Event()
@@ -72,10 +73,10 @@ class _Event:
 
 
 class Context:
-    """What Hypercorn's protocols know of their server, for whichever loop runs it.
+    """The context of a server that Hypercorn's protocols use, for either event loop.
 
     Attributes:
-        terminated: Whether it drains.
+        terminated: Set once the server drains.
     """
 
     event_class = _Event
@@ -85,7 +86,7 @@ class Context:
         self.terminated = _Event()
 
     async def mark_request(self) -> None:
-        """A request has begun; nobody counts them here."""
+        """Does nothing; Hypercorn counts requests here."""
 
 
 class _Requests(h11.Connection):
@@ -93,24 +94,24 @@ class _Requests(h11.Connection):
 
     @property
     def they_are_waiting_for_100_continue(self) -> bool:
-        """Never, for Hypercorn: it asks for a body as soon as it may, whatever its size is."""
+        """Always False for Hypercorn, which would ask for a body at once, whatever its size."""
         return False
 
     @property
     def waits_to_be_asked(self) -> bool:
-        """Whether the client sends its body when it is asked for it."""
+        """Whether the client waits to be asked for its body."""
         return self.client_is_waiting_for_100_continue
 
     def next_event(self) -> Any:
-        """Gives what comes next; a request that others may read differently is an error."""
+        """Returns the next event; a request that others may parse differently is an error."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
-            # Who takes the one and who takes the other disagree on where the next request begins.
+            # Parsers that prefer different headers disagree on where the next request begins.
             if b"transfer-encoding" in names and (
                 b"content-length" in names or event.http_version != b"1.1"
             ):
-                raise h11.RemoteProtocolError("a body of two lengths")
+                raise h11.RemoteProtocolError("the length of the body is ambiguous")
             return in_origin_form(event)
         return event
 
@@ -126,11 +127,11 @@ class Http1(H11Protocol):
 
     @property
     def waits_to_be_asked(self) -> bool:
-        """Whether the client sends its body when it is asked for it."""
+        """Whether the client waits to be asked for its body."""
         return self._requests.waits_to_be_asked
 
     async def ask_for_body(self) -> None:
-        """Ask the client for its body, if it still waits for that."""
+        """Asks the client for its body, if it still waits for that."""
         if self._requests.waits_to_be_asked:
             await self._send_h11_event(
                 h11.InformationalResponse(status_code=100, reason=b"Continue", headers=[])
@@ -138,16 +139,16 @@ class Http1(H11Protocol):
 
     @property
     def is_client_done(self) -> bool:
-        """Whether the client has sent its request, whole."""
+        """Whether the client has sent its whole request."""
         return self.connection.their_state in {h11.DONE, h11.MUST_CLOSE, h11.CLOSED}
 
     async def close_websockets(self) -> None:
-        """Say to an open WebSocket that this server goes away."""
+        """Closes an open WebSocket, with the reason that the server restarts."""
         if isinstance(self.stream, WSStream):
             await _close_websocket(self.stream)
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """Send a part of an answer."""
+        """Sends a part of an answer."""
         stream = self.stream
         if (
             isinstance(event, Response)
@@ -155,24 +156,25 @@ class Http1(H11Protocol):
             and stream.state is ASGIWebsocketState.HANDSHAKE
             and not hasattr(stream, "response")
         ):
-            # The protocol refuses the handshake. The stock class says so to the stream only after
-            # the refusal is sent, and then fails on the application's acceptance in between.
+            # The protocol refuses the handshake. The stock class marks the stream as closed only
+            # after the refusal is sent, and fails if the application accepts in between.
             stream.closed = True
         if isinstance(event, Response):
             await self._begin_answer(event)
         else:
             await super().stream_send(event)
-        # A refused handshake is the connection's end, and says so in its headers. The stock class
-        # leaves it open, with no task that would ever close it.
+        # A refused handshake ends the connection, as its headers say. The stock class leaves the
+        # connection open, with no task that would ever close it.
         if isinstance(event, EndBody) and isinstance(stream, WSStream):
             await self.send(Closed())
 
     async def _begin_answer(self, answer: Response) -> None:
-        # As the stock class, which gives no reason. A client that was not asked for its body will
-        # not send it, so that nobody knows where its next request would begin.
+        # As in the stock class, but with a reason phrase. An answer before the end of the request
+        # is the last of the connection. The stock class does not say so: a client would send its
+        # next request on it, and lose that.
         headers = [*answer.headers, *self.config.response_headers("h11")]
         is_last = self.keep_alive_requests >= self.config.keep_alive_max_requests
-        if answer.status_code >= 200 and (is_last or self._requests.waits_to_be_asked):
+        if answer.status_code >= 200 and (is_last or not self.is_client_done):
             headers.append((b"connection", b"close"))
         make = h11.Response if answer.status_code >= 200 else h11.InformationalResponse
         reason = _REASONS.get(answer.status_code, b"")
@@ -188,15 +190,15 @@ class Http1(H11Protocol):
         await self._send_h11_event(h11.EndOfMessage())
 
     async def _check_protocol(self, event: h11.Request) -> None:
-        # HTTP/2 by prior knowledge is served; an upgrade to it is not: it is gone from the standard
-        # (RFC 9113), and a proxy that passes it on can be made to smuggle requests.
+        # HTTP/2 by prior knowledge is served, an upgrade to it is not: RFC 9113 has removed it, and
+        # a proxy that passes the upgrade on can be made to smuggle requests.
         if event.method == b"PRI" and event.target == b"*" and event.http_version == b"2.0":
             unread, _ = self.connection.trailing_data
             raise H2ProtocolAssumedError(b"PRI * HTTP/2.0\r\n\r\n" + unread)
 
     async def _create_stream(self, request: h11.Request) -> None:
         # Compression is not negotiated: a message of 199 KiB can inflate to 200 MiB before its
-        # size is looked at.
+        # size is checked.
         await super()._create_stream(
             h11.Request(
                 method=request.method,
@@ -212,11 +214,11 @@ class Http1(H11Protocol):
 
 
 class _BoundedBuffer(StreamBuffer):
-    """A stream's unsent bytes; whoever adds to them waits until most are gone.
+    """A stream's unsent bytes; tasks that add bytes wait until most are sent.
 
-    The stock class looks at how much was taken rather than at how much is left, so that a client
-    which takes little makes it grow without bound. And it calls an answer sent before its end mark
-    is, so that the goodbye of a drain can come in between, which cuts the answer off.
+    The stock class checks how much was removed rather than how much is left, so that a client which
+    reads little makes the buffer grow without bound. It also reports an answer as sent before its
+    end mark is sent, so that closing a draining connection can interrupt the answer.
     """
 
     def __init__(self) -> None:
@@ -243,9 +245,9 @@ class _BoundedBuffer(StreamBuffer):
 
 
 class _BoundedBuffers(dict[int, StreamBuffer]):
-    """Stands where the protocol keeps its buffers, and puts a bounded one for each.
+    """The protocol's buffers by stream; replaces each one that is added by a bounded one.
 
-    The protocol takes a buffer out when it has sent the end mark.
+    The protocol removes a buffer when it has sent the end mark.
     """
 
     def __setitem__(self, stream_id: int, _: StreamBuffer) -> None:
@@ -262,34 +264,34 @@ class Http2(H2Protocol):
     """HTTP/2 by prior knowledge."""
 
     send_timeout_s: float
-    is_client_done = False  # it may send frames of the connection's own at any time
+    is_client_done = False  # it may send frames for the connection at any time
 
     async def initiate(
         self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None
     ) -> None:
-        """Say the first words."""
+        """Starts the protocol."""
         self.stream_buffers = _BoundedBuffers()
         await super().initiate(headers, settings)
 
     async def close_websockets(self) -> None:
-        """Say to each open WebSocket that this server goes away."""
+        """Closes each open WebSocket, with the reason that the server restarts."""
         for stream in list(self.streams.values()):
             if isinstance(stream, WSStream):
                 await _close_websocket(stream)
 
     async def handle(self, event: Event) -> None:
-        """Take in what came from the socket, or that it is closed."""
+        """Handles data from the socket, or its end."""
         await super().handle(event)
-        # The stock class leaves an application that waits for the window of a client that is gone
-        # to wait for ever.
+        # With the stock class an application that waits for a client's flow-control window waits
+        # for ever when that client is gone.
         if isinstance(event, Closed):
             for buffer in self.stream_buffers.values():
                 await buffer.close()
 
     async def stream_send(self, event: StreamEvent) -> None:
-        """Send a part of an answer."""
-        # A client that gives no window stops its stream without stopping the socket, so the
-        # socket's deadline never sees it. Only that stream is at fault: it alone is reset.
+        """Sends a part of an answer."""
+        # A client that does not open its flow-control window blocks its stream and not the socket,
+        # so the socket's deadline does not apply. Only that stream is reset.
         if not isinstance(event, Body | Data | EndBody | EndData | Trailers):
             if isinstance(event, Response):
                 check_headers(event.headers)
@@ -299,19 +301,19 @@ class Http2(H2Protocol):
         size = len(buffer.buffer) if buffer is not None else 0
         if isinstance(event, Body | Data):
             size += len(event.data)
-        with anyio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as patience:
+        with anyio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as timeout:
             await super().stream_send(event)
-        if patience.cancelled_caught:
+        if timeout.cancelled_caught:
             await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         for event in events:
             if isinstance(event, h2.events.RequestReceived) and self.context.terminated.is_set():
-                # With the code that says that it may safely be asked again, elsewhere.
+                # The error code tells the client that it may safely retry, elsewhere.
                 await self._reset(event.stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
             # A body may go on after its answer was complete (an early 413). The stock class looks
-            # its stream up and fails. The client is told to stop, and the pieces under way are
-            # taken off the connection's window, so that its other streams go on.
+            # up the stream and fails. Here the client is told to stop, and the data under way is
+            # acknowledged for the connection's window, so that its other streams go on.
             elif isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
                 self.connection.acknowledge_received_data(
                     event.flow_controlled_length, event.stream_id
@@ -323,19 +325,19 @@ class Http2(H2Protocol):
         await self._flush()
 
     async def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
-        with suppress(h2.exceptions.ProtocolError):  # the client was faster
+        with suppress(h2.exceptions.ProtocolError):  # the client has reset it first
             self.connection.reset_stream(stream_id, code)
         if (buffer := self.stream_buffers.get(stream_id)) is not None:
             await buffer.close()
         await self._close_stream(stream_id)
-        await self._window_updated(stream_id)  # wakes the sending task, which forgets the stream
+        await self._window_updated(stream_id)  # wakes the sending task, which drops the stream
         await self._flush()
 
 
 class Protocol:
-    """What a connection speaks: HTTP/1.1, until the client says that it is HTTP/2.
+    """A connection's protocol: HTTP/1.1, until the client switches to HTTP/2.
 
-    The counterpart of Hypercorn's ``ProtocolWrapper``, which can only build the stock classes.
+    The counterpart of Hypercorn's ``ProtocolWrapper``, which can build only the stock classes.
     """
 
     def __init__(
@@ -354,37 +356,38 @@ class Protocol:
         self._send_timeout_s = send_timeout_s
         shared = cast("WorkerContext", context)
         self._parts = (app, config, shared, tasks, state, False, client, server, send)
-        self._spoken: Http1 | Http2 = Http1(*self._parts)
-        # HTTP/1.1 says in its answers that the server drains, and a client to which that was not
-        # said may ask once more. The stock class hangs up on it as soon as the drain begins.
-        self._spoken.context = cast("WorkerContext", Context())
+        self._current: Http1 | Http2 = Http1(*self._parts)
+        # HTTP/1.1 answers announce the drain by "Connection: close". A client that has not had
+        # such an answer may send one more request. With the shared context the stock class would
+        # disconnect it as soon as the drain begins.
+        self._current.context = cast("WorkerContext", Context())
 
     async def handle(self, event: Event) -> None:
-        """Take in what came from the socket, or that it is closed."""
+        """Handles data from the socket, or its end."""
         try:
-            await self._spoken.handle(event)
+            await self._current.handle(event)
         except H2ProtocolAssumedError as switch:
-            self._spoken = Http2(*self._parts)
-            self._spoken.send_timeout_s = self._send_timeout_s
-            await self._spoken.initiate()
-            await self._spoken.handle(RawData(switch.data))
+            self._current = Http2(*self._parts)
+            self._current.send_timeout_s = self._send_timeout_s
+            await self._current.initiate()
+            await self._current.handle(RawData(switch.data))
 
     @property
     def ask_for_body(self) -> Callable[[], Awaitable[None]] | None:
-        """What asks the client for its body; None if it needs no asking."""
-        spoken = self._spoken
-        return (
-            spoken.ask_for_body if isinstance(spoken, Http1) and spoken.waits_to_be_asked else None
-        )
+        """The function that asks the client for its body; None if the client sends it unasked."""
+        current = self._current
+        if isinstance(current, Http1) and current.waits_to_be_asked:
+            return current.ask_for_body
+        return None
 
     @property
     def is_client_done(self) -> bool:
         """Whether nothing more is expected from the client before its next request."""
-        return self._spoken.is_client_done
+        return self._current.is_client_done
 
     async def close_websockets(self) -> None:
-        """Say to each open WebSocket that this server goes away."""
-        await self._spoken.close_websockets()
+        """Closes each open WebSocket, with the reason that the server restarts."""
+        await self._current.close_websockets()
 
 
 async def _close_websocket(stream: WSStream) -> None:
