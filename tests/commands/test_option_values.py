@@ -39,8 +39,8 @@ def test_what_is_written_is_read(text, name, value):
         ("priority_levels", "an option is written NAME=VALUE"),
         ("levels=3", "'levels' is not an option of a batcher; did you mean 'priority_levels'"),
         ("bucket_by=x", "bucket_by is a function"),
-        ('adaptive={"p98_s": 1}', "adaptive: "),
-        ('queue_policies={"x": {}}', "queue_policies: "),
+        ('adaptive={"p98_s": 1}', "adaptive has no 'p98_s'"),
+        ('queue_policies={"1": {"p": 1}}', r"queue_policies\[1\] has no 'p'"),
     ],
 )
 def test_what_is_no_option_is_told(text, complaint):

@@ -1,4 +1,4 @@
-"""The options: what is taken, what is refused, and that a set of them never changes."""
+"""The options: what is accepted, what is refused, and that a record never changes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_keywords_for_type_checkers_are_the_fields() -> None:
     fields = get_type_hints(BatchOptions)
     keywords = get_type_hints(OptionKeywords)
     assert [field.name for field in dataclasses.fields(BatchOptions)] == list(fields)
-    assert list(keywords) == list(fields)
+    assert keywords.keys() == fields.keys()
     del fields["policy"], keywords["policy"]  # its argument is the record, which comes later
     assert keywords == fields
 

@@ -152,7 +152,7 @@ def test_a_config_is_taken_as_it_is() -> None:
     [
         ({"num_replica": 1}, TypeError, "'num_replica' is not an .* did you mean 'num_replicas'"),
         ({"batch_size": 1}, TypeError, "'batch_size' is not an .* did you mean 'max_batch_size'"),
-        ({"zebra": 1}, TypeError, "'zebra' is not an option.*shoal.BackendConfig says which"),
+        ({"zebra": 1}, TypeError, "'zebra' is not an option.*shoal.BackendConfig lists"),
         ({3: 1}, TypeError, "3 is not an option of a backend: an option has a name"),
         (["a"], TypeError, "config must be a mapping, not \\['a'\\]; write config="),
         ({"num_replicas": 0}, ValueError, "num_replicas must be at least 1, not 0"),
@@ -160,7 +160,7 @@ def test_a_config_is_taken_as_it_is() -> None:
         ({"num_replicas": "2"}, TypeError, "num_replicas must be a whole number, not '2'"),
         ({"placement": "wood"}, ValueError, "'task', 'thread', 'process' or 'ray', not 'wood'"),
         ({"placement": 3}, TypeError, "a function that makes a Replica .*, not 3"),
-        ({"placement": "a b:c"}, ValueError, "no import path"),
+        ({"placement": "a b:c"}, ValueError, "not an import path"),
         ({"max_ongoing_requests": 0}, ValueError, "at least 1"),
         ({"retries": -1}, ValueError, "retries must be at least 0"),
         ({"health_check_period_s": 0}, ValueError, "more than 0 seconds"),
@@ -193,12 +193,12 @@ def test_a_config_is_taken_as_it_is() -> None:
         ({"max_batch_size": 0}, ValueError, "at least 1"),
         ({"pad": cost}, ValueError, "nothing to pad to"),
         ({"batch_size_fn": 3}, TypeError, "must be a callable"),
-        ({"batch_size_fn": "cost"}, ValueError, "batch_size_fn: 'cost' is no import path"),
+        ({"batch_size_fn": "cost"}, ValueError, "batch_size_fn: 'cost' is not an import path"),
         ({"adaptive": {"p50_s": 1}}, TypeError, "adaptive has no 'p50_s'; it has p99_s"),
         ({"adaptive": {"p99_s": -1}}, ValueError, "adaptive: p99_s must be above 0"),
         ({"adaptive": 3}, TypeError, "must be a LatencyTarget"),
         ({"queue_policies": {"x": {}}}, TypeError, "level of queue_policies"),
-        ({"queue_policies": 3}, TypeError, "queue_policies must be a mapping"),
+        ({"queue_policies": 3}, TypeError, "queue_policies must map levels"),
         ({"max_ongoing_requests": 4, "batch_size_fn": cost}, ValueError, "counts requests"),
         (
             {"max_ongoing_requests": 4, "max_batch_size": 8, "allowed_batch_sizes": [8]},
@@ -321,7 +321,7 @@ def test_what_replicas_are_not_made_with_needs_no_new_ones() -> None:
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_a_line_is_bounded_unless_it_is_said_otherwise(batched: bool) -> None:
+def test_a_queue_is_bounded_by_default(batched: bool) -> None:
     options = BackendConfig().batch_options(batched)
     assert options == {
         "max_queued_requests": 1024,

@@ -1,14 +1,12 @@
-"""Options of a batcher as they are written on a command line: ``priority_levels=3``."""
+"""Parses the options of a batcher on a command line: ``priority_levels=3``."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from shoal.core.options.options import BatchOptions, no_option
-from shoal.core.options.records import LatencyTarget, QueuePolicy
+from shoal.core.options.options import OPTIONS, BatchOptions, no_option
 from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
@@ -23,19 +21,17 @@ _WORDS: Final[Mapping[str, Any]] = {
     "False": False,
 }
 _OPENING: Final = ("[", "{", '"', "'")
-_FUNCTIONS: Final = ("batch_size_fn", "bucket_by", "pad", "split", "join", "policy")
 
 
 def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
-    """Reads options of the form NAME=VALUE.
+    """Parses options of the form NAME=VALUE.
 
-    A value is JSON, a word, or numbers with commas between them.
+    A value is JSON, a word, or numbers separated by commas.
 
     Raises:
-        Mistake: One has another form, names no option, or one that is a function.
+        CommandError: An option has another form, does not exist, or is a function.
     """
     pairs: dict[str, Any] = {}
-    names = [field.name for field in fields(BatchOptions)]
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
@@ -43,22 +39,26 @@ def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
             raise CommandError(
                 f"an option is written NAME=VALUE, like priority_levels=3, not {text!r}"
             )
-        if name not in names:
-            raise CommandError(no_option(name, names))
-        if name in _FUNCTIONS:
+        option = OPTIONS.get(name)
+        if option is None:
+            raise CommandError(no_option(name))
+        if option.is_function:
             raise CommandError(
-                f"{name} is a function, which can't be written here; costs and buckets of requests "
+                f"{name} is a function, which can't be given here; costs and buckets of requests "
                 "come from the columns 'cost' and 'bucket' of a trace"
             )
-        pairs[name] = _record(name, _value(value.strip()))
+        try:
+            pairs[name] = option.from_plain(name, _value(value.strip()))
+        except (TypeError, ValueError) as error:
+            raise CommandError(str(error)) from None
     return pairs
 
 
 def checked(pairs: Mapping[str, Any]) -> BatchOptions:
-    """Makes the options.
+    """Returns the batching options, checked.
 
     Raises:
-        Mistake: A value has the wrong type or is out of its range, or two do not go together.
+        CommandError: A value has the wrong type or is out of range, or two options conflict.
     """
     try:
         return BatchOptions.of(pairs)
@@ -67,15 +67,17 @@ def checked(pairs: Mapping[str, Any]) -> BatchOptions:
 
 
 def written(pairs: Mapping[str, Any]) -> str:
-    """Writes options as keywords."""
-    return ", ".join(f"{name}={value!r}" for name, value in pairs.items() if name not in _FUNCTIONS)
+    """Formats options as keyword arguments."""
+    return ", ".join(
+        f"{name}={value!r}" for name, value in pairs.items() if not OPTIONS[name].is_function
+    )
 
 
 def value_of(text: str) -> Any:
-    """Reads a value as an application's file has it, and words without quotes as text.
+    """Parses a value as in an application's file; words without quotes are text.
 
     Raises:
-        Mistake: It begins like TOML, and is none.
+        CommandError: It begins like a TOML value, but is not one.
     """
     text = text.strip()
     if text == "none":
@@ -84,7 +86,7 @@ def value_of(text: str) -> Any:
         parsed = tomllib.loads(f"it = {text}")
     except tomllib.TOMLDecodeError as error:
         if text.startswith(_OPENING):
-            raise CommandError(f"{text!r} is no TOML value: {error}") from None
+            raise CommandError(f"{text!r} is not a TOML value: {error}") from None
         return text
     if parsed.keys() != {"it"}:
         raise CommandError(f"{text!r} is more than one value")
@@ -100,19 +102,3 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _record(name: str, value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    given = cast("dict[str, Any]", value)
-    try:
-        if name == "adaptive":
-            return LatencyTarget(**given)
-        if name == "default_queue_policy":
-            return QueuePolicy(**given)
-        if name == "queue_policies":
-            return {int(level): QueuePolicy(**policy) for level, policy in given.items()}
-    except (TypeError, ValueError) as error:
-        raise CommandError(f"{name}: {error}") from None
-    return given

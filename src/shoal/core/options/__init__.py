@@ -1,1 +1,1 @@
-"""The options of a batcher: their names, their checks, and which go together."""
+"""The options of a batcher: their names, their checks, and which can be combined."""

@@ -1,4 +1,4 @@
-"""Checks of single options: what was passed, what was wanted."""
+"""Checks of the values of single options; each error shows the value and what is expected."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def whole(name: str, value: Any, *, least: int) -> int:
-    """Checks a whole number.
+    """Checks a whole number, and returns it as an int.
 
     Raises:
-        TypeError: It is no whole number.
+        TypeError: It is not a whole number.
         ValueError: It is below `least`.
     """
     try:
@@ -28,11 +28,11 @@ def whole(name: str, value: Any, *, least: int) -> int:
 
 
 def seconds(name: str, value: Any) -> float:
-    """Checks a number of seconds.
+    """Checks a number of seconds, and returns it as a float.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is negative, or not a number.
+        TypeError: It is not a number.
+        ValueError: It is negative or NaN.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
@@ -42,7 +42,7 @@ def seconds(name: str, value: Any) -> float:
 
 
 def yes_or_no(name: str, value: Any) -> bool:
-    """Checks a truth value.
+    """Checks a boolean.
 
     Raises:
         TypeError: It is neither True nor False.
@@ -56,7 +56,7 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Checks a choice.
 
     Raises:
-        ValueError: It is none of those allowed.
+        ValueError: It is not one of the allowed values.
     """
     if value not in allowed:
         *others, last = map(repr, allowed)
@@ -65,22 +65,22 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def function(name: str, value: Any, form: str) -> Any:
-    """Checks something that is called.
+    """Checks a callable.
 
     Raises:
-        TypeError: It can't be called.
+        TypeError: It is not callable.
     """
     if not callable(value):
         raise TypeError(f"{name} must be a callable or None, not {value!r}; write {form}")
     return value
 
 
-def ascending(name: str, value: Any, most: int) -> tuple[int, ...]:
-    """Checks batch sizes in ascending order.
+def sizes_in_order(name: str, value: Any) -> tuple[int, ...]:
+    """Checks batch sizes in ascending order, and returns them as a tuple.
 
     Raises:
-        TypeError: They are no whole numbers.
-        ValueError: There are none, they do not ascend, or one is above `most`.
+        TypeError: They are not whole numbers.
+        ValueError: There are none, or they do not ascend.
     """
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be some batch sizes, such as (8, 16, 32), not {value!r}")
@@ -88,8 +88,6 @@ def ascending(name: str, value: Any, most: int) -> tuple[int, ...]:
     sizes = tuple(whole(name, size, least=1) for size in given)
     if not sizes or any(size >= after for size, after in pairwise(sizes)):
         raise ValueError(f"{name} must ascend, such as (8, 16, 32), not {given!r}")
-    if sizes[-1] > most:
-        raise ValueError(f"{name} must not go beyond max_batch_size={most}, but {given!r} does")
     return sizes
 
 

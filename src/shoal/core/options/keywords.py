@@ -1,4 +1,4 @@
-"""The options of a batcher, and of a call, as keywords, for type checkers."""
+"""The options of a batcher and of a call as typed keywords, for type checkers."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
@@ -12,8 +12,8 @@ Padding = Literal["up", "down", "cost"]
 PriorityMixing = Literal["merge", "isolate"]
 
 
-class OptionKeywords(TypedDict, total=False):
-    """What `BatchOptions` takes; it says what they mean."""
+class ValueKeywords(TypedDict, total=False):
+    """The options in `BatchOptions` that are neither functions nor records."""
 
     max_batch_size: int
     batch_wait_timeout_s: float | None
@@ -21,25 +21,16 @@ class OptionKeywords(TypedDict, total=False):
     max_concurrent_batches: int | None
     max_queued_requests: int | None
     overload: Overload
-    batch_size_fn: Callable[[Any], float] | None
-    bucket_by: Callable[[Any], Hashable] | None
     allowed_batch_sizes: Sequence[int] | None
     padding: Padding
-    pad: Callable[[list[Any], int], Sequence[Any]] | None
     preferred_batch_sizes: Sequence[int] | None
     priority_levels: int
     default_priority: int | None
     priority_aging_s: float | None
     priority_mixing: PriorityMixing
-    queue_policies: Mapping[int, QueuePolicy]
-    default_queue_policy: QueuePolicy | None
     order: Order
     use_scope_deadline: bool
     refuse_late: bool
-    split: Callable[[Any, float], Sequence[Any]] | None
-    join: Callable[[list[Any]], Any] | None
-    adaptive: LatencyTarget | None
-    policy: Callable[[Any], BatchPolicy] | None
     stream_buffer: int
     slow_reader_timeout_s: float | None
     cancel_abandoned: bool
@@ -50,8 +41,22 @@ class OptionKeywords(TypedDict, total=False):
     drop_queued_on_shutdown: bool
 
 
+class OptionKeywords(ValueKeywords, total=False):
+    """The keywords of `BatchOptions`."""
+
+    batch_size_fn: Callable[[Any], float] | None
+    bucket_by: Callable[[Any], Hashable] | None
+    pad: Callable[[list[Any], int], Sequence[Any]] | None
+    queue_policies: Mapping[int, QueuePolicy]
+    default_queue_policy: QueuePolicy | None
+    split: Callable[[Any, float], Sequence[Any]] | None
+    join: Callable[[list[Any]], Any] | None
+    adaptive: LatencyTarget | None
+    policy: Callable[[Any], BatchPolicy] | None
+
+
 class CallKeywords(TypedDict, total=False):
-    """What the ``options`` of a call take; `UnaryCall.options` says what they mean."""
+    """The keywords of a call's ``options``; `UnaryCall.options` documents them."""
 
     deadline_s: float | None
     metadata: Mapping[str, Any] | None

@@ -1,6 +1,6 @@
-"""Which options do not go together, and why: one table, asked when a batcher is made.
+"""Which options can't be combined, and why: one table, checked when a batcher is made.
 
-A mix that is not here is meaningful, and tested.
+All other combinations are valid, and tested.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from shoal.core.options.records import SAME
 
 Options: TypeAlias = Any
-"""A `BatchOptions`, whose module asks this one."""
+"""A `BatchOptions`, whose module imports this one."""
 
 Mix: TypeAlias = tuple[str, str, str, Callable[[Options], bool]]
 
@@ -30,19 +30,19 @@ def _sets_windows(options: Options) -> bool:
     return any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
 
 
-_OWN_RULE: Final = "the policy decides alone what a batch is made of"
+_OWN_RULE: Final = "the policy alone decides how batches are formed"
 
 _REFUSED: Final[tuple[Mix, ...]] = (
     _with(
         "allowed_batch_sizes",
         "preferred_batch_sizes",
-        "one says which sizes a batch may have and the other which it should have; "
-        "pass the allowed ones alone",
+        "one sets which sizes a batch may have and the other which it should have; "
+        "pass the allowed sizes only",
     ),
     _with(
         "adaptive",
         "allowed_batch_sizes",
-        "the run times of padded batches lie on steps, and the model of them is a line",
+        "the run times of padded batches rise in steps, but the latency model is linear",
     ),
     _with("adaptive", "preferred_batch_sizes", "both choose the size of a batch"),
     _with("adaptive", "idle_timeout_s", "both choose how long a batch waits"),
@@ -61,7 +61,7 @@ _REFUSED: Final[tuple[Mix, ...]] = (
     (
         "allowed_batch_sizes",
         "batch_size_fn",
-        "padding has to make up a cost, which only you can: pass pad=(items, n) -> items",
+        "padding must have a certain cost, so you have to make it: pass pad=(items, n) -> items",
         lambda o: bool(o.allowed_batch_sizes) and bool(o.batch_size_fn) and o.pad is None,
     ),
     (
@@ -91,19 +91,19 @@ _REFUSED: Final[tuple[Mix, ...]] = (
     (
         "priority_mixing",
         "priority_levels",
-        "there is one level only; pass priority_levels=2 or more",
+        "there is only one level; pass priority_levels=2 or more",
         lambda o: o.priority_mixing == "isolate" and o.priority_levels == 1,
     ),
     (
         "overload",
         "max_queued_requests",
-        "an unbounded line is never overloaded; pass max_queued_requests=1000, say",
+        "an unbounded queue is never full; pass a bound, such as max_queued_requests=1000",
         lambda o: o.overload in ("shed_oldest", "shed_lowest") and o.max_queued_requests is None,
     ),
     (
         "overload",
         "max_queued_requests",
-        "a line of no places has nobody to shed; pass max_queued_requests=1 or more",
+        "a queue without places has no request to shed; pass max_queued_requests=1 or more",
         lambda o: o.overload in ("shed_oldest", "shed_lowest") and o.max_queued_requests == 0,
     ),
     (
@@ -148,13 +148,13 @@ _REFUSED: Final[tuple[Mix, ...]] = (
 
 _REFUSED_FOR_OPEN: Final = {
     "allowed_batch_sizes": "a batch that still grows has no size to be padded to",
-    "preferred_batch_sizes": "the handler starts with the first request, whatever size there is",
+    "preferred_batch_sizes": "the handler starts with the first request, at any size",
     "bucket_by": "one key's batch would keep the other keys waiting for as long as it is open",
-    "split": "parts would meet in one batch, which has no bound that they could be cut to",
-    "adaptive": "there is no run time of a batch that grows while it runs",
-    "policy": "a batch that is open takes whoever comes next, and no policy cuts it",
-    "refuse_late": "how long a batch is open says nothing of how long a request takes",
-    "isolate_errors": "the handler answers each request by itself, so nobody else's error is its",
+    "split": "all parts could join the same open batch, so no size limits them",
+    "adaptive": "the run time of a batch that grows while it runs can't be predicted",
+    "policy": "an open batch takes the next request that fits, so no policy forms it",
+    "refuse_late": "how long a batch is open does not tell how long a request takes",
+    "isolate_errors": "the handler answers each request by itself, so errors are isolated already",
 }
 _REFUSED_FOR_CONTINUOUS: Final = {
     "batch_wait_timeout_s": "its batch never closes, so there is no wait to end",
@@ -167,7 +167,7 @@ _NO_WINDOW: Final = ("batch_wait_timeout_s", 0)
 
 
 def refused_fill(fill: str, options: Options) -> str | None:
-    """Says which option does not go with how batches are filled, and why; None if all do."""
+    """Returns which option can't be combined with `fill`, and why; None if all can."""
     if fill == "closed":
         return None
     refused = dict(_REFUSED_FOR_OPEN)
@@ -187,7 +187,7 @@ def refused_fill(fill: str, options: Options) -> str | None:
 
 
 def refused_mix(options: Options) -> str | None:
-    """Says which two options do not go together and why; None if all do."""
+    """Returns which two options can't be combined, and why; None if all can."""
     for first, second, why, meets in _REFUSED:
         if meets(options):
             values = (

@@ -1,8 +1,8 @@
-"""What is likely to be meant by a name that is none here: a slip, or another system's word for it.
+"""Suggestions for unknown option names: a misspelt name, or another system's name for an option.
 
-A guess that is wrong costs more than none: who is told that ``max_latency_ms`` is `isolate_errors`
-believes no other. So a name is suggested only if it is spelled much like the one that was given, or
-has all of its words; and the names that peers have, in their units, are in a table.
+A wrong suggestion is worse than none. So a name is suggested only if its spelling is close to the
+one that was given, or if it contains all of its words. The names of other systems, with their
+units, are in a table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 _ALIKE: Final = 0.75
-"""From here on two names are one, misspelt: of six letters one may be wrong."""
+"""The least similarity of two names for one to be a misspelling of the other: one letter of six."""
 
 _WAIT: Final = "batch_wait_timeout_s"
 _MILLISECONDS: Final = "in seconds: 10 milliseconds are 0.01"
@@ -54,28 +54,28 @@ OF_PEERS: Final[Mapping[str, tuple[str, str]]] = {
     "concurrency": ("max_concurrent_batches", "which is 1 unless given"),
     "batch_collect_delay_s": ("idle_timeout_s", f"with {_WAIT} to bound the whole"),
     "max_num_seqs": ("max_batch_size", "with fill='continuous'"),
-    # Ray Serve, where they stand in a record
+    # Ray Serve, which has these in a nested record
     "num_gpus": ("ray_options", "as in ray_options={'num_gpus': 1}, with placement='ray'"),
     "min_replicas": ("autoscaling", "as in autoscaling={'min_replicas': 1, 'max_replicas': 4}"),
     "max_replicas": ("autoscaling", "as in autoscaling={'min_replicas': 1, 'max_replicas': 4}"),
-    # Several options are that
+    # Several options could be meant
     "timeout": (
         _WAIT,
         "the wait for more, handler_timeout_s, of a batch, or request_timeout_s, of a call",
     ),
 }
-"""Names that other systems have, by ours, with what differs."""
+"""The names of other systems, with Shoal's name and the difference."""
 
 
 def suggested(name: object, known: Collection[str]) -> str | None:
-    """Says what is likely to be meant by an unknown name; None where nothing is like it.
+    """Returns a suggestion for an unknown name; None if no known name is similar.
 
     Args:
-        name: The name.
-        known: The names that there are.
+        name: The unknown name.
+        known: The known names.
 
     Returns:
-        A clause for an error: ``did you mean 'max_batch_size'?``.
+        A clause for an error message: ``did you mean 'max_batch_size'?``.
     """
     ours, difference = OF_PEERS.get(str(name).lower(), ("", ""))
     if ours in known:
@@ -85,10 +85,10 @@ def suggested(name: object, known: Collection[str]) -> str | None:
 
 
 def nearest(name: object, known: Collection[str]) -> str | None:
-    """Returns the known name that an unknown one is most likely meant for; None if none is like it.
+    """Returns the known name that is most similar to an unknown one; None if none is similar.
 
-    A name that lacks nothing but the ``max_`` before it or the unit behind it is nearer than one
-    that begins or ends alike: ``batch_size`` is ``max_batch_size``, and not ``batch_size_fn``.
+    A name that lacks only the prefix ``max_`` or the unit at the end is closer than one that starts
+    or ends alike: ``batch_size`` means ``max_batch_size``, not ``batch_size_fn``.
     """
     given = str(name).lower().strip("-")
     by_likeness = {one: _likeness(given, one.lower().strip("-")) for one in known}
@@ -97,7 +97,7 @@ def nearest(name: object, known: Collection[str]) -> str | None:
 
 
 def _likeness(given: str, known: str) -> float:
-    """Returns how like two names are: from 0 to 1, and above if one has all words of the other."""
+    """Returns the similarity of two names: 0 to 1, plus 1 if `known` has all words of `given`."""
     whole = SequenceMatcher(None, given, known).ratio()
     core = SequenceMatcher(None, _core(given), _core(known)).ratio()
     has_all_words = _words(given) <= _words(known)

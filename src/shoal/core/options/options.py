@@ -1,21 +1,56 @@
 """The options of a batcher: one frozen record, checked when it is made.
 
-Frozen, so that a running batcher can be given another set atomically: a batch is formed and run
-under the record that was in force when it was cut. The names are Ray Serve's where it has one, then
-TensorFlow's and Triton's.
+It is frozen so that the options of a running batcher can be replaced atomically: a batch runs under
+the record that was in force when it was formed. The names are those of Ray Serve if it has one,
+else those of TensorFlow and Triton.
 """
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self, get_args
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Self, cast
 
-from shoal.core.options.checks import ascending, function, one_of, seconds, whole, yes_or_no
+from shoal.core.options.checks import seconds, whole, yes_or_no
 from shoal.core.options.keywords import Order, Overload, Padding, PriorityMixing
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import suggested
+from shoal.core.options.option import (
+    batch_sizes,
+    callback,
+    choice,
+    option,
+    options_of,
+    record,
+    records_by_level,
+)
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
+
+
+def _by_level(name: str, value: Any) -> dict[int, QueuePolicy]:
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"{name} must map levels to QueuePolicy records, not {value!r}; "
+            f"write {name}={{2: QueuePolicy(timeout_s=1)}}"
+        )
+    by_level: Mapping[Any, Any] = cast("Any", value)
+    return {level: _queue_policy(name, policy) for level, policy in by_level.items()}
+
+
+def _queue_policy(_: str, value: Any) -> QueuePolicy:
+    if not isinstance(value, QueuePolicy):
+        raise TypeError(f"a queue policy must be a QueuePolicy record, not {value!r}")
+    return value
+
+
+def _latency_target(name: str, value: Any) -> LatencyTarget:
+    if not isinstance(value, LatencyTarget):
+        raise TypeError(
+            f"{name} must be a LatencyTarget or None, not {value!r}; "
+            f"write {name}=shoal.LatencyTarget(p99_s=0.1)"
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,163 +58,144 @@ class BatchOptions:
     """How batches are formed, bounded and timed.
 
     Attributes:
-        max_batch_size: The most requests in one batch, at least 1; with `batch_size_fn` the most
-            that their costs may sum up to.
-        batch_wait_timeout_s: How long the oldest request may wait for company, in seconds, counted
-            from its arrival. 0 takes what is there after one pass of the scheduler. None waits
-            until the batch is full, flushed or drained.
-        idle_timeout_s: The wait also ends when no request came for so many seconds. Beside it, a
-            `batch_wait_timeout_s` of 0 means that the wait has no other end. None for no such end.
+        max_batch_size: The most requests in one batch, at least 1; with `batch_size_fn` the limit
+            on the sum of their costs.
+        batch_wait_timeout_s: How long the oldest request may wait for the batch to fill, in
+            seconds, counted from its arrival. 0 takes what is queued after one pass of the
+            scheduler. None waits until the batch is full, flushed or drained.
+        idle_timeout_s: The wait also ends when no request has arrived for this many seconds. With
+            it, a `batch_wait_timeout_s` of 0 sets no limit on the wait. None for no idle timeout.
         max_concurrent_batches: How many batches may be in the handler at once, at least 1; None for
-            any number.
-        max_queued_requests: The most requests that may wait for a slot; None for no bound. 0 admits
-            only what can start now.
-        overload: What a call meets when the line is full: ``"reject"`` raises `Overloaded` at once,
-            ``"wait"`` parks the caller, in order, ``"shed_oldest"`` fails the oldest request of the
-            lowest level instead, ``"shed_lowest"`` the newest of the lowest level if that is below
-            the newcomer's.
-        batch_size_fn: The cost of one item, at least 0. One that costs more than `max_batch_size`
-            is refused with `ItemTooLarge`. An item that does not fit waits, first in line.
+            no limit.
+        max_queued_requests: The most requests that may wait for a worker slot; None for no bound. 0
+            admits only requests that can start now.
+        overload: What happens to a call when the queue is full: ``"reject"`` raises `Overloaded` at
+            once, ``"wait"`` parks the caller, in order, ``"shed_oldest"`` fails the oldest request
+            of the lowest level instead, ``"shed_lowest"`` the newest of the lowest level if that is
+            below the new call's.
+        batch_size_fn: The cost of one item, at least 0. An item that costs more than
+            `max_batch_size` is refused with `ItemTooLarge`. An item that does not fit into a batch
+            waits at the head of the queue.
         bucket_by: The key of one item; only requests with equal keys share a batch. Of the buckets
             that are due, the one with the oldest request goes first.
         allowed_batch_sizes: The sizes that the handler may be given, ascending; the last is
             `max_batch_size`. Batches in between are padded.
-        padding: ``"up"`` pads to the next allowed size, ``"down"`` cuts back to the one before,
-            ``"cost"`` does what costs less per request by the run times measured.
-        pad: Makes a list of items up to a size: ``pad(items, n)`` returns `items` and as many more
-            as it takes. By default the last item is repeated. The results of padding are dropped.
-        preferred_batch_sizes: Sizes that are worth sending at once, ascending. A smaller batch
-            waits; a larger one than the last forms only of requests whose wait is over, up to
-            `max_batch_size`.
-        priority_levels: How many levels of priority there are; 1 is the highest.
+        padding: ``"up"`` pads to the next allowed size, ``"down"`` reduces the batch to the one
+            before, ``"cost"`` does what costs less per request by the run times measured.
+        pad: Extends a list of items to a size: ``pad(items, n)`` returns `items` followed by
+            padding, `n` in all. By default the last item is repeated. Results of padding are
+            dropped.
+        preferred_batch_sizes: Sizes at which a batch is dispatched at once, ascending. A smaller
+            batch waits; one larger than the last size contains only requests whose wait is over, up
+            to `max_batch_size`.
+        priority_levels: The number of priority levels; 1 is the highest.
         default_priority: The level of a call that names none; the middle one by default.
         priority_aging_s: How many seconds of waiting make up for one level, so that no level
             starves. None for strict priorities.
-        priority_mixing: ``"merge"`` lets a batch have requests of several levels, the lower ones in
-            the room that the higher ones leave; ``"isolate"`` does not.
+        priority_mixing: ``"merge"`` lets a batch contain requests of several levels, the lower ones
+            in the room that the higher ones leave; ``"isolate"`` does not.
         queue_policies: How the requests of a level may wait, by level.
         default_queue_policy: The same for all other levels.
         order: ``"arrival"`` or ``"deadline"``: which request of a level goes first. A request
             without a deadline counts as due `priority_aging_s` after its arrival.
         use_scope_deadline: Whether the deadline of the caller's cancel scope counts as the call's,
-            for the order, for leaving in time and for `refuse_late`.
+            for the order, for timely dispatch and for `refuse_late`.
         refuse_late: Whether a call that can't end by its deadline, by the run times measured, is
             refused with `Overloaded`.
         split: Divides an item that does not fit: ``split(item, room)`` returns its parts, in order,
             the first of which costs at most `room`, and each other at most `max_batch_size`.
-        join: Makes one result of the results of the parts, in their order.
-        adaptive: The latency against which batch size and wait are chosen; None for fixed ones.
-        policy: Makes a rule of your own, a `BatchPolicy`, from these options.
+        join: Combines the results of the parts, in order, into one result.
+        adaptive: The latency target by which batch size and wait are chosen; None for fixed ones.
+        policy: Makes a `BatchPolicy` of your own from these options.
         stream_buffer: How many items of a stream may wait for its reader, at least 1.
-        slow_reader_timeout_s: For how long in all a slow reader may hold its batch back before it
-            alone fails; its allowance is whole again once it has caught up. None for no limit.
+        slow_reader_timeout_s: How long in total a slow reader may hold its batch back before its
+            stream alone fails; the time is reset once the reader has caught up. None for no limit.
         cancel_abandoned: Whether a handler is cancelled when every caller of its batch has left.
         handler_timeout_s: How long one run of the handler may take; None for no limit.
-        request_timeout_s: How long one call may take, in line and in the handler together; None for
-            no limit. A shorter deadline of the call itself wins.
+        request_timeout_s: How long one call may take, in the queue and in the handler together;
+            None for no limit. A shorter deadline of the call itself takes precedence.
         isolate_errors: Whether a failed batch is split and run again until the items that make it
-            fail stand alone.
-        graceful_shutdown_timeout_s: How long closing waits for what is in line and running.
-        drop_queued_on_shutdown: Whether closing fails what is in line at once, and answers only
-            what runs.
+            fail are isolated.
+        graceful_shutdown_timeout_s: How long closing waits for queued and running requests.
+        drop_queued_on_shutdown: Whether closing fails queued requests at once, and finishes only
+            those that are running.
     """
 
-    max_batch_size: int = 10
-    batch_wait_timeout_s: float | None = 0.0
-    idle_timeout_s: float | None = None
-    max_concurrent_batches: int | None = 1
-    max_queued_requests: int | None = None
-    overload: Overload = "reject"
-    batch_size_fn: Callable[[Any], float] | None = None
-    bucket_by: Callable[[Any], Hashable] | None = None
-    allowed_batch_sizes: Sequence[int] | None = None
-    padding: Padding = "up"
-    pad: Callable[[list[Any], int], Sequence[Any]] | None = None
-    preferred_batch_sizes: Sequence[int] | None = None
-    priority_levels: int = 1
-    default_priority: int | None = None
-    priority_aging_s: float | None = 10.0
-    priority_mixing: PriorityMixing = "merge"
-    queue_policies: Mapping[int, QueuePolicy] = field(
-        default_factory=dict[int, QueuePolicy], hash=False
+    max_batch_size: int = option(10, partial(whole, least=1), for_lists=True)
+    batch_wait_timeout_s: float | None = option(0.0, seconds, for_lists=True, may_be_none=True)
+    idle_timeout_s: float | None = option(None, seconds, for_lists=True)
+    max_concurrent_batches: int | None = option(1, partial(whole, least=1), may_be_none=True)
+    max_queued_requests: int | None = option(None, partial(whole, least=0))
+    overload: Overload = choice("reject", Overload)
+    batch_size_fn: Callable[[Any], float] | None = callback(
+        "batch_size_fn=lambda item: len(item)", for_lists=True
     )
-    default_queue_policy: QueuePolicy | None = None
-    order: Order = "arrival"
-    use_scope_deadline: bool = False
-    refuse_late: bool = False
-    split: Callable[[Any, float], Sequence[Any]] | None = None
-    join: Callable[[list[Any]], Any] | None = None
-    adaptive: LatencyTarget | None = None
-    policy: Callable[["BatchOptions"], BatchPolicy] | None = None
-    stream_buffer: int = 16
-    slow_reader_timeout_s: float | None = 10.0
-    cancel_abandoned: bool = True
-    handler_timeout_s: float | None = None
-    request_timeout_s: float | None = None
-    isolate_errors: bool = False
-    graceful_shutdown_timeout_s: float = 20.0
-    drop_queued_on_shutdown: bool = False
+    bucket_by: Callable[[Any], Hashable] | None = callback("bucket_by=lambda item: item.shape")
+    allowed_batch_sizes: Sequence[int] | None = batch_sizes()
+    padding: Padding = choice("up", Padding)
+    pad: Callable[[list[Any], int], Sequence[Any]] | None = callback(
+        "pad=lambda items, n: items + [blank] * (n - len(items))", for_lists=True
+    )
+    preferred_batch_sizes: Sequence[int] | None = batch_sizes()
+    priority_levels: int = option(1, partial(whole, least=1))
+    default_priority: int | None = option(None, partial(whole, least=1))
+    priority_aging_s: float | None = option(10.0, seconds, may_be_none=True)
+    priority_mixing: PriorityMixing = choice("merge", PriorityMixing)
+    queue_policies: Mapping[int, QueuePolicy] = records_by_level(QueuePolicy, _by_level)
+    default_queue_policy: QueuePolicy | None = record(QueuePolicy, _queue_policy)
+    order: Order = choice("arrival", Order)
+    use_scope_deadline: bool = option(False, yes_or_no)
+    refuse_late: bool = option(False, yes_or_no)
+    split: Callable[[Any, float], Sequence[Any]] | None = callback(
+        "split=lambda item, room: [item[:room], item[room:]]", for_lists=True
+    )
+    join: Callable[[list[Any]], Any] | None = callback(
+        "join=lambda results: sum(results, [])", for_lists=True
+    )
+    adaptive: LatencyTarget | None = record(LatencyTarget, _latency_target)
+    policy: Callable[["BatchOptions"], BatchPolicy] | None = callback(
+        "policy=MyPolicy, a function of the options that makes a BatchPolicy"
+    )
+    stream_buffer: int = option(16, partial(whole, least=1))
+    slow_reader_timeout_s: float | None = option(10.0, seconds, may_be_none=True)
+    cancel_abandoned: bool = option(True, yes_or_no)
+    handler_timeout_s: float | None = option(None, seconds)
+    request_timeout_s: float | None = option(None, seconds)
+    isolate_errors: bool = option(False, yes_or_no)
+    graceful_shutdown_timeout_s: float = option(20.0, seconds)
+    drop_queued_on_shutdown: bool = option(False, yes_or_no)
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen; this is its own constructor
-        for name, least in _WHOLE.items():
-            value = getattr(self, name)
-            if value is not None or name not in _MAY_BE_NONE:
-                put(self, name, whole(name, value, least=least))
-        for name in _SECONDS:
-            value = getattr(self, name)
-            if value is not None or name not in _MAY_BE_NONE:
-                put(self, name, seconds(name, value))
-        for name in _SWITCHES:
-            yes_or_no(name, getattr(self, name))
-        for name, choice in _CHOICES.items():
-            one_of(name, getattr(self, name), get_args(choice))
-        for name, form in _FUNCTIONS.items():
-            if getattr(self, name) is not None:
-                function(name, getattr(self, name), form)
-        for name in ("allowed_batch_sizes", "preferred_batch_sizes"):
-            if getattr(self, name) is not None:
-                put(self, name, ascending(name, getattr(self, name), self.max_batch_size))
+        for name, one in OPTIONS.items():
+            # The record is frozen.
+            object.__setattr__(self, name, one.checked(name, getattr(self, name)))
         self._check_sizes_and_levels()
-        put(self, "queue_policies", dict(self.queue_policies))
         if (refusal := refused_mix(self)) is not None:
             raise ValueError(refusal)
 
     def _check_sizes_and_levels(self) -> None:
+        most = self.max_batch_size
+        for name in ("allowed_batch_sizes", "preferred_batch_sizes"):
+            sizes: Sequence[int] | None = getattr(self, name)
+            if sizes is not None and sizes[-1] > most:
+                raise ValueError(
+                    f"{name} must not go beyond max_batch_size={most}, but {list(sizes)!r} does"
+                )
         sizes = self.allowed_batch_sizes
-        if sizes is not None and sizes[-1] != self.max_batch_size:
+        if sizes is not None and sizes[-1] != most:
             raise ValueError(
-                f"the last of allowed_batch_sizes must be max_batch_size={self.max_batch_size}, "
-                f"not {sizes[-1]}"
-            )
-        adaptive: Any = self.adaptive
-        if adaptive is not None and not isinstance(adaptive, LatencyTarget):
-            raise TypeError(
-                f"adaptive must be a LatencyTarget or None, not {adaptive!r}; "
-                "write adaptive=shoal.LatencyTarget(p99_s=0.1)"
-            )
-        by_level: Any = self.queue_policies
-        if not isinstance(by_level, Mapping):
-            raise TypeError(
-                f"queue_policies must map levels to QueuePolicy records, not "
-                f"{by_level!r}; write queue_policies={{2: QueuePolicy(timeout_s=1)}}"
+                f"the last of allowed_batch_sizes must be max_batch_size={most}, not {sizes[-1]}"
             )
         for level in self.queue_policies:
             self.checked_priority("a level of queue_policies", level)
-        policies: list[Any] = list(self.queue_policies.values())
-        if self.default_queue_policy is not None:
-            policies.append(self.default_queue_policy)
-        for policy in policies:
-            if not isinstance(policy, QueuePolicy):
-                raise TypeError(f"a queue policy must be a QueuePolicy record, not {policy!r}")
         if self.default_priority is not None:
             self.checked_priority("default_priority", self.default_priority)
 
     def checked_priority(self, name: str, value: Any) -> int:
-        """Checks a level of priority.
+        """Checks and returns a priority level.
 
         Raises:
-            TypeError: It is no whole number.
+            TypeError: It is not a whole number.
             ValueError: There is no such level.
         """
         level = whole(name, value, least=1)
@@ -201,12 +217,12 @@ class BatchOptions:
         return self.default_priority or (self.priority_levels + 1) // 2
 
     def queue_policy(self, priority: int) -> QueuePolicy | None:
-        """Returns how the requests of a level may wait; None if nothing is said about it."""
+        """Returns the queue policy of a priority level; None if it has none."""
         return self.queue_policies.get(priority, self.default_queue_policy)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Makes the record from keywords as a user typed them.
+        """Makes the record from a user's keywords.
 
         Args:
             given: Option names to values.
@@ -215,32 +231,32 @@ class BatchOptions:
             The checked record.
 
         Raises:
-            TypeError: A name is no option, or a value has the wrong type.
-            ValueError: A value is out of its range, or two options do not go together.
+            TypeError: A name is not an option, or a value has the wrong type.
+            ValueError: A value is out of range, or two options can't be combined.
         """
-        _refuse_unknown(cls, given)
+        _refuse_unknown(given)
         return cls(**given)
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
-        """Makes the record that differs from this one by `changes`, checked as a whole.
+        """Makes a copy of this record with some options changed, checked as a whole.
 
         Args:
             changes: Option names to their new values.
 
         Returns:
-            The new record; this one stays as it is.
+            The new record; this one is not changed.
 
         Raises:
-            TypeError: A name is no option, or a value has the wrong type.
-            ValueError: A value is out of its range, or two options do not go together.
+            TypeError: A name is not an option, or a value has the wrong type.
+            ValueError: A value is out of range, or two options can't be combined.
         """
-        _refuse_unknown(type(self), changes)
+        _refuse_unknown(changes)
         return replace(self, **changes)
 
     def oddity(self) -> str | None:
-        """Says what is allowed about these options, and hardly meant; None for nothing."""
+        """Returns a warning about options that are valid but probably a mistake; None if fine."""
         if not self.max_queued_requests or self.max_concurrent_batches is None:
-            return None  # without a bound on batches the handler is never too busy for one
+            return None  # with unlimited batches a slot is always free
         wanted = self.max_batch_size * self.max_concurrent_batches
         if self.max_queued_requests >= wanted:
             return None
@@ -251,56 +267,17 @@ class BatchOptions:
         )
 
 
-_WHOLE = {
-    "max_batch_size": 1,
-    "max_concurrent_batches": 1,
-    "stream_buffer": 1,
-    "max_queued_requests": 0,
-    "priority_levels": 1,
-}
-_SECONDS = (
-    "batch_wait_timeout_s",
-    "idle_timeout_s",
-    "priority_aging_s",
-    "slow_reader_timeout_s",
-    "handler_timeout_s",
-    "request_timeout_s",
-    "graceful_shutdown_timeout_s",
-)
-_MAY_BE_NONE = {*_SECONDS, "max_queued_requests", "max_concurrent_batches"} - {
-    "graceful_shutdown_timeout_s"
-}
-_SWITCHES = (
-    "cancel_abandoned",
-    "drop_queued_on_shutdown",
-    "isolate_errors",
-    "refuse_late",
-    "use_scope_deadline",
-)
-_CHOICES = {
-    "overload": Overload,
-    "padding": Padding,
-    "order": Order,
-    "priority_mixing": PriorityMixing,
-}
-_FUNCTIONS = {
-    "batch_size_fn": "batch_size_fn=lambda item: len(item)",
-    "bucket_by": "bucket_by=lambda item: item.shape",
-    "pad": "pad=lambda items, n: items + [blank] * (n - len(items))",
-    "split": "split=lambda item, room: [item[:room], item[room:]]",
-    "join": "join=lambda results: sum(results, [])",
-    "policy": "policy=MyPolicy, a function of the options that makes a BatchPolicy",
-}
+OPTIONS: Final = options_of(BatchOptions)
+"""All options of a batcher, by their names."""
 
 
-def _refuse_unknown(cls: type[BatchOptions], given: Mapping[str, Any]) -> None:
-    names = [field.name for field in fields(cls)]
+def _refuse_unknown(given: Mapping[str, Any]) -> None:
     for name in given:
-        if name not in names:
-            raise TypeError(no_option(name, names))
+        if name not in OPTIONS:
+            raise TypeError(no_option(name))
 
 
-def no_option(name: str, names: Sequence[str]) -> str:
-    """Says that there is no such option, and which is likely to be meant."""
-    hint = suggested(name, names) or f"there are {', '.join(names)}"
+def no_option(name: str) -> str:
+    """Returns the error message for an unknown option, with a suggestion."""
+    hint = suggested(name, OPTIONS) or f"there are {', '.join(OPTIONS)}"
     return f"{name!r} is not an option of a batcher; {hint}"

@@ -1,7 +1,7 @@
 """Options that are records: the queue policy of a priority level, and the latency target.
 
-The queue policy says how the requests of one level may wait, after Triton's. With a latency target
-a batcher chooses its batch sizes and waits by itself.
+The queue policy, modelled on Triton's, sets how the requests of one level may wait. With a latency
+target a batcher chooses its batch sizes and waits by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TimeoutAction = Literal["reject", "delay"]
 
 
 class Same(Enum):
-    """Stands for the batcher's own option."""
+    """The type of `SAME`, which stands for the batcher's own option."""
 
     SAME = "the batcher's"
 
@@ -28,18 +28,18 @@ SAME: Final = Same.SAME
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePolicy:
-    """How the requests of one priority level may wait in line.
+    """How the requests of one priority level may wait in the queue.
 
     Attributes:
         max_queued_requests: The most requests of the level that may wait; a call beyond it raises
-            `Overloaded`, whatever ``overload`` says. None for no bound of its own.
-        timeout_s: How long a request may wait in line, in seconds; None for no limit. A call's own
-            ``queue_timeout_s`` can only shorten it.
-        timeout_action: What becomes of one that has waited for that long: ``"reject"`` fails it
-            with `DeadlineExceeded`, ``"delay"`` lets all others of its level go first.
-        batch_wait_timeout_s: How long a request of the level may wait for company, in seconds,
-            where that differs from the batcher's. None: a batch never leaves for its sake alone,
-            so that it only fills the room that others leave.
+            `Overloaded`, whatever ``overload`` is. None for no bound of its own.
+        timeout_s: How long a request may wait in the queue, in seconds; None for no limit. A call's
+            own ``queue_timeout_s`` can only shorten it.
+        timeout_action: What happens after that time: ``"reject"`` fails the request with
+            `DeadlineExceeded`, ``"delay"`` moves it behind all others of its level.
+        batch_wait_timeout_s: How long a request of the level may wait for a batch to fill, in
+            seconds; by default as long as the batcher's. None: the level's requests never cause a
+            batch to be dispatched, and only fill the room that other levels leave.
     """
 
     max_queued_requests: int | None = None
@@ -48,7 +48,7 @@ class QueuePolicy:
     batch_wait_timeout_s: float | Same | None = SAME
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen; this is its own constructor
+        put = object.__setattr__  # the record is frozen
         if self.max_queued_requests is not None:
             bound = whole("max_queued_requests", self.max_queued_requests, least=1)
             put(self, "max_queued_requests", bound)
@@ -62,18 +62,18 @@ class QueuePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTarget:
-    """What 99% of the calls should take at most, and how carefully to go about it.
+    """A target for the latency of 99% of the calls.
 
-    It is held as long as the handler can keep up. When more comes than that, batches grow up to
-    ``max_batch_size``, because small ones would only make the line longer; bound the line, or use
-    deadlines, to refuse what comes too late.
+    It is held as long as the handler can keep up. Under more load, batches grow up to
+    ``max_batch_size``, because small ones would only make the queue longer. Bound the queue, or use
+    deadlines, to refuse calls that would be late.
 
     Attributes:
         p99_s: How long 99% of the calls may take, from the call to the result, in seconds.
-        headroom: The part of it that is planned with, above 0 and at most 1. The rest is for what
-            happens around the handler.
-        growth: How many times the largest size that was measured a batch may have, above 1. So a
-            batcher begins with a batch of one, and reaches large ones in a few steps.
+        headroom: The part of `p99_s` to plan with, above 0 and at most 1. The rest is reserved for
+            overhead around the handler.
+        growth: How large a batch may be, as a multiple of the largest size measured, above 1. A
+            batcher starts with a batch of one, and reaches large ones in a few steps.
     """
 
     p99_s: float
@@ -81,7 +81,7 @@ class LatencyTarget:
     growth: float = 4.0
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the record is frozen; this is its own constructor
+        put = object.__setattr__  # the record is frozen
         put(self, "p99_s", _number("p99_s", self.p99_s, "a number of seconds, such as 0.1"))
         put(self, "headroom", _number("headroom", self.headroom, "a number, such as 0.9"))
         put(self, "growth", _number("growth", self.growth, "a number, such as 4"))
@@ -94,7 +94,7 @@ class LatencyTarget:
 
     @property
     def planned_s(self) -> float:
-        """The seconds that are planned with: `p99_s` times `headroom`."""
+        """The latency to plan with, in seconds: `p99_s` times `headroom`."""
         return self.p99_s * self.headroom
 
 

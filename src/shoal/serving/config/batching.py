@@ -1,28 +1,28 @@
 """The batch options of a backend: checked when they are given, loaded when a batcher is made.
 
-A function may be given as an import path, which stays a path in the config: the module that it
-names need not be there for those who only pass the config on. So the options are checked here with
-something in its place that can be called, and the function itself is checked when it is loaded.
+A function may be given as an import path, which stays a path in the config: a process that only
+passes the config on need not have the module. So the options are checked here with a callable
+stand-in for the function, and the function itself is checked when it is loaded.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, Final, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.core.options.checks import function
 from shoal.core.options.mixes import refused_fill
-from shoal.core.options.options import BatchOptions
-from shoal.core.options.records import LatencyTarget, QueuePolicy
+from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.replicas.code.definition import imported, split_import_path
-from shoal.serving.config.replicas import checked_mapping
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SERVED_DEFAULTS: Final[Mapping[str, Any]] = {"max_queued_requests": 1024, "overload": "reject"}
-"""What a batcher that serves is told unless its user says otherwise.
+"""The defaults of a served batcher's options that differ from a plain batcher's.
 
-Its callers cost this process nothing to have, so nothing but a bound would stop them.
+Nothing in this process limits the number of remote callers, so the queue has a bound.
 """
 
 DEFAULTS: Final = BatchOptions(**SERVED_DEFAULTS)
@@ -30,37 +30,13 @@ DEFAULTS: Final = BatchOptions(**SERVED_DEFAULTS)
 
 
 def unset_batch_options() -> dict[str, Any]:
-    """Returns every batch option as it is where it is not given, for a batcher to be set back."""
-    unset: dict[str, Any] = dict(SERVED_DEFAULTS)
-    for option in fields(BatchOptions):
-        if option.name not in unset:
-            make = option.default_factory
-            unset[option.name] = option.default if make is MISSING else make()
-    return unset
-
-
-BATCH_NAMES: Final = tuple(field.name for field in fields(BatchOptions))
-
-FUNCTIONS: Final = ("batch_size_fn", "bucket_by", "pad", "split", "join", "policy")
-"""The batch options that are functions."""
-
-OF_LISTS: Final = (
-    "max_batch_size",
-    "preferred_batch_sizes",
-    "batch_size_fn",
-    "split",
-    "join",
-    "allowed_batch_sizes",
-    "pad",
-    "batch_wait_timeout_s",
-    "idle_timeout_s",
-)
-"""What says how a batch is made up, and means nothing to code that takes one item at a time."""
+    """Returns the default of every batch option, to reset a batcher's options with."""
+    return {name: getattr(DEFAULTS, name) for name in OPTIONS}
 
 
 @dataclass(frozen=True)
 class _Unloaded:
-    """Stands in for a function that is given by its import path."""
+    """A stand-in for a function that is given by its import path."""
 
     path: str
 
@@ -72,21 +48,30 @@ class _Unloaded:
 
 
 def checked_batching(given: Mapping[str, Any], fill: str) -> dict[str, Any]:
-    """Checks those of the given options that are a batcher's.
+    """Checks the given options that are a batcher's.
 
     Args:
         given: The options of a backend.
         fill: When its batches are complete.
 
     Returns:
-        The batch options that were given, with their checked values; import paths as they are.
+        The batch options that were given, with their checked values; import paths are not loaded.
 
     Raises:
         TypeError: A value has the wrong type.
-        ValueError: A value is out of its range, is no import path, or two do not go together.
+        ValueError: A value is out of its range or not an import path, or two options do not go
+            together.
     """
-    plain = {name: _record(name, given[name]) for name in BATCH_NAMES if name in given}
-    paths = {name: plain[name] for name in FUNCTIONS if isinstance(plain.get(name), str)}
+    plain = {
+        name: option.from_plain(name, given[name])
+        for name, option in OPTIONS.items()
+        if name in given
+    }
+    paths = {
+        name: value
+        for name, value in plain.items()
+        if OPTIONS[name].is_function and isinstance(value, str)
+    }
     for name, path in paths.items():
         try:
             split_import_path(path)
@@ -103,23 +88,22 @@ def loaded(batching: Mapping[str, Any]) -> dict[str, Any]:
     """Returns checked batch options with their functions imported.
 
     Raises:
-        TypeError: An import path names nothing that can be called.
-        ValueError: An import path names nothing that is there.
-        Exception: What a module raised when it was imported.
+        TypeError: An import path leads to something that can't be called.
+        ValueError: An import path leads to nothing.
+        Exception: A module raised this when it was imported.
     """
     found = dict(batching)
-    for name in FUNCTIONS:
-        path = found.get(name)
-        if isinstance(path, str):
+    for name, path in batching.items():
+        if OPTIONS[name].is_function and isinstance(path, str):
             found[name] = function(name, imported(path), f'{name}="package.module:a_function"')
     return found
 
 
 def fitted(batching: Mapping[str, Any], most: int) -> dict[str, Any]:
-    """Returns batch options whose batches have at most so many requests.
+    """Returns the batch options, changed so that a batch has at most `most` requests.
 
     Raises:
-        ValueError: No batch can have so few.
+        ValueError: The batch sizes can't be limited to that.
     """
     found = dict(batching)
     if found.get("batch_size_fn") is not None:
@@ -148,7 +132,7 @@ def fitted(batching: Mapping[str, Any], most: int) -> dict[str, Any]:
 
 
 def concurrency(batching: Mapping[str, Any]) -> float:
-    """Returns ``max_concurrent_batches``; infinity where it is None, for no bound."""
+    """Returns ``max_concurrent_batches``, or infinity if it is None (no limit)."""
     bound: int | None = batching.get("max_concurrent_batches", DEFAULTS.max_concurrent_batches)
     return math.inf if bound is None else bound
 
@@ -159,55 +143,21 @@ def batch_size(batching: Mapping[str, Any]) -> int:
 
 
 def one_at_a_time(batching: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns batch options for code that takes one item at a time.
+    """Returns the batch options, changed for code that takes one item at a time.
 
     Raises:
-        ValueError: One of them is for code that takes lists.
+        ValueError: An option is only for code that takes lists.
     """
-    for name in OF_LISTS:
-        if name not in batching:
+    for name, value in batching.items():
+        if not OPTIONS[name].for_lists:
             continue
-        value = batching[name]
-        says_nothing = value in (0, None) if name.endswith("_s") else value in (1, None)
+        has_no_effect = value in (0, None) if name.endswith("_s") else value in (1, None)
         if name == "batch_wait_timeout_s" and value is None:
-            says_nothing = False  # until the batch is full
-        if not says_nothing:
+            has_no_effect = False  # it waits until the batch is full
+        if not has_no_effect:
             raise ValueError(
                 f"{name}={value!r} is for code that takes lists, and this takes one item at a "
                 "time; mark it with @shoal.accept_batch, annotate its parameter with list[T], or "
                 f"leave {name} out"
             )
     return {**batching, "max_batch_size": 1}
-
-
-def _record(name: str, value: Any) -> Any:
-    """Makes the record that a mapping stands for, such as one out of JSON."""
-    if name == "adaptive":
-        return _made(LatencyTarget, name, value)
-    if name == "default_queue_policy":
-        return _made(QueuePolicy, name, value)
-    if name == "queue_policies":
-        by_level = checked_mapping(name, value, 'queue_policies={2: {"timeout_s": 1}}')
-        return {
-            _level(level): _made(QueuePolicy, f"{name}[{level}]", policy)
-            for level, policy in by_level.items()
-        }
-    return value
-
-
-def _made(record: type[Any], name: str, value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        return value
-    keywords: Mapping[Any, Any] = cast("Any", value)
-    names = [field.name for field in fields(record)]
-    for key in keywords:
-        if key not in names:
-            raise TypeError(f"{name} has no {key!r}; it has {', '.join(names)}")
-    try:
-        return record(**keywords)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
-
-
-def _level(level: Any) -> Any:
-    return int(level) if isinstance(level, str) and level.isdecimal() else level

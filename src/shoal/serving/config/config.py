@@ -1,8 +1,8 @@
 """The config of a backend: one frozen record of flat options, checked when it is made.
 
-Flat, as Ray Serve's is, so that a change names just what it changes and any option can stand in a
-TOML file or on a command line under its own name. It remembers which options were given: a change
-lays others over them, and all are checked together again.
+It is flat, like Ray Serve's, so that a change names only what it changes, and every option has one
+name in code, in a TOML file and on a command line. It remembers which options were given. A change
+is merged into them, and the result is checked as a whole.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Final, cast, get_args
 from shoal.batching.failures.held import held
 from shoal.batching.handlers.handler import Fill
 from shoal.core.options.checks import one_of, whole, yes_or_no
+from shoal.core.options.options import OPTIONS
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.contract import ReplicaOptions
 from shoal.serving.config.batching import (
-    BATCH_NAMES,
     DEFAULTS,
-    OF_LISTS,
     SERVED_DEFAULTS,
     batch_size,
     checked_batching,
@@ -57,11 +56,11 @@ OWN_DEFAULTS: Final[Mapping[str, Any]] = {
     "fill": "closed",
     "streams": False,
 }
-"""The options that are neither a batcher's nor a replica's."""
+"""The defaults of the options that are neither a batcher's nor a replica's."""
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks options that stand under their own names.
+    """Checks options that are given under Shoal's names.
 
     Returns:
         Their checked values, in the order in which they were given.
@@ -80,7 +79,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MOST_REPLICAS: Final = 4096
-"""More are a slip of the finger, and would be started all at once."""
+"""A greater number is most likely a typing error, and all would be started at once."""
 
 
 def _at_least(least: int) -> Callable[[str, Any], int]:
@@ -118,39 +117,39 @@ _CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
 
 
 ONGOING_WHERE_CODE_GATHERS: Final = 100
-"""How many requests a replica has at once whose code forms batches by itself."""
+"""The default of ``max_ongoing_requests`` for code that forms batches by itself."""
 
 _REPLICA_NAMES: Final = tuple(field.name for field in fields(ReplicaOptions))
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class BackendConfig:
-    """How a backend runs.
+    """The options of a backend.
 
-    Besides those below it takes every option of `BatchOptions` and of `ReplicaOptions`, by name. A
-    function among them may be given as an import path ``"package.module:name"``, a record as a
-    mapping of its fields. ``max_queued_requests`` is 1,024 unless given.
+    Besides the options below it takes every option of `BatchOptions` and of `ReplicaOptions`, by
+    name. A function among them may be given as an import path ``"package.module:name"``, a record
+    as a mapping of its fields. ``max_queued_requests`` is 1,024 by default.
 
     Attributes:
-        num_replicas: How many replicas it has; with autoscaling, how many it starts with, the least
-            by default.
-        placement: Where they run: ``"task"``, ``"thread"``, ``"process"``, ``"ray"``, or a function
-            that makes a `Replica` of a `Blueprint`, or its import path.
+        num_replicas: The number of replicas; with autoscaling, the number at the start, by default
+            the greater of 1 and ``min_replicas``.
+        placement: Where the replicas run: ``"task"``, ``"thread"``, ``"process"``, ``"ray"``, or a
+            function that makes a `Replica` of a `Blueprint`, or its import path.
         max_ongoing_requests: The most requests that a replica may have at once; None leaves that to
-            ``max_batch_size`` and ``max_concurrent_batches``. Ray's older name for it,
-            ``max_concurrent_queries``, will do as well.
-        retries: How often a batch is run again whose replica died; requests that have had a part of
-            their answer are not.
-        user_config: What the code's ``reconfigure`` is told; None for nothing.
-        health_check_period_s: How long after a health check the next one comes, in seconds.
+            ``max_batch_size`` and ``max_concurrent_batches``. Ray Serve's older name for it,
+            ``max_concurrent_queries``, is accepted too.
+        retries: How many times a batch may run again after its replica died; requests that have had
+            a part of their answer do not run again.
+        user_config: The argument of the code's ``reconfigure``; None for no call.
+        health_check_period_s: The pause between two health checks, in seconds.
         health_check_timeout_s: How long a health check may take, in seconds.
-        autoscaling: By what the number of replicas is chosen; None to leave it as it is.
+        autoscaling: How the number of replicas is chosen; None for a fixed number.
         max_batches_per_replica: After how many batches a replica is replaced; None for never.
         fill: When a batch is complete, as in `shoal.Batcher`; other than ``"closed"`` only with the
             placement ``"task"``, or one that takes open batches.
         streams: Whether calls to an open batch are answered by streams.
-        replica: How its replicas run.
-        batching: The batch options that were given; import paths as they are.
+        replica: The options of its replicas.
+        batching: The batch options that were given; import paths are not loaded.
 
     Raises:
         TypeError: An option is unknown, is given under two names, or has the wrong type.
@@ -175,7 +174,7 @@ class BackendConfig:
     def __init__(self, **given: Unpack[BackendKeywords]) -> None:
         values = checked(renamed(given))
         replicas = {name: values[name] for name in _REPLICA_NAMES if name in values}
-        batching = {name: values[name] for name in BATCH_NAMES if name in values}
+        batching = {name: values[name] for name in OPTIONS if name in values}
         put = object.__setattr__  # the record is frozen; this is its own constructor
         put(self, "_given", values)
         put(self, "replica", ReplicaOptions(**replicas))
@@ -210,10 +209,11 @@ class BackendConfig:
 
     @classmethod
     def of(cls, given: BackendConfig | Mapping[str, Any] | None) -> BackendConfig:
-        """Makes the config from what a user gave.
+        """Makes a config from what a user gave.
 
         Args:
-            given: A config, which is given back; option names to values; None for the defaults.
+            given: A config, which is returned as it is; a mapping of option names to values; or
+                None for the defaults.
 
         Raises:
             TypeError: It is none of these, an option is unknown, is given under two names, or has
@@ -225,10 +225,11 @@ class BackendConfig:
         return cls(**_keywords({} if given is None else given))
 
     def changed(self, changes: BackendConfig | Mapping[str, Any]) -> BackendConfig:
-        """Makes the config that differs from this one by what `changes` gives.
+        """Makes the config that results from merging `changes` into this one.
 
         Args:
-            changes: Option names to their new values; of a config, those that it was given.
+            changes: A mapping of option names to new values, or a config, of which the options
+                that it was given count.
 
         Returns:
             The new config, checked as a whole; this one stays as it is.
@@ -241,39 +242,39 @@ class BackendConfig:
         return type(self)(**cast("BackendKeywords", {**self._given, **renamed(new)}))
 
     def batch_options(self, batched: bool) -> dict[str, Any]:
-        """Returns keywords for `shoal.Batcher`, functions loaded.
+        """Returns keywords for `shoal.Batcher`, with functions loaded.
 
         ``max_concurrent_batches`` is not among them; see `slots`. Batches are no larger than
-        ``max_ongoing_requests``, and of one where the code takes one item at a time.
+        ``max_ongoing_requests``, and have one item if the code takes one item at a time.
 
         Args:
             batched: Whether the code takes lists.
 
         Raises:
-            TypeError: An import path names nothing that can be called.
-            ValueError: An import path names nothing that is there, or an option is for code that
-                takes lists.
-            Exception: What a module raised when it was imported.
+            TypeError: An import path leads to something that can't be called.
+            ValueError: An import path leads to nothing, or an option is only for code that takes
+                lists.
+            Exception: A module raised this when it was imported.
         """
         options = loaded(self._fitted(batched))
         options.pop("max_concurrent_batches", None)
-        # A size is always among them, so that a batcher with another one is given this.
+        # The size is always given, so that it replaces another one that a batcher may have.
         return {**SERVED_DEFAULTS, "max_batch_size": batch_size(options), **options}
 
     def slots(self, batched: bool, *, gathers: bool = False) -> float:
-        """Returns how many batches a replica may have at once; infinity for any number.
+        """Returns how many batches a replica may have at once; infinity for no limit.
 
-        It is ``max_concurrent_batches``, as far as that many full batches are no more than
-        ``max_ongoing_requests``. Code that takes one item at a time has batches of one, and there
-        ``max_ongoing_requests`` alone is enough: 1 unless one of the two is given, and the lesser
-        one of both. For code that forms batches by itself it is 100 unless one is given.
+        This is ``max_concurrent_batches``, or fewer if so many full batches would exceed
+        ``max_ongoing_requests``. Code that takes one item at a time has batches of one item. For
+        it the result is the lesser of the two options, the one that is given if only one is, and 1
+        if neither is. For code that forms batches by itself it is 100 if neither is given.
 
         Args:
             batched: Whether the code takes lists.
-            gathers: Whether it is async code of one item that forms batches by itself.
+            gathers: Whether it is async code that takes one item and forms batches by itself.
 
         Raises:
-            ValueError: An option is for code that takes lists.
+            ValueError: An option is only for code that takes lists.
         """
         options = self._fitted(batched)
         most = self.max_ongoing_requests
@@ -284,13 +285,13 @@ class BackendConfig:
         return min(concurrency(options), fit) if is_given or self._takes_lists(batched) else fit
 
     def oddity(self, batched: bool) -> str | None:
-        """Says what is allowed about these options, and hardly meant; None for nothing.
+        """Returns a warning if the options are allowed but probably a mistake; None if not.
 
         Args:
             batched: Whether the code takes lists.
 
         Raises:
-            ValueError: An option is for code that takes lists.
+            ValueError: An option is only for code that takes lists.
         """
         most = self.max_ongoing_requests
         options = self.batching if self._takes_lists(batched) else one_at_a_time(self.batching)
@@ -304,15 +305,19 @@ class BackendConfig:
         )
 
     def of_one(self) -> BackendConfig:
-        """Returns the config for a method that takes one item at a time, beside one of lists."""
-        kept = {name: value for name, value in self._given.items() if name not in OF_LISTS}
+        """Returns the config for a method that takes one item, of code whose calls take lists."""
+        kept = {
+            name: value
+            for name, value in self._given.items()
+            if name not in OPTIONS or not OPTIONS[name].for_lists
+        }
         return type(self)(**cast("BackendKeywords", kept))
 
     def needs_new_replicas(self, before: BackendConfig) -> bool:
-        """Says whether replicas of `before` can't take this config in.
+        """Returns whether replicas with the config `before` must be replaced for this config.
 
-        They can where it differs in what is asked of the batcher, of the supervisor, or of
-        ``reconfigure``; how a replica may start concerns only those that are started.
+        They need not if it differs only in options of the batcher or of the supervisor, in
+        ``user_config``, or in ``start_timeout_s``, which concerns only replicas yet to start.
         """
         return _what_replicas_are_made_with(self) != _what_replicas_are_made_with(before)
 
@@ -325,17 +330,17 @@ class BackendConfig:
         return {name: self._value(name) for name in NAMES}
 
     def durable(self) -> dict[str, Any]:
-        """Returns the options that were given as JSON, of which `of` makes an equal config.
+        """Returns the options that were given as JSON, from which `of` makes an equal config.
 
         Raises:
-            NotDurable: An option has a value that JSON has no form for.
+            NotDurable: The value of an option can't be written as JSON.
         """
         return durable_options(self._given)
 
     def _value(self, name: str) -> Any:
         if name in _REPLICA_NAMES:
             return getattr(self.replica, name)
-        if name in BATCH_NAMES:
+        if name in OPTIONS:
             return self.batching.get(name, getattr(DEFAULTS, name))
         return getattr(self, name)
 
@@ -361,7 +366,7 @@ class BackendConfig:
 
 
 def _what_replicas_are_made_with(config: BackendConfig) -> object:
-    # How long a start may take says nothing to a replica that has started.
+    # The start timeout does not matter to a replica that has started.
     options = replace(config.replica, start_timeout_s=None)
     return config.placement, config.fill, config.streams, options
 
@@ -376,10 +381,10 @@ def _keywords(given: Any) -> Any:
 
 @functools.partial(held, name="the user_config")
 def same_user_config(one: BackendConfig, other: BackendConfig) -> bool:
-    """Says whether two configs tell the code the same.
+    """Returns whether two configs have equal user configs.
 
     Raises:
-        Exception: What the user config's own comparison raised.
+        Exception: The comparison of the user configs raised this.
     """
     first, second = one.user_config, other.user_config
     return first is second or bool(first == second)

@@ -1,8 +1,8 @@
-"""What JSON gives back as it was: the only form in which state is kept, and sent.
+"""Checks that a value survives JSON unchanged, which all state that is kept or sent must do.
 
-``json`` alone is not strict enough. It writes a tuple as a list and the key 1 as ``"1"``, and it
-writes NaN, which is no JSON. What is kept so would come back as something else after a restart, and
-the user's code would meet it there for the first time. So that is refused when it is given.
+``json`` alone is not strict enough. It writes a tuple as a list, the key 1 as ``"1"``, and NaN,
+which is not valid JSON. Such a value would come back changed after a restart, and the user's code
+would fail only then. So it is refused when it is given.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ def exact_json(what: str, value: Any) -> Any:
 
     Args:
         what: What the value is, for messages.
-        value: None, a truth value, a number, text, or lists and dicts of those.
+        value: None, a bool, a number, text, or lists and dicts of those.
 
     Raises:
-        NotDurable: It holds something else; the message says where, and what would do.
+        NotDurable: It holds something else; the message says where, and what to give instead.
     """
     return _checked(what, value, 0)
 
 
 def encoded(value: Any) -> str:
-    """Returns the text, in ASCII, of a value from `exact_json`."""
+    """Returns a value from `exact_json` as JSON text in ASCII."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 

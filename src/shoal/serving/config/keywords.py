@@ -1,10 +1,10 @@
-"""The options of a backend as keywords: their names, their old names, and what to say of others."""
+"""The options of a backend as keywords: their names, their old names, and errors for others."""
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final
 
 from shoal.batching.handlers.handler import Fill
-from shoal.core.options.keywords import Order, Overload, Padding, PriorityMixing
+from shoal.core.options.keywords import ValueKeywords
 from shoal.core.options.names import suggested
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
@@ -12,8 +12,8 @@ from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.contract import Placement
 
 
-class BackendKeywords(TypedDict, total=False):
-    """What `BackendConfig` takes; it says what they mean."""
+class BackendKeywords(ValueKeywords, total=False):
+    """The keywords of `BackendConfig`, which documents them."""
 
     num_replicas: int
     placement: str | Placement
@@ -39,41 +39,17 @@ class BackendKeywords(TypedDict, total=False):
     ray_options: Mapping[str, Any]
 
     # BatchOptions; its functions may be import paths here, and its records mappings
-    max_batch_size: int
-    batch_wait_timeout_s: float | None
-    idle_timeout_s: float | None
-    max_concurrent_batches: int | None
-    max_queued_requests: int | None
-    overload: Overload
     batch_size_fn: Callable[[Any], float] | str | None
     bucket_by: Callable[[Any], Hashable] | str | None
-    allowed_batch_sizes: Sequence[int] | None
-    padding: Padding
     pad: Callable[[list[Any], int], Sequence[Any]] | str | None
-    preferred_batch_sizes: Sequence[int] | None
-    priority_levels: int
-    default_priority: int | None
-    priority_aging_s: float | None
-    priority_mixing: PriorityMixing
     queue_policies: Mapping[int, QueuePolicy] | Mapping[str, Mapping[str, Any]]
     default_queue_policy: QueuePolicy | Mapping[str, Any] | None
-    order: Order
-    use_scope_deadline: bool
-    refuse_late: bool
     split: Callable[[Any, float], Sequence[Any]] | str | None
     join: Callable[[list[Any]], Any] | str | None
     adaptive: LatencyTarget | Mapping[str, Any] | None
     policy: Callable[[Any], BatchPolicy] | str | None
-    stream_buffer: int
-    slow_reader_timeout_s: float | None
-    cancel_abandoned: bool
-    handler_timeout_s: float | None
-    request_timeout_s: float | None
-    isolate_errors: bool
-    graceful_shutdown_timeout_s: float
-    drop_queued_on_shutdown: bool
 
-    # names that Ray Serve has, or had
+    # names from Ray Serve, of any version
     max_concurrent_queries: int | None
     batch_wait_timeout: float | None
     ray_actor_options: Mapping[str, Any]
@@ -84,17 +60,17 @@ RENAMED: Final[Mapping[str, str]] = {
     "batch_wait_timeout": "batch_wait_timeout_s",
     "ray_actor_options": "ray_options",
 }
-"""Old names, and Ray's, by ours."""
+"""Shoal's names of options, by their old names and Ray Serve's."""
 
 NAMES: Final = tuple(name for name in BackendKeywords.__annotations__ if name not in RENAMED)
 """The names of all options."""
 
 
 def renamed(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options under the names that they have here.
+    """Returns the options under Shoal's names.
 
     Raises:
-        TypeError: A name is no option, or an option is given under two names with two values.
+        TypeError: A name is unknown, or an option is given under two names with two values.
     """
     refuse_unknown(given)
     found: dict[str, Any] = {}
@@ -114,15 +90,15 @@ def refuse_unknown(given: Iterable[str], beside: Collection[str] = ()) -> None:
 
     Args:
         given: The names.
-        beside: What else can be given in the same place, and so may be meant.
+        beside: Other names that are valid in the same place, to suggest as corrections.
 
     Raises:
-        TypeError: One is none.
+        TypeError: A name is not an option.
     """
     known = (*NAMES, *RENAMED)
     for name in given:
         if name not in known:
-            hint = suggested(name, (*known, *beside)) or "shoal.BackendConfig says which there are"
+            hint = suggested(name, (*known, *beside)) or "shoal.BackendConfig lists the options"
             raise TypeError(f"{name!r} is not an option of a backend; {hint}")
 
 

@@ -1,4 +1,4 @@
-"""The checks of the options that replicas have, and of where they run."""
+"""Checks of the options of replicas, and of their placement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.replicas.code.definition import split_import_path
 PLACEMENTS: Final = ("task", "thread", "process", "ray")
 """The placements that have a name."""
 
-# Where an option is without effect it is refused, so that nobody relies on it.
+# An option is refused with placements for which it has no effect, so that nobody relies on it.
 _ONLY_FOR: Final[Mapping[str, tuple[str, ...]]] = {
     "python": ("process",),
     "cpu_affinity": ("process",),
@@ -27,8 +27,8 @@ def more_than_0(name: str, value: Any) -> float:
     """Checks a number of seconds that can't be 0.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is 0, negative, or not a number.
+        TypeError: It is not a number.
+        ValueError: It is 0, negative, or NaN.
     """
     found = seconds(name, value)
     if not found:
@@ -37,11 +37,11 @@ def more_than_0(name: str, value: Any) -> float:
 
 
 def checked_placement(placement: Any) -> Any:
-    """Checks where replicas run: a name of ours, or what makes replicas, or its import path.
+    """Checks a placement: a name of `PLACEMENTS`, a function that makes replicas, or its path.
 
     Raises:
         TypeError: It is neither text nor a callable.
-        ValueError: It is a name that there is not.
+        ValueError: It is an unknown name.
     """
     if callable(placement):
         return placement
@@ -57,11 +57,11 @@ def checked_placement(placement: Any) -> Any:
 
 
 def checked_replica_options(given: Mapping[str, Any], placement: Any) -> dict[str, Any]:
-    """Checks those of the given options that are fields of `ReplicaOptions`.
+    """Checks the given options that are fields of `ReplicaOptions`.
 
     Args:
         given: The options of a backend.
-        placement: Where its replicas run, checked.
+        placement: Where its replicas run; already checked.
 
     Returns:
         The fields that were given, with their checked values.
@@ -141,7 +141,7 @@ def _count(name: str, value: Any) -> int:
 def _grace(name: str, value: Any) -> float:
     grace = seconds(name, value)
     if math.isinf(grace):
-        raise ValueError(f"{name} must end: {value!r} would wait for stuck work for ever")
+        raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
     return grace
 
 
@@ -157,12 +157,12 @@ def checked_mapping(name: str, value: Any, form: str) -> dict[Any, Any]:
     """Checks a mapping, and copies it.
 
     Args:
-        name: What it is, for messages.
+        name: The name of the option, for messages.
         value: The mapping.
-        form: A line that would be right, for messages.
+        form: An example of a correct value, for messages.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a mapping.
     """
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping, not {value!r}; write {form}")

@@ -1,0 +1,169 @@
+"""One option of a batcher: its default, its check, and its form in JSON, TOML and on command lines.
+
+Everything that handles options reads this table: the record itself, a backend's configuration, the
+state file and the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import Field, field, fields
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, cast, get_args
+
+from shoal.core.options.checks import function, one_of, sizes_in_order
+from shoal.core.options.records import Same
+
+Check: TypeAlias = Callable[[str, Any], Any]
+"""Takes the name and the value of an option, and returns the checked value."""
+
+_KEY: Final = "option"
+
+
+class _Record(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+class Option(NamedTuple):
+    """An option, beside its name, type and default.
+
+    Attributes:
+        check: Checks a value that is not None.
+        may_be_none: Whether None is a value.
+        is_function: Whether it is a function, which a configuration gives by its import path.
+        for_lists: Whether it sets what batches consist of, and so has no meaning for code that
+            takes one item at a time.
+        from_plain: Makes a value of its form in JSON or TOML.
+        to_plain: Returns the form of a value, other than None, in JSON.
+    """
+
+    check: Check
+    may_be_none: bool
+    is_function: bool
+    for_lists: bool
+    from_plain: Check
+    to_plain: Callable[[Any], Any]
+
+    def checked(self, name: str, value: Any) -> Any:
+        """Checks a value.
+
+        Raises:
+            TypeError: It has the wrong type.
+            ValueError: It is out of its range.
+        """
+        return None if value is None and self.may_be_none else self.check(name, value)
+
+
+def _as_it_is(_: str, value: Any) -> Any:
+    return value
+
+
+def option(
+    default: Any,
+    check: Check,
+    *,
+    for_lists: bool = False,
+    from_plain: Check = _as_it_is,
+    to_plain: Callable[[Any], Any] = lambda value: value,
+    is_function: bool = False,
+    may_be_none: bool = False,
+) -> Any:
+    """Makes the field of an option.
+
+    Args:
+        default: Its default; where that is None, None is a value.
+        check: Checks a value.
+        for_lists: See `Option`.
+        from_plain: See `Option`.
+        to_plain: See `Option`.
+        is_function: See `Option`.
+        may_be_none: Whether None is a value though the default is another.
+    """
+    may_be_none = may_be_none or default is None
+    found = Option(check, may_be_none, is_function, for_lists, from_plain, to_plain)
+    if default == {}:
+        return field(default_factory=dict[Any, Any], hash=False, metadata={_KEY: found})
+    return field(default=default, metadata={_KEY: found})
+
+
+def choice(default: str, allowed: Any) -> Any:
+    """Makes the field of an option that is one of some words, given by a ``Literal``."""
+    words = get_args(allowed)
+    return option(default, lambda name, value: one_of(name, value, words))
+
+
+def callback(example: str, *, for_lists: bool = False) -> Any:
+    """Makes the field of an option that is a function, or None; the example is for messages."""
+    return option(
+        None,
+        lambda name, value: function(name, value, example),
+        for_lists=for_lists,
+        is_function=True,
+    )
+
+
+def batch_sizes() -> Any:
+    """Makes the field of an option that is a sequence of batch sizes, ascending, or None."""
+    return option(None, sizes_in_order, for_lists=True, to_plain=list)
+
+
+def record(cls: type[_Record], check: Check) -> Any:
+    """Makes the field of an option that is a record, or None; JSON has it as an object."""
+    return option(
+        None,
+        check,
+        from_plain=lambda name, value: record_of(cls, name, value),
+        to_plain=plain_record,
+    )
+
+
+def records_by_level(cls: type[_Record], check: Check) -> Any:
+    """Makes the field of an option that maps priority levels to records."""
+    return option(
+        {},
+        check,
+        from_plain=lambda name, value: _records_by_level(cls, name, value),
+        to_plain=lambda value: {str(level): plain_record(one) for level, one in value.items()},
+    )
+
+
+def options_of(cls: type[_Record]) -> dict[str, Option]:
+    """Returns the options that a class has as fields, by their names."""
+    return {one.name: one.metadata[_KEY] for one in fields(cls) if _KEY in one.metadata}
+
+
+def record_of(cls: type[_Record], name: str, value: Any) -> Any:
+    """Makes the record that a mapping, such as one from JSON, stands for; others stay as they are.
+
+    Raises:
+        TypeError: It has a key that the record has not, or a value of the wrong type.
+        ValueError: A value is out of its range.
+    """
+    if not isinstance(value, Mapping):
+        return value
+    keywords: Mapping[Any, Any] = cast("Any", value)
+    names = [one.name for one in fields(cls)]
+    for key in keywords:
+        if key not in names:
+            raise TypeError(f"{name} has no {key!r}; it has {', '.join(names)}")
+    try:
+        return cls(**keywords)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def plain_record(value: _Record) -> dict[str, Any]:
+    """Returns a record as an object of JSON."""
+    values = {one.name: getattr(value, one.name) for one in fields(value)}
+    return {name: one for name, one in values.items() if not isinstance(one, Same)}
+
+
+def _records_by_level(cls: type[_Record], name: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    by_level: Mapping[Any, Any] = cast("Any", value)
+    return {
+        int(level) if isinstance(level, str) and level.isdecimal() else level: record_of(
+            cls, f"{name}[{level}]", one
+        )
+        for level, one in by_level.items()
+    }
