@@ -77,7 +77,7 @@ async def test_an_option_names_what_is_the_modules_own(field: str) -> None:
         body = {"tag": "b", "definition": CODE, "config": config_with(field)}
         answer = await talk(controller, "POST", "backends", body)
         assert (answer.status, answer.json()["title"]) == (403, "Not allowed"), answer.json()
-        assert "is of" in answer.json()["detail"]
+        assert "is defined in" in answer.json()["detail"]
         assert await controller.list_backends() == {}
         answer = await talk(controller, "POST", "backends", {"tag": "b", "definition": CODE})
         assert answer.status == 200
@@ -92,7 +92,7 @@ async def test_code_is_the_modules_own() -> None:
         body = {"tag": "b", "definition": f"{HOLDS}:system"}
         answer = await talk(controller, "POST", "backends", body)
         assert answer.status in (403, 422)
-        assert "is of" in answer.json()["detail"]
+        assert "is defined in" in answer.json()["detail"]
         assert await controller.list_backends() == {}
 
 
@@ -155,9 +155,9 @@ async def test_an_option_out_of_a_state_file_names_what_is_the_modules_own(
     with closing(written(tmp_path / "state.db", declared, endpoint)) as state:
         async with Controller(state, ImportRule([HOLDS])) as controller:
             if field == "placement":
-                assert "is of" in await failure_of(controller, "b")
+                assert "is defined in" in await failure_of(controller, "b")
                 return
-            with pytest.raises(NotAllowed, match="is of"):
+            with pytest.raises(NotAllowed, match="is defined in"):
                 await (await controller.get_handle("e")).call(1)
 
 
