@@ -40,6 +40,7 @@ from shoal.batching.running.time_limits import TimeLimits
 from shoal.batching.running.unary import UnaryRun
 from shoal.core.counters import ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
+from shoal.core.options.options import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -55,16 +56,8 @@ logger: Final = logging.getLogger("shoal")
 LAST_ANSWERS_S: Final = 10.0
 """How long a handler may still answer after closing has cancelled it, in seconds."""
 
-_AT_ONCE: Final = (
-    "max_concurrent_batches",
-    "max_queued_requests",
-    "overload",
-    "refuse_late",
-    "request_timeout_s",
-    "stream_buffer",
-    "graceful_shutdown_timeout_s",
-    "drop_queued_on_shutdown",
-)
+_AT_ONCE: Final = [name for name, option in OPTIONS.items() if option.at_once]
+_BOUNDS: Final = ["max_concurrent_batches", "max_queued_requests"]
 
 
 class Session:
@@ -366,7 +359,7 @@ class Session:
 
 def _with_what_holds_at_once(in_force: BatchOptions, wanted: BatchOptions) -> BatchOptions:
     """Returns `in_force` with those wanted options that do not affect a batch being filled."""
-    for names in (_AT_ONCE, _AT_ONCE[:2]):
+    for names in (_AT_ONCE, _BOUNDS):
         with suppress(ValueError):  # not every mix of two sets of options is valid
             return in_force.changed({name: getattr(wanted, name) for name in names})
     return in_force

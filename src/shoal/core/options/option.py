@@ -32,6 +32,7 @@ class Option(NamedTuple):
         is_function: Whether it is a function, which a configuration gives by its import path.
         for_lists: Whether it sets what batches consist of, and so has no meaning for code that
             takes one item at a time.
+        at_once: Whether a change also holds for the batch that is filling.
         from_plain: Makes a value of its form in JSON or TOML.
         to_plain: Returns the form of a value, other than None, in JSON.
     """
@@ -40,6 +41,7 @@ class Option(NamedTuple):
     may_be_none: bool
     is_function: bool
     for_lists: bool
+    at_once: bool
     from_plain: Check
     to_plain: Callable[[Any], Any]
 
@@ -62,6 +64,7 @@ def option(
     check: Check,
     *,
     for_lists: bool = False,
+    at_once: bool = False,
     from_plain: Check = _as_it_is,
     to_plain: Callable[[Any], Any] = lambda value: value,
     is_function: bool = False,
@@ -73,22 +76,23 @@ def option(
         default: Its default; where that is None, None is a value.
         check: Checks a value.
         for_lists: See `Option`.
+        at_once: See `Option`.
         from_plain: See `Option`.
         to_plain: See `Option`.
         is_function: See `Option`.
         may_be_none: Whether None is a value though the default is another.
     """
     may_be_none = may_be_none or default is None
-    found = Option(check, may_be_none, is_function, for_lists, from_plain, to_plain)
+    found = Option(check, may_be_none, is_function, for_lists, at_once, from_plain, to_plain)
     if default == {}:
         return field(default_factory=dict[Any, Any], hash=False, metadata={_KEY: found})
     return field(default=default, metadata={_KEY: found})
 
 
-def choice(default: str, allowed: Any) -> Any:
+def choice(default: str, allowed: Any, *, at_once: bool = False) -> Any:
     """Makes the field of an option that is one of some words, given by a ``Literal``."""
     words = get_args(allowed)
-    return option(default, lambda name, value: one_of(name, value, words))
+    return option(default, lambda name, value: one_of(name, value, words), at_once=at_once)
 
 
 def callback(example: str, *, for_lists: bool = False) -> Any:

@@ -125,7 +125,8 @@ class Definition:
             )
         if self.init_args or self.init_kwargs:
             raise TypeError(
-                f"init args are for classes, and {self.name} is not a class: {self.init_args!r}"
+                f"init args are for classes, and {self.name} is not a class: "
+                f"{(*self.init_args, *self.init_kwargs)!r}"
             )
 
 

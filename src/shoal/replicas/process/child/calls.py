@@ -149,7 +149,7 @@ class CallAnswers:
 
         Raises:
             TypeError: The items can't be unpickled here.
-            AttributeError: There is no such method.
+            NoSuchName: There is no such method.
         """
         try:
             name, items, batch = self.codec.opened_here(frame)
