@@ -5,6 +5,7 @@ Docs, docstrings, comments, messages and names are read alike. CONTRIBUTING has 
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,13 +76,17 @@ ALLOWED = {
 }
 
 
-def sources() -> Iterator[tuple[str, str]]:
+@functools.cache
+def sources() -> list[tuple[str, str]]:
+    """All that is read, by its path."""
+    found = []
     for start in READ:
         path = ROOT / start
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             name = file.relative_to(ROOT).as_posix()
             if file.suffix in KINDS and "_build" not in name and name != "docs/changelog.md":
-                yield name, file.read_text(encoding="utf-8")
+                found.append((name, file.read_text(encoding="utf-8")))
+    return found
 
 
 def uses(text: str, word: Word) -> Iterator[tuple[int, str]]:
