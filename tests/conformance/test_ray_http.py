@@ -565,7 +565,7 @@ async def test_rc24_a_generator_is_cancelled_when_its_client_leaves_and_not_befo
     app.endpoint("/steps")(steps)
     async with serving(app) as server:
         async with server.stream("/steps") as lines:
-            assert await anext(lines) == '{"item":"item"}'
+            assert await next_item(lines) == '{"item":"item"}'
             for _ in range(20):
                 assert await anext(lines) == ""
             assert not steps.closed.is_set()
