@@ -58,6 +58,7 @@ LAST_ANSWERS_S: Final = 10.0
 
 _AT_ONCE: Final = [name for name, option in OPTIONS.items() if option.at_once]
 _BOUNDS: Final = ["max_concurrent_batches", "max_queued_requests"]
+"""What fits beside any options, and changes alone if the others don't fit beside the old ones."""
 
 
 class Session:

@@ -316,7 +316,7 @@ def _read_annotations(function: Any) -> tuple[dict[str, Any], dict[str, Exceptio
         function = function.func
     if not (inspect.isroutine(function) or inspect.isclass(function)):
         cls = typing.cast("Any", type)(function)
-        function = getattr(cls, "__call__", function)  # noqa: B004 - its hints, not a test
+        function = getattr(cls, "__call__", function)  # noqa: B004 - its annotations are read
     namespace = getattr(inspect.unwrap(function), "__globals__", {})
     hints: dict[str, Any] = {}
     unreadable: dict[str, Exception] = {}

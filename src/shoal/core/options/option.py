@@ -7,10 +7,11 @@ state file and the command line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, field, fields
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias, cast, get_args
+from dataclasses import Field, dataclass, field, fields
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast, get_args
 
-from shoal.core.options.checks import function, one_of, sizes_in_order
+from shoal.core.options.checks import function, one_of
 from shoal.core.options.records import Same
 
 Check: TypeAlias = Callable[[str, Any], Any]
@@ -23,7 +24,19 @@ class _Record(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
-class Option(NamedTuple):
+def _as_it_is(_: str, value: Any) -> Any:
+    return value
+
+
+def _without_tuples(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    entries: tuple[Any, ...] = cast("Any", value)
+    return list(entries)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
     """An option, beside its name, type and default.
 
     Attributes:
@@ -38,12 +51,12 @@ class Option(NamedTuple):
     """
 
     check: Check
-    may_be_none: bool
-    is_function: bool
-    for_lists: bool
-    at_once: bool
-    from_plain: Check
-    to_plain: Callable[[Any], Any]
+    may_be_none: bool = False
+    is_function: bool = False
+    for_lists: bool = False
+    at_once: bool = False
+    from_plain: Check = _as_it_is
+    to_plain: Callable[[Any], Any] = _without_tuples
 
     def checked(self, name: str, value: Any) -> Any:
         """Checks a value.
@@ -55,37 +68,26 @@ class Option(NamedTuple):
         return None if value is None and self.may_be_none else self.check(name, value)
 
 
-def _as_it_is(_: str, value: Any) -> Any:
-    return value
-
-
 def option(
     default: Any,
     check: Check,
     *,
     for_lists: bool = False,
     at_once: bool = False,
-    from_plain: Check = _as_it_is,
-    to_plain: Callable[[Any], Any] = lambda value: value,
-    is_function: bool = False,
     may_be_none: bool = False,
 ) -> Any:
-    """Makes the field of an option.
+    """Makes the field of an option that JSON has as it is, or as a list.
 
     Args:
         default: Its default; where that is None, None is a value.
         check: Checks a value.
         for_lists: See `Option`.
         at_once: See `Option`.
-        from_plain: See `Option`.
-        to_plain: See `Option`.
-        is_function: See `Option`.
         may_be_none: Whether None is a value though the default is another.
     """
-    may_be_none = may_be_none or default is None
-    found = Option(check, may_be_none, is_function, for_lists, at_once, from_plain, to_plain)
-    if default == {}:
-        return field(default_factory=dict[Any, Any], hash=False, metadata={_KEY: found})
+    found = Option(
+        check, may_be_none=may_be_none or default is None, for_lists=for_lists, at_once=at_once
+    )
     return field(default=default, metadata={_KEY: found})
 
 
@@ -97,37 +99,34 @@ def choice(default: str, allowed: Any, *, at_once: bool = False) -> Any:
 
 def callback(example: str, *, for_lists: bool = False) -> Any:
     """Makes the field of an option that is a function, or None; the example is for messages."""
-    return option(
-        None,
+    found = Option(
         lambda name, value: function(name, value, example),
-        for_lists=for_lists,
+        may_be_none=True,
         is_function=True,
+        for_lists=for_lists,
     )
-
-
-def batch_sizes() -> Any:
-    """Makes the field of an option that is a sequence of batch sizes, ascending, or None."""
-    return option(None, sizes_in_order, for_lists=True, to_plain=list)
+    return field(default=None, metadata={_KEY: found})
 
 
 def record(cls: type[_Record], check: Check) -> Any:
     """Makes the field of an option that is a record, or None; JSON has it as an object."""
-    return option(
-        None,
+    found = Option(
         check,
-        from_plain=lambda name, value: record_of(cls, name, value),
+        may_be_none=True,
+        from_plain=partial(record_of, cls),
         to_plain=plain_record,
     )
+    return field(default=None, metadata={_KEY: found})
 
 
 def records_by_level(cls: type[_Record], check: Check) -> Any:
-    """Makes the field of an option that maps priority levels to records."""
-    return option(
-        {},
+    """Makes the field of an option that maps priority levels to records; by default it is empty."""
+    found = Option(
         check,
-        from_plain=lambda name, value: _records_by_level(cls, name, value),
+        from_plain=partial(_records_by_level, cls),
         to_plain=lambda value: {str(level): plain_record(one) for level, one in value.items()},
     )
+    return field(default_factory=dict[Any, Any], hash=False, metadata={_KEY: found})
 
 
 def options_of(cls: type[_Record]) -> dict[str, Option]:

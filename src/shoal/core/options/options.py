@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Self, cast
 
-from shoal.core.options.checks import seconds, whole, yes_or_no
+from shoal.core.options.checks import seconds, sizes_in_order, whole, yes_or_no
 from shoal.core.options.keywords import Order, Overload, Padding, PriorityMixing
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import suggested
 from shoal.core.options.option import (
-    batch_sizes,
     callback,
     choice,
     option,
@@ -133,12 +132,12 @@ class BatchOptions:
         "batch_size_fn=lambda item: len(item)", for_lists=True
     )
     bucket_by: Callable[[Any], Hashable] | None = callback("bucket_by=lambda item: item.shape")
-    allowed_batch_sizes: Sequence[int] | None = batch_sizes()
+    allowed_batch_sizes: Sequence[int] | None = option(None, sizes_in_order, for_lists=True)
     padding: Padding = choice("up", Padding)
     pad: Callable[[list[Any], int], Sequence[Any]] | None = callback(
         "pad=lambda items, n: items + [blank] * (n - len(items))", for_lists=True
     )
-    preferred_batch_sizes: Sequence[int] | None = batch_sizes()
+    preferred_batch_sizes: Sequence[int] | None = option(None, sizes_in_order, for_lists=True)
     priority_levels: int = option(1, partial(whole, least=1))
     default_priority: int | None = option(None, partial(whole, least=1))
     priority_aging_s: float | None = option(10.0, seconds, may_be_none=True)

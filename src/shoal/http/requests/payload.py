@@ -209,7 +209,7 @@ def fields_adapter(parameters: list[Parameter]) -> TypeAdapter[Any]:
         is_required = parameter.default is Parameter.empty
         fields[parameter.name] = Required[annotation] if is_required else NotRequired[annotation]
     # The functional form allows any name; a model would fail for "json" or "copy".
-    body: Any = TypedDict("Body", fields)  # type: ignore[misc]  # known at run time
+    body: Any = TypedDict("Body", fields)  # type: ignore[misc]  # fields known at run time
     return adapter_of(with_config(ConfigDict(extra="forbid"))(body))
 
 

@@ -1,0 +1,49 @@
+"""What the table of batch options says of each, held where it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shoal.batching.options.held import with_held_functions
+from shoal.core.options.options import OPTIONS
+from shoal.errors import HandlerFailed
+from shoal.serving.config.batching import one_at_a_time
+
+OF_BATCHES: dict[str, Any] = {
+    "max_batch_size": 4,
+    "batch_wait_timeout_s": 0.1,
+    "idle_timeout_s": 0.1,
+    "batch_size_fn": len,
+    "allowed_batch_sizes": (2, 4),
+    "preferred_batch_sizes": (2, 4),
+    "pad": lambda items, n: items,
+    "split": lambda item, room: [item],
+    "join": lambda results: results,
+}
+
+
+@pytest.mark.parametrize("name", OF_BATCHES)
+def test_an_option_of_batches_is_refused_for_code_of_one_item(name):
+    with pytest.raises(ValueError, match=f"{name}=.* is for code that takes lists"):
+        one_at_a_time({name: OF_BATCHES[name]})
+
+
+def test_all_other_options_are_not():
+    assert {name for name, option in OPTIONS.items() if option.for_lists} == set(OF_BATCHES)
+    assert one_at_a_time({"stream_buffer": 2}) == {"stream_buffer": 2, "max_batch_size": 1}
+
+
+class Panic(BaseException):
+    """Like the class that Rust extensions raise."""
+
+
+def panicking(*_: Any) -> Any:
+    raise Panic
+
+
+@pytest.mark.parametrize("name", [name for name, one in OPTIONS.items() if one.is_function])
+def test_no_function_of_a_served_batcher_raises_what_ends_a_program(name):
+    with pytest.raises(HandlerFailed, match="Panic"):
+        with_held_functions({name: panicking})[name](None)
