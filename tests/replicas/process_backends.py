@@ -7,6 +7,7 @@ methods that need it.
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 import time
@@ -61,6 +62,16 @@ def _outcome_of_truncating(fd: int) -> str:
         return type(error).__name__
     os.ftruncate(fd, before)  # or the next to read it would be killed, which may be the tests
     return "it is gone"
+
+
+class Block:
+    """Memory that travels beside its pickle, as that of an array does."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return Block, (pickle.PickleBuffer(self.memory),)
 
 
 class Plain:
