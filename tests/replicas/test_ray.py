@@ -224,7 +224,8 @@ async def test_deadlines_arrive_as_the_time_that_is_left(folder):
         token = running_batch.set(batch)
         left_s, nothing = await played.replica.run("seconds_left", [1, 2])
         running_batch.reset(token)
-        assert 900 < left_s <= 1000
+        # Ray lets asyncio run on uvloop where that is installed, whose clock counts milliseconds.
+        assert 900 < left_s <= 1000.01
         assert nothing is None
 
 
