@@ -177,8 +177,8 @@ class World(ABC):
     def _configure(self, changes: dict[str, Any]) -> None:
         self.batcher.configure(**changes)
         session = self.batcher._session
-        if session is not None and session._intake.adopt is not None:
-            session._intake.adopt = partial(self._adopt, session._intake.adopt)
+        if session is not None and not isinstance(session._intake._adopt, partial):
+            session._intake._adopt = partial(self._adopt, session._intake._adopt)
 
     def _adopt(self, adopt: Callable[[], None]) -> None:
         before = self.options

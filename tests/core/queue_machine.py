@@ -232,7 +232,6 @@ class QueueMachine(RuleBasedStateMachine):
         self.time_is_up_for_those_who_are_due()
         asleep, now = self.waiting, self.model.now
         is_time = asleep is not None and asleep.until is not None and asleep.until <= now
-        self.former.wake_at = 0
         decision = self.former.decide(now)
         assert not again or self.former.decide(now) == decision
         if isinstance(decision, Wait):
@@ -270,7 +269,6 @@ class QueueMachine(RuleBasedStateMachine):
         assert now < until <= self.model.until()
         self.waiting, self.rung, self.has_happened = decision, False, False
         self.may_be_better = False
-        self.former.wake_at = decision.wake_at
 
     def _take(self, decision: Dispatch) -> list[Request]:
         possible = self.model.batches()

@@ -146,7 +146,6 @@ def test_a_slot_that_waits_is_woken_for_one_who_is_due_earlier() -> None:
     former = queue(new(), batch_wait_timeout_s=60)
     decision = former.decide(0)
     assert isinstance(decision, Wait)
-    former.wake_at = decision.wake_at
     assert not former.admit(new(1, deadline=200)).ring
     assert former.admit(new(1, deadline=50)).ring
 

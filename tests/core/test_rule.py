@@ -54,7 +54,6 @@ def test_each_rule_knows_the_size_of_its_queue(name: str) -> None:
 def test_many_requests_are_added_as_if_one_by_one(name: str) -> None:
     former = queue(**ALL[name])
     assert former.decide(0.0) == Wait(None, 0 if name == "Guarded" else 1)
-    former.wake_at = 1
     requests = [new(), new()]
     for request in requests:
         request.state = State.QUEUED

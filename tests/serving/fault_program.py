@@ -213,7 +213,7 @@ class FaultProgram:
     async def _until_in_force(self, tag: str) -> None:
         """Waits until no batch gathers any more under the options of before."""
         batchers = self._controller.backends[tag].method_batchers.values()
-        while any(each.batcher._session._intake.adopt for each in batchers):  # noqa: ASYNC110 - nobody tells
+        while any(each.batcher._session._former.awaits_change for each in batchers):  # noqa: ASYNC110 - nobody tells
             await anyio.sleep(0.01)
 
     async def _until_recovered(self, tag: str) -> None:

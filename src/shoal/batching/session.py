@@ -31,15 +31,18 @@ from shoal.batching.calls.entry import Entry
 from shoal.batching.calls.intake import Intake
 from shoal.batching.current import running_batch
 from shoal.batching.failures.exceptions import ends_the_program, is_cancellation, own_copy
+from shoal.batching.loops.bell import Bell
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.batching.open.run import OpenRun
+from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.slots import OpenSlots
 from shoal.batching.running.closed_slots import ClosedSlots
+from shoal.batching.running.slots import SlotParts
 from shoal.batching.running.stream import StreamRun
 from shoal.batching.running.time_limits import TimeLimits
 from shoal.batching.running.unary import UnaryRun
 from shoal.core.counters import ClosingCounts
 from shoal.core.forming.call_options import RequestOptionsFactory
+from shoal.core.forming.former import Former
 from shoal.core.options.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.running.capacity import Room
-    from shoal.batching.running.run import Run
+    from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics, Counters
     from shoal.core.options.options import BatchOptions
 
@@ -91,7 +94,18 @@ class Session:
         self._counters = counters
         self._room = room
         self._parking = parking_of_this_loop()
-        self._intake = Intake(name, options, self._parking, counters)
+        self._bell = Bell(self._parking)
+        self._batches: dict[Batch, float] = {}
+        self._former = Former(options, self._batches)
+        self._intake = Intake(
+            name,
+            self._former,
+            self._parking,
+            counters,
+            ring=self._bell.ring,
+            is_blocked_by=lambda batch: self.slots.is_blocked_by(batch),
+            adopt=self._adopt,
+        )
         self.loop = self._intake.home.loop
         self.process = self._intake.home.process
         self.thread = self._intake.home.thread
@@ -183,7 +197,7 @@ class Session:
         self._begin_counting()
         self._others_at_rest = others_at_rest
         if on_change is not None:  # if None, others may still wait for this one
-            self.slots.on_change = on_change
+            self.slots.report_changes_to(on_change)
         self._stopping.set()
 
     @property
@@ -212,9 +226,9 @@ class Session:
 
     def stop_waiting(self) -> None:
         """Stops waiting for batches to fill, from now on."""
-        self._intake.former.drain()
+        self._former.drain()
         self.slots.draining.set()
-        self.slots.ring()
+        self._bell.ring()
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options, from the next batch on.
@@ -228,12 +242,11 @@ class Session:
         if self.slots.is_gathering:
             now = _with_what_holds_at_once(self._in_force, options)
         is_pending = now != options
-        self._intake.adopt = self._adopt if is_pending else None
-        self._intake.former.awaits_change = is_pending
+        self._former.await_change(is_pending=is_pending)
         if now != self._in_force or not is_pending:
             self._take_in(now)
         else:
-            self._intake.former.reform()
+            self._former.reform()
 
     def _adopt(self) -> None:
         if not self.slots.is_gathering:
@@ -242,24 +255,20 @@ class Session:
     def _take_in(self, options: BatchOptions) -> None:
         options_factory = RequestOptionsFactory(self._name, options)
         ending: BaseException | None = None
-        for request, error in self._intake.former.change(options, options_factory.renew):
+        for request, error in self._former.change(options, options_factory.renew):
             if ending is None and ends_the_program(error):
                 ending = error
             told = error if isinstance(error, Exception) else own_copy(error)
             self._intake.fail_one(request, told)
         self._in_force = options
-        if self._handler.fill == "closed":
-            self.slots.run = self._new_run()
-        else:
-            self.slots.run.options = options  # of the batches that run as well
         self.entry.configure(options)
-        self.slots.resize()
+        self.slots.configure(options)
         if ending is not None:
             raise ending
 
     def statistics(self) -> BatcherStatistics:
         """Returns the counts and the current state of the queue and the slots."""
-        former = self._intake.former
+        former = self._former
         limit = None if former.adaptive is None else former.adaptive.limit(former.size)
         return self._counters.statistics(
             self._name,
@@ -282,22 +291,18 @@ class Session:
     @property
     def scheduling_capacity(self) -> float:
         """How much more work would start at once."""
-        return self._intake.former.scheduling_capacity
+        return self._former.scheduling_capacity
 
     def _new_slots(self) -> ClosedSlots | OpenSlots:
-        run = self._new_run()
-        parts = (self._intake, self._parking, self._counters, run, self._task_died, self._room)
-        if self._handler.fill == "closed":
-            return ClosedSlots(*parts)
-        return OpenSlots(*parts, fill=self._handler.fill)
-
-    def _new_run(self) -> Run:
-        kind: type[Run] = StreamRun if self._handler.streams else UnaryRun
-        if self._handler.fill != "closed":
-            kind = OpenRun
-        return kind(
-            self._name, self._handler, self._in_force, self._parking, self._counters, self._limits
-        )
+        former, parking, counters = self._former, self._parking, self._counters
+        parts = SlotParts(self._intake, former, self._batches, self._bell, parking, counters)
+        handler = self._handler
+        made_of = (self._name, handler, self._options, parking, counters, self._limits)
+        if handler.fill != "closed":
+            run = OpenRun(*made_of)
+            return OpenSlots(parts, run, self._task_died, self._room, handler.fill)
+        closed_run = StreamRun(*made_of) if handler.streams else UnaryRun(*made_of)
+        return ClosedSlots(parts, closed_run, self._task_died, self._room)
 
     async def _watch(self, watch: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
@@ -321,8 +326,8 @@ class Session:
     def _fail_queue(self) -> None:
         """Fails the queued requests; no more calls are accepted."""
         self._intake.close()
-        self._intake.fail(self._intake.former.clear(), None)
-        self.slots.ring()
+        self._intake.fail(self._former.clear(), None)
+        self._bell.ring()
 
     def _end(self) -> None:
         """Fails all requests that have not ended."""
@@ -332,7 +337,7 @@ class Session:
         try:
             self._intake.close()
         finally:  # a user's policy may raise even here
-            left = [*self.slots.running(), *self._intake.former.clear()]
+            left = [*self.slots.running(), *self._former.clear()]
             self._intake.fail(left, self.failure)
         assert self._ended_before is not None
         ended = zip(self._ended_so_far(), self._ended_before, strict=True)
@@ -346,8 +351,7 @@ class Session:
                 *self._ended_so_far(),
                 *astuple(self._counts),
             )
-        if self.slots.on_change is not None:
-            self.slots.on_change()
+        self.slots.tell_change()
 
     def _begin_counting(self) -> None:
         if self._ended_before is None:

@@ -108,5 +108,9 @@ class Batch(RequestBatch):
         self.size += len(requests)
         self.active += len(requests)
 
+    def complete(self, reason: DispatchReason) -> None:
+        """Ends the time in which requests join; the batch is closed for this reason."""
+        self.reason = reason
+
     def __repr__(self) -> str:
         return f"<Batch {self.id} size={self.size} reason={self.reason}>"

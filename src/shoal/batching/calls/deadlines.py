@@ -9,7 +9,9 @@ If there are none it is never woken.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from shoal.batching.loops.bell import Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,13 +39,12 @@ class Deadlines:
         self._parking = parking
         self._overdue = overdue
         self._expire = expire
-        self._bell: Any = None
+        self._bell = Bell(parking)
         self.asleep_until = math.inf
 
     def look(self) -> None:
         """Wakes the task, for a request whose time is up before `asleep_until`."""
-        if self._bell is not None:
-            self._parking.wake(self._bell)
+        self._bell.ring()
 
     def watch(self, request: Request) -> None:
         """Starts the timer of a waiting request."""
@@ -62,8 +63,5 @@ class Deadlines:
         """Runs the task, until it is cancelled."""
         while True:
             self.expire_all()
-            self._bell = bell = self._parking.new_waiter()
-            with self._parking.new_scope() as scope:
-                scope.deadline = self.asleep_until = self._overdue.timers.next_at()
-                await bell
-            self._bell = None
+            self.asleep_until = self._overdue.timers.next_at()
+            await self._bell.wait(self.asleep_until)

@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.groups import Splitting
 from shoal.batching.calls.stream import ResultStream, late_stream
-from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
+from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
@@ -34,6 +34,7 @@ class Entry:
         now: The event loop's clock.
         intake: The intake to which requests are added.
         call: `Intake.call`.
+        find_elsewhere_by: `Intake.find_elsewhere_by`.
         options_factory: Makes the `RequestOptions` of calls.
     """
 
@@ -46,6 +47,7 @@ class Entry:
     ) -> None:
         self.call = intake.call
         self.intake = intake
+        self.find_elsewhere_by = intake.find_elsewhere_by
         self._binding = binding
         self.now = now
         self.configure(options)
@@ -53,9 +55,8 @@ class Entry:
     def configure(self, options: BatchOptions) -> None:
         """Applies new options to the calls made from now on."""
         self._options = options
-        self.options_factory = self.intake.options_factory = RequestOptionsFactory(
-            self.intake.name, options
-        )
+        self.intake.configure(options)
+        self.options_factory = self.intake.options_factory
         self._splitting = Splitting(self.intake.name, options, self.options_factory)
         self._needs_request_options = (
             self.options_factory.of_each

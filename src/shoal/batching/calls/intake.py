@@ -1,7 +1,7 @@
 """Adds requests to the queue, waits for their results, and removes them: the callers' side.
 
 This is the channel between callers and worker slots. Its buffer is the queue itself, so that a
-caller that leaves removes its request at once, which no general-purpose channel allows. `ring`
+caller that leaves removes its request at once, which no general-purpose channel allows. A `Bell`
 wakes the slot that waits for requests. Each caller waits for its result on its request's waiter.
 
 `call` is the hot path. It is one coroutine, does nothing twice, and allocates only the request, its
@@ -22,7 +22,6 @@ from shoal.batching.calls.refusals import Refusals
 from shoal.batching.current import running_batch
 from shoal.batching.stream_buffer import StreamBuffer
 from shoal.core.forming.call_options import RequestOptionsFactory
-from shoal.core.forming.former import Former
 from shoal.core.request import SHARED, Request, State
 from shoal.errors import BatcherClosed, DeadlineExceeded, NotOpen, ShoalError, WouldDeadlock
 
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from shoal.batching.loops.parking import Parking
     from shoal.core.batch import Batch
     from shoal.core.counters import Counters
+    from shoal.core.forming.former import Former
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import RequestOptions
 
@@ -41,52 +41,65 @@ RUNNING = State.RUNNING
 
 
 class Intake:
-    """The queue of one open batcher, from its callers' side.
+    """The queue of one open batcher, from its callers' side: creates requests, and ends some.
 
-    It creates requests, and ends those that the handler does not answer.
-
-    Attributes:
+    Args:
         name: The batcher's name, for messages.
         former: The queue and the policy that forms batches from it.
+        parking: The event loop's way to wait.
+        counters: The counts of how requests ended.
+        ring: Wakes the slot that waits for requests.
+        is_blocked_by: Returns whether a call made by a batch's handler waits for that handler.
+        adopt: Applies changed options that are pending, if no batch is filling.
+
+    Attributes:
+        name, former: As above.
         options_factory: Makes the `RequestOptions` of requests under the current options.
         deadlines: Ends requests that run out of time; a task must run it.
-        ring: Wakes the slot that waits for requests; the slots set it.
-        may_block: Whether a handler has the only slot, so that a call that it makes here may wait
-            for itself; the slots set it.
-        is_blocked_by: Returns whether a call made by a batch's handler waits for that handler; the
-            slots set it.
-        adopt: Applies changed options if no batch is filling; None if there are none.
         refusals: Makes the errors for calls that the batcher does not answer.
         home: The event loop that the batcher belongs to.
-        find_here: Returns the entry of the same function in the caller's event loop; None if there
-            is only this one.
         soon: See `Parking.soon`.
     """
 
     def __init__(
         self,
         name: str,
-        options: BatchOptions,
+        former: Former,
         parking: Parking,
         counters: Counters,
+        *,
+        ring: Callable[[], None],
+        is_blocked_by: Callable[[Batch], bool],
+        adopt: Callable[[], None],
     ) -> None:
         self.name = name
-        self.former = Former(options)
-        self.options_factory = RequestOptionsFactory(name, options)
-        self.deadlines = Deadlines(parking, self.former.overdue, self.expire)
-        self.ring: Callable[[], None] = lambda: None
-        self.may_block = False
-        self.is_blocked_by: Callable[[Batch], bool] = lambda _batch: False
-        self.adopt: Callable[[], None] | None = None
-        self.refusals = Refusals(name, counters)
+        self.former = former
+        self.configure(former.options)
+        self.deadlines = Deadlines(parking, former.overdue, self.expire)
+        self.refusals = Refusals(name, counters, is_blocked_by)
         self.home = self.refusals.home
-        self.find_here: Callable[[], Any] | None = None
         self.soon = parking.soon
+        self._ring = ring
+        self._adopt = adopt
+        self._find_elsewhere: Callable[[], Any] | None = None
         self._parking = parking
         self._counters = counters
         self._timers = self.former.overdue.timers
         self._now = parking.now
         self._new_waiter = parking.new_waiter
+
+    def configure(self, options: BatchOptions) -> None:
+        """Applies new options to the requests made from now on."""
+        self.options_factory = RequestOptionsFactory(self.name, options)
+
+    def find_elsewhere_by(self, find: Callable[[], Any] | None) -> None:
+        """Sets what finds the entry of the same function in the caller's event loop, or nothing."""
+        self._find_elsewhere = find
+
+    def adopt(self) -> None:
+        """Applies changed options that are pending, if no batch is filling."""
+        if self.former.awaits_change:
+            self._adopt()
 
     async def call(self, item: Any, options: RequestOptions | None) -> Any:
         """Adds one request to the queue and waits for its result.
@@ -104,9 +117,9 @@ class Intake:
 
         Cancellation: the request is dropped from the queue or its batch; others are not affected.
         """
-        if self.may_block and running_batch.get(None) is not None:
+        if running_batch.get(None) is not None:
             try:
-                self.refuse_blocked()
+                self.refusals.refuse_blocked()
             except WouldDeadlock:
                 await anyio.lowlevel.checkpoint()
                 raise
@@ -125,7 +138,7 @@ class Intake:
             former.append(request)
             former.live = live = live + 1
             if live == former.wake_at:
-                self.ring()
+                self._ring()
         else:
             try:
                 self._enter(request)
@@ -168,9 +181,9 @@ class Intake:
             NotOpen: The function is not open there.
             BatcherClosed: It is not open there, and closed here.
         """
-        if self.find_here is None:
+        if self._find_elsewhere is None:
             raise self.refusals.elsewhere()
-        return self.find_here()
+        return self._find_elsewhere()
 
     def enter(self, item: Any, options: RequestOptions | None) -> Request:
         """Adds one request to the queue; the caller must await its waiter immediately.
@@ -201,8 +214,7 @@ class Intake:
         if not self._parking.seems_here():
             there: Intake = self._entry_here().intake
             return there.enter_stream(item, options)
-        if self.may_block:
-            self.refuse_blocked()
+        self.refusals.refuse_blocked()
         buffer = StreamBuffer(self._parking, self.former.options.stream_buffer)
         request = self._new_request(item, options, buffer)
         self._enter(request)
@@ -227,14 +239,12 @@ class Intake:
             WouldDeadlock: The handler that makes the calls would wait for itself.
         """
         self.check_loop()
-        if self.may_block:
-            self.refuse_blocked()
+        self.refusals.refuse_blocked()
         waiter = GroupWaiter(self._parking, len(items))
         former = self.former
         if options is None and former.live + len(items) <= former.free_room:
             return self._enter_alike(items, waiter)
-        if self.adopt is not None:
-            self.adopt()
+        self.adopt()
         requests = [
             self._new_request(item, asked, waiter)
             for item, asked in zip(items, options or repeat(None), strict=False)
@@ -268,7 +278,7 @@ class Intake:
             request.state = QUEUED
             requests.append(request)
         if self.former.arrive_all(requests):
-            self.ring()
+            self._ring()
         return requests
 
     def _new_request(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
@@ -289,8 +299,8 @@ class Intake:
             DeadlineExceeded: Its deadline has passed already.
             BatcherClosed: The batcher has stopped.
         """
-        if self.adopt is not None:
-            self.adopt()
+        if self.former.awaits_change:
+            self._adopt()
         options = request.options
         if options is None or options.options_factory is not self.options_factory:
             self._renew(request)
@@ -302,7 +312,7 @@ class Intake:
         if former.admits_freely and not former.parked and former.live < former.room.most:
             request.state = QUEUED
             if former.arrive(request):
-                self.ring()
+                self._ring()
         else:
             self._admit(request)
         if options is None:
@@ -337,7 +347,7 @@ class Intake:
             admission.victim.error = self.refusals.shed()
             self._parking.wake_all((admission.victim,))
         if admission.ring:
-            self.ring()
+            self._ring()
 
     def _admit_all(self, requests: list[Request]) -> None:
         """Admits all requests of a group, or none of them.
@@ -359,16 +369,6 @@ class Intake:
                 if not self.refusals.closed:
                     self._counters.rejected += len(requests) - 1
                 raise
-
-    def refuse_blocked(self) -> None:
-        """Refuses a call that would wait for the handler that makes it.
-
-        Raises:
-            WouldDeadlock: The call would.
-        """
-        batch = running_batch.get(None)
-        if batch is not None and self.is_blocked_by(batch):
-            raise self.refusals.would_deadlock()
 
     def check_loop(self) -> None:
         """Checks that the caller is in the batcher's event loop.
@@ -394,7 +394,7 @@ class Intake:
         elif state is QUEUED or state is PARKED:
             self._counters.cancelled += 1
             if self.former.leave(request):
-                self.ring()
+                self._ring()
         else:
             request.error = None  # it will not be raised, and its traceback keeps the request
 
@@ -419,13 +419,13 @@ class Intake:
         """Stops admitting calls; queued requests stay."""
         self.refusals.closed = True
         self.former.close()
-        self.ring()
+        self._ring()
 
     def drop_queue(self) -> None:
         """Fails the queued requests because the batcher will stop; calls are still accepted."""
         for request in self.former.parked_and_queued():
             if self.former.leave(request, State.FAILED):
-                self.ring()
+                self._ring()
             self.fail_one(request, BatcherClosed(f"{self.name} is closing, and drops its queue"))
 
     def fail(self, requests: Iterable[Request], failure: BaseException | None) -> None:

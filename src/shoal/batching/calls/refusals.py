@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.batching.current import running_batch
 from shoal.batching.failures.held import shown
 from shoal.batching.loops.home import Home, not_open_here
 from shoal.errors import BatcherClosed, DeadlineExceeded, Overloaded, ShoalError, WouldDeadlock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.core.batch import Batch
     from shoal.core.counters import Counters
 
 
 class Refusals:
     """Makes the errors for one batcher's calls, and counts those that are never queued.
+
+    Args:
+        name: The batcher's name.
+        counters: The counts of how requests ended.
+        is_blocked_by: Returns whether a call made by a batch's handler waits for that handler.
 
     Attributes:
         home: The event loop that the batcher belongs to.
@@ -21,12 +30,15 @@ class Refusals:
         failure: The error that broke the batcher; None if it is not broken.
     """
 
-    def __init__(self, name: str, counters: Counters) -> None:
+    def __init__(
+        self, name: str, counters: Counters, is_blocked_by: Callable[[Batch], bool]
+    ) -> None:
         self.home = Home()
         self.closed = False
         self.failure: BaseException | None = None
         self._name = name
         self._counters = counters
+        self._is_blocked_by = is_blocked_by
 
     def elsewhere(self) -> ShoalError:
         """Returns the error for a caller in another event loop, or in none."""
@@ -57,9 +69,16 @@ class Refusals:
         self._counters.expired += requests
         return DeadlineExceeded(f"a call to {self._name} was made after its deadline")
 
-    def would_deadlock(self) -> WouldDeadlock:
-        """Returns the error for a call that would wait for the handler that makes it."""
-        return WouldDeadlock(
+    def refuse_blocked(self) -> None:
+        """Refuses a call that would wait for the handler that makes it.
+
+        Raises:
+            WouldDeadlock: The call would.
+        """
+        batch = running_batch.get(None)
+        if batch is None or not self._is_blocked_by(batch):
+            return
+        raise WouldDeadlock(
             f"the handler of {self._name} calls its own batcher, and waits for a slot while its "
             "batch has the only one: it would wait for ever; allow more slots, "
             "max_concurrent_batches=2, or call the plain function that does the work"

@@ -243,7 +243,7 @@ class Opening:
         """Registers a batcher that was opened in a block, so that calls find it."""
         self._add(self.key(receiver), opened)
         if opened.face is not None:  # if None, the batcher must not keep its instance
-            opened.entry.intake.find_here = lambda: self.found(receiver).entry
+            opened.entry.find_elsewhere_by(lambda: self.found(receiver).entry)
 
     def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
         """Removes a batcher from the table; in its thread, or when its instance was collected."""
@@ -303,11 +303,11 @@ class Opening:
         if unnamed is not None:
             self._remove(key, unnamed)
         self._add(key, opened)
-        opened.entry.intake.find_here = lambda: self.found(receiver).entry
+        opened.entry.find_elsewhere_by(lambda: self.found(receiver).entry)
         try:
             yield
         finally:
-            opened.entry.intake.find_here = None
+            opened.entry.find_elsewhere_by(None)
             self._remove(key, opened)
             if unnamed is not None and unnamed.batcher.is_open:
                 self._add(key, unnamed)

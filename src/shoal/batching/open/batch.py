@@ -6,39 +6,29 @@ The handler answers each request separately, at any time. The worker slot adds r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import anyio.lowlevel
 
+from shoal.batching.calls.stream import Mark
+from shoal.batching.failures.exceptions import own_copy
+from shoal.batching.running.run import RUNNING, Run
+from shoal.batching.stream_buffer import is_full, too_slow, wait_for_readers
 from shoal.core.request import State
+from shoal.errors import Unfinished
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Mapping, Sequence
 
+    from shoal.batching.loops.parking import Scope
     from shoal.batching.open.joining import Joining
-    from shoal.core.batch import DispatchReason, Draining
+    from shoal.core.batch import Batch, DispatchReason, Draining
+    from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
-
-RUNNING = State.RUNNING
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class BatchResponder(Protocol):
-    """Answers the requests of an open batch."""
-
-    async def send(self, request: Request, chunk: Any) -> None:
-        """Puts an item into a request's stream, once there is room."""
-        ...
-
-    def finish(self, request: Request, value: Any) -> None:
-        """Ends a request with its result, or a stream with its end."""
-        ...
-
-    def fail(self, request: Request, error: BaseException) -> None:
-        """Ends a request with an error."""
-        ...
 
 
 class OpenRequest(Generic[T, R]):
@@ -52,7 +42,7 @@ class OpenRequest(Generic[T, R]):
 
     item: T
 
-    def __init__(self, request: Request, run: BatchResponder) -> None:
+    def __init__(self, request: Request, run: OpenRun) -> None:
         self.item = request.item
         self._request = request
         self._run = run
@@ -150,7 +140,7 @@ class OpenBatch(Generic[T, R]):
     yields the requests that join now, and it waits only while no request is active.
     """
 
-    def __init__(self, joining: Joining, run: BatchResponder) -> None:
+    def __init__(self, joining: Joining, run: OpenRun) -> None:
         self._batch = joining.batch
         self._joining = joining
         self._run = run
@@ -196,8 +186,7 @@ class OpenBatch(Generic[T, R]):
 
         For handlers that run in a place that will shut down, such as a replica.
         """
-        self._joining.is_leaving = True
-        self._joining.changed()
+        self._joining.leave()
 
     def _look(self) -> None:
         """Takes the requests that join now."""
@@ -268,3 +257,105 @@ class _Steps(Generic[T, R]):
         if not joined:
             raise StopAsyncIteration
         return joined
+
+
+@dataclass(slots=True)
+class OpenRun(Run):
+    """Runs a handler on batches that take requests meanwhile."""
+
+    _joining: dict[Batch, Joining] = field(default_factory=dict["Batch", "Joining"])
+
+    def configure(self, options: BatchOptions) -> None:
+        """Applies new options, to the running batches as well."""
+        self.options = options
+
+    def began(self, batch: Batch, joining: Joining) -> None:
+        """Sets what adds requests to a batch, before it is run."""
+        self._joining[batch] = joining
+
+    def ended(self, batch: Batch) -> None:
+        """Forgets a batch."""
+        del self._joining[batch]
+
+    async def send(self, request: Request, chunk: Any) -> None:
+        """Puts an item into a request's stream, once there is room."""
+        if isinstance(chunk, (Mark, BaseException)):
+            raise TypeError(
+                f"an item of a stream can't be {chunk!r}: finish() ends the stream, fail(error) "
+                "fails it, and where there is nothing to send, send nothing"
+            )
+        if not self.handler.streams:
+            raise TypeError(
+                f"a call to {self.name} is answered once, by finish(result); "
+                "for a stream of items write fill=..., streams=True"
+            )
+        await anyio.lowlevel.checkpoint()
+        while request.state is RUNNING and is_full(request):
+            if request.waiter.hold is not None:
+                raise RuntimeError("another task is sending to this request already")
+            limit_s = self.options.slow_reader_timeout_s
+            await wait_for_readers([request], limit_s, self.parking, self._fail_slow_reader)
+        if request.state is RUNNING:
+            request.waiter.items.append(chunk)
+            request.waiter.wake()
+
+    def finish(self, request: Request, value: Any) -> None:
+        """Ends a request with its result, or a stream with its end."""
+        if self.handler.streams and value is not None:
+            raise TypeError(
+                f"a stream of {self.name} has no result but its items; send(item), then finish()"
+            )
+        if isinstance(value, BaseException):
+            raise TypeError(f"a result can't be {value!r}: fail(error) fails the request")
+        if request.state is not RUNNING:
+            return
+        if self.handler.streams:
+            self._finish_stream(request)
+            return
+        request.value = value
+        self._end(request, State.FINISHED)
+        self.counters.finished += 1
+        self.parking.wake_all((request,))
+
+    def fail(self, request: Request, error: BaseException) -> None:
+        """Ends a request with an error."""
+        if not isinstance(error, BaseException):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"fail() takes an exception, not {error!r}; write request.fail(ValueError(...))"
+            )
+        if request.state is RUNNING:
+            self._fail(request, own_copy(error))
+
+    @property
+    def _wants_to_know(self) -> bool:
+        return True
+
+    def _left(self, batch: Batch, scope: Scope, request: Request | None) -> None:
+        joining = self._joining[batch]
+        if request is not None:
+            joining.ended(request)
+        if joining.is_abandoned and self.options.cancel_abandoned:
+            scope.cancel()
+
+    def _end(self, request: Request, state: State) -> None:
+        batch = request.batch
+        Run._end(self, request, state)
+        self._joining[cast("Batch", batch)].ended(request)
+
+    async def _attempt(self, batch: Batch, requests: Sequence[Request]) -> None:
+        joining = self._joining[batch]
+        try:
+            await self.handler.function(OpenBatch[Any, Any](joining, self))
+        finally:
+            joining.end()
+        self._fail_all(requests, self._unfinished)
+
+    def _time_is_up(self, batch: Batch, requests: Sequence[Request], scope: Scope) -> None:
+        self._joining[batch].end()
+        Run._time_is_up(self, batch, requests, scope)
+
+    def _fail_slow_reader(self, request: Request) -> None:
+        self._fail(request, too_slow(self.name, request, self.options.slow_reader_timeout_s))
+
+    def _unfinished(self) -> Unfinished:
+        return Unfinished(f"the handler of {self.name} ended and left this request unanswered")

@@ -14,69 +14,48 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from shoal.core.batch import DispatchReason
 from shoal.core.request import State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.batching.open.queue import OpenQueue
     from shoal.core.batch import Batch
-    from shoal.core.forming.former import Former
     from shoal.core.request import Request
-
-
-class Gateway(Protocol):
-    """What a batch needs from the slots, to take requests from the queue."""
-
-    @property
-    def former(self) -> Former:
-        """The queue."""
-        ...
-
-    def taken_within(self, room: float) -> list[Request]:
-        """Takes the requests that fit from the queue, in order."""
-        ...
-
-    def pass_turn(self) -> None:
-        """Passes the turn at the queue to the next slot."""
-        ...
-
-    async def listen(self, until: float) -> None:
-        """Waits until the queue changes, or until a time on the loop's clock; needs the turn."""
-        ...
-
-    async def queue_changes(self) -> None:
-        """Waits until the queue changes; needs no turn."""
-        ...
-
-    def now(self) -> float:
-        """Returns the time on the loop's clock, in seconds."""
-        ...
-
-    def tell_room(self) -> None:
-        """Reports that the room of a batch has changed, or that its handler should look again."""
-        ...
-
-    def takes_no_more(self, batch: Batch) -> bool:
-        """Returns whether no more requests will join a batch."""
-        ...
 
 
 class Joining(ABC):
     """Adds requests to one batch.
 
+    Args:
+        batch: The batch, with its first requests.
+        queue: The queue, at which the batch has the turn.
+        on_room: Called when the room of the batch has changed, or its handler should look again.
+        gets_no_more: Returns whether no more requests will come for a batch.
+
     Attributes:
-        batch: The batch.
+        batch: As above.
         joined: Its requests that the handler has not taken yet.
         has_ended: Whether the handler has ended, and takes no more requests.
         is_leaving: Whether it takes no more requests, and ends when the present ones have ended.
     """
 
-    def __init__(self, batch: Batch, gateway: Gateway) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        queue: OpenQueue,
+        on_room: Callable[[], None],
+        gets_no_more: Callable[[Batch], bool],
+    ) -> None:
         self.batch = batch
         self.joined: list[Request] = list(batch.members)
         self.has_ended = self.is_leaving = False
-        self._gateway = gateway
+        self._queue = queue
+        self._on_room = on_room
+        self._gets_no_more = gets_no_more
         self._has_turn = True
         # The total cost of the requests that use room in the batch.
         self._size = sum([request.cost for request in batch.members])
@@ -106,15 +85,24 @@ class Joining(ABC):
     def ended(self, request: Request) -> None:
         """Handles that one of the batch's requests has ended."""
 
+    def end(self) -> None:
+        """Takes no more requests, because the handler has ended or its time is up."""
+        self.has_ended = True
+
+    def leave(self) -> None:
+        """Takes no more requests, and ends when the present ones have ended."""
+        self.is_leaving = True
+        self.changed()
+
     def changed(self) -> None:
         """Reports that room is free, or that the handler should look again."""
-        self._gateway.tell_room()
+        self._on_room()
 
     def leave_queue(self) -> None:
         """Passes the turn at the queue to the next slot, if the batch has the turn."""
         if self._has_turn:
             self._has_turn = False
-            self._gateway.pass_turn()
+            self._queue.pass_turn()
 
     def _drop_ended(self) -> None:
         members = self.batch.members
@@ -122,10 +110,10 @@ class Joining(ABC):
             members[:] = [request for request in members if request.state is State.RUNNING]
 
     def _room_left(self) -> float:
-        return self._gateway.former.options.max_batch_size - self._size
+        return self._queue.former.options.max_batch_size - self._size
 
     def _take(self) -> list[Request]:
-        taken = self._gateway.taken_within(self.room)
+        taken = self._queue.taken_within(self.room)
         if taken:
             self.batch.admit(taken)
             self.joined += taken
@@ -137,9 +125,15 @@ class Joining(ABC):
 class OpenJoining(Joining):
     """Adds requests to a batch with ``fill="open"``."""
 
-    def __init__(self, batch: Batch, gateway: Gateway) -> None:
-        super().__init__(batch, gateway)
-        self._is_flushed = gateway.former.took_flushed
+    def __init__(
+        self,
+        batch: Batch,
+        queue: OpenQueue,
+        on_room: Callable[[], None],
+        gets_no_more: Callable[[Batch], bool],
+    ) -> None:
+        super().__init__(batch, queue, on_room, gets_no_more)
+        self._is_flushed = queue.former.took_flushed
         self._has_lost = False
         self._first_at = batch.members[0].arrived_at
         self._newest_at = max(request.arrived_at for request in batch.members)
@@ -164,17 +158,17 @@ class OpenJoining(Joining):
 
     async def feed(self) -> None:
         """Adds requests to the batch until it is closed; needs the turn at the queue."""
-        gateway = self._gateway
+        queue = self._queue
         try:
             while not self.has_ended:
                 for request in self._take():
                     self._newest_at = max(self._newest_at, request.arrived_at)
-                    self._is_flushed = self._is_flushed or gateway.former.took_flushed
+                    self._is_flushed = self._is_flushed or queue.former.took_flushed
                 until, reason = self._closing()
-                if until <= gateway.now():
-                    self.batch.reason = reason
+                if until <= queue.now():
+                    self.batch.complete(reason)
                     break
-                await gateway.listen(until)
+                await queue.listen(until)
         finally:
             if self.batch.reason is DispatchReason.OPEN:  # the handler has ended, or its time is up
                 self.has_ended = True
@@ -193,12 +187,12 @@ class OpenJoining(Joining):
     async def wait(self) -> bool:
         if self.is_closed:
             return False
-        await self._gateway.queue_changes()
+        await self._queue.change()
         return True
 
     def _closing(self) -> tuple[float, DispatchReason]:
         """Returns when the batch must be closed, and why."""
-        former = self._gateway.former
+        former = self._queue.former
         if former.live or self.room <= 0:
             return -math.inf, DispatchReason.FULL
         if self._is_flushed:
@@ -238,10 +232,10 @@ class ContinuousJoining(Joining):
 
     def _takes_no_more(self) -> bool:
         is_over = self.has_ended or self.is_leaving
-        return is_over or self._gateway.takes_no_more(self.batch)
+        return is_over or self._gets_no_more(self.batch)
 
     async def wait(self) -> bool:
         if self._takes_no_more():
             return False
-        await self._gateway.queue_changes()
+        await self._queue.change()
         return True

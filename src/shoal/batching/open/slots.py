@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
+from shoal.batching.open.batch import OpenRun
 from shoal.batching.open.joining import ContinuousJoining, Joining, OpenJoining
-from shoal.batching.open.run import OpenRun
+from shoal.batching.open.queue import OpenQueue
 from shoal.batching.running.slots import LEFT_OPEN, Slots, logger
 from shoal.core.batch import DispatchReason
-from shoal.core.request import State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from shoal.batching.loops.parking import Scope
+    from shoal.batching.running.capacity import Room
+    from shoal.batching.running.slots import SlotParts
     from shoal.core.batch import Batch
-    from shoal.core.forming.former import Former
-    from shoal.core.request import Request
+    from shoal.core.options.options import BatchOptions
 
 
-class OpenSlots(Slots):
+class OpenSlots(Slots[OpenRun]):
     """Slots that start the handler with the first request, and add others as they arrive."""
 
-    def __init__(self, *args: Any, fill: str) -> None:
+    def __init__(
+        self,
+        parts: SlotParts,
+        run: OpenRun,
+        on_death: Callable[[BaseException], None],
+        room: Room | None,
+        fill: str,
+    ) -> None:
         self._open: dict[Batch, Joining] = {}
-        super().__init__(*args)
+        super().__init__(parts, run, on_death, room)
+        self._queue = OpenQueue(parts.intake, self._turn, parts.bell, parts.parking, parts.counters)
         self._joining_of = OpenJoining if fill == "open" else ContinuousJoining
-        self._change: anyio.Event | None = None
         self._former.tell_all()
 
-    @property
-    def former(self) -> Former:
-        """The queue."""
-        return self._former
-
-    def ring(self) -> None:
-        """Wakes all tasks that wait for the queue to change."""
-        super().ring()
-        if self._change is not None:
-            self._change.set()
-            self._change = None
+    def configure(self, options: BatchOptions) -> None:
+        """Applies new options, to the batches that are running as well."""
+        self.run.configure(options)
+        self._resize()
 
     def flush(self) -> None:
         """Closes the open batch after it has taken the queued requests."""
@@ -58,53 +60,17 @@ class OpenSlots(Slots):
             for joining in self._open.values()
         )
 
-    def pass_turn(self) -> None:
-        """Passes the turn at the queue to the next slot."""
-        super().pass_turn()
-        if self._intake.adopt is not None:
-            self._intake.adopt()
-
-    def now(self) -> float:
-        """Returns the time on the loop's clock, in seconds."""
-        return self._parking.now()
-
-    def taken_within(self, room: float) -> list[Request]:
-        """Takes the requests that fit and whose callers still wait from the queue, in order."""
-        self._intake.deadlines.expire_all()
-        there: list[Request] = []
-        while room > 0 and (requests := self._former.take_within(room)):
-            departed = self._parking.departed(requests)
-            for request in departed:
-                request.state = State.CANCELLED
-            self._counters.cancelled += len(departed)
-            there += [request for request in requests if request.state is State.QUEUED]
-            if not departed:
-                break
-            self._former.reform()  # their room in the queue is free
-            room -= sum([request.cost for request in requests if request.state is State.QUEUED])
-        return there
-
-    def takes_no_more(self, batch: Batch) -> bool:
-        """Returns whether no more requests will join a batch."""
+    def _gets_no_more(self, batch: Batch) -> bool:
+        """Returns whether no more requests will come for a batch."""
         former = self._former
         if former.room.closed and not former.live:
             return True
         return self._is_one_too_many() and list(self._open).index(batch) >= self._most
 
-    def tell_room(self) -> None:
+    def _tell_room(self) -> None:
         """Updates how much the slots can take at once, and wakes the tasks that wait."""
         self._tell_idle()
-        self.ring()
-
-    async def listen(self, until: float) -> None:
-        """Waits until the queue changes, or until a time on the loop's clock; needs the turn."""
-        await self._listen(None if until == math.inf else until)
-
-    async def queue_changes(self) -> None:
-        """Waits until the queue changes; needs no turn."""
-        if self._change is None:
-            self._change = anyio.Event()
-        await self._change.wait()
+        self._bell.ring()
 
     async def _serve(self, scope: Scope) -> bool:
         has_run = False
@@ -113,13 +79,13 @@ class OpenSlots(Slots):
                 # The handler may never wait, and other tasks must be able to run.
                 await anyio.lowlevel.checkpoint()
             has_run = True
-            await self.take_turn()
+            await self._turn.take()
             batch = None
             try:
                 batch = await self._first_batch()
             finally:
                 if batch is None:
-                    self.pass_turn()
+                    self._queue.pass_turn()
             if batch is None:
                 return False
             await self._run_open(batch, scope)
@@ -138,19 +104,18 @@ class OpenSlots(Slots):
             if self._room is not None and not is_due:
                 self._room.rest()
             room = 0 if is_due and self._is_full() else former.options.max_batch_size
-            requests = self.taken_within(room)
+            requests = self._queue.taken_within(room)
             if requests:
                 return self._begun(requests, DispatchReason.OPEN)
             if former.room.closed and not former.live:
                 break
-            await self.listen(math.inf)
+            await self._listen(None)
         return None
 
     async def _run_open(self, batch: Batch, scope: Scope) -> None:
-        joining = self._open[batch] = self._joining_of(batch, self)
-        run = self.run
-        assert isinstance(run, OpenRun)
-        run.opened[batch] = joining
+        joining = self._joining_of(batch, self._queue, self._tell_room, self._gets_no_more)
+        self._open[batch] = joining
+        self.run.began(batch, joining)
         try:
             if isinstance(joining, OpenJoining):
                 await self._run_and_feed(batch, joining, scope)
@@ -158,13 +123,13 @@ class OpenSlots(Slots):
                 joining.leave_queue()
                 await self._run(batch, scope)
         finally:
-            joining.has_ended = True
+            joining.end()
             joining.leave_queue()
-            del self._open[batch], run.opened[batch]
+            self.run.ended(batch)
+            del self._open[batch]
             self._counters.batches[batch.reason] += 1
             self._counters.batch_size.observe(batch.size)
-            self._tell_idle()
-            self.ring()
+            self._tell_room()
 
     async def _run_and_feed(self, batch: Batch, joining: OpenJoining, scope: Scope) -> None:
         failure: BaseException | None = None

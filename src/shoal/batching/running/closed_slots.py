@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio.lowlevel
 
+from shoal.batching.running.run import Run
 from shoal.batching.running.slots import Slots
 from shoal.core.batch import DispatchReason
 from shoal.core.policy import Dispatch
@@ -14,10 +16,16 @@ from shoal.core.request import State
 if TYPE_CHECKING:
     from shoal.batching.loops.parking import Scope
     from shoal.core.batch import Batch
+    from shoal.core.options.options import BatchOptions
 
 
-class ClosedSlots(Slots):
+class ClosedSlots(Slots[Run]):
     """Slots that take a batch when one is due, and then run the handler."""
+
+    def configure(self, options: BatchOptions) -> None:
+        """Applies new options, to the batches that are formed from now on."""
+        self.run = replace(self.run, options=options)
+        self._resize()
 
     @property
     def is_gathering(self) -> bool:
@@ -34,11 +42,11 @@ class ClosedSlots(Slots):
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
         has_run = False
         while not self._are_enough_idle():
-            await self.take_turn()
+            await self._turn.take()
             try:
                 batch = await self._next_batch(has_run)
             finally:
-                self.pass_turn()
+                self._turn.pass_on()
             if batch is None:
                 return False
             await self._run(batch, scope)
@@ -77,9 +85,7 @@ class ClosedSlots(Slots):
                 self._room.rest()
             if former.room.closed and former.live == 0:
                 return None
-            former.wake_at = decision.wake_at
             await self._listen(decision.until)
-            former.wake_at = 0
             fresh = False
         return None
 

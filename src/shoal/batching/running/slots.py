@@ -22,15 +22,17 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
 
 from shoal.batching.current import calls_from_thread
 from shoal.batching.failures.exceptions import is_cancellation
+from shoal.batching.running.run import Run
+from shoal.batching.running.turn import Turn
 from shoal.core.batch import Batch, DispatchReason
 from shoal.core.policies.sizing import load_of
 from shoal.core.request import Request, State
@@ -41,14 +43,18 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from shoal.batching.calls.intake import Intake
+    from shoal.batching.loops.bell import Bell
     from shoal.batching.loops.parking import Parking, Scope
     from shoal.batching.running.capacity import Room
-    from shoal.batching.running.run import Run
     from shoal.core.counters import Counters
+    from shoal.core.forming.former import Former
+    from shoal.core.options.options import BatchOptions
 
 logger: Final = logging.getLogger("shoal")
 
 RUNNING = State.RUNNING
+
+RunT = TypeVar("RunT", bound=Run)
 LEFT_OPEN: Final = "a handler has left a cancel scope open"
 """The log message for such a handler; which batch it was is not known."""
 
@@ -56,53 +62,73 @@ IDLE_SLOTS_KEPT: Final = 8
 """How many idle slots wait for their turn at the queue."""
 
 
-class Slots(ABC):
+@dataclass(frozen=True)
+class SlotParts:
+    """The parts of an open batcher that its slots work with.
+
+    Attributes:
+        intake: The callers' side of the queue.
+        former: The queue.
+        batches: The running batches and their start times, in seconds on the loop's clock.
+        bell: Wakes the slot that waits for the queue to change.
+        parking: The event loop's way to wait.
+        counters: The counts of batches.
+    """
+
+    intake: Intake
+    former: Former
+    batches: dict[Batch, float]
+    bell: Bell
+    parking: Parking
+    counters: Counters
+
+
+class Slots(ABC, Generic[RunT]):
     """The worker slots of one open batcher; subclasses define what a slot does.
 
     Invariant: while calls are accepted and one more slot is allowed, one slot has the turn at the
     queue, or waits for it, or has been created or woken and has not run yet.
+
+    Args:
+        parts: The parts of the batcher.
+        run: Runs a batch.
+        on_death: Called with the error that ends a slot.
+        room: The capacity of a handler that forwards batches; None for `max_concurrent_batches`.
 
     Attributes:
         run: Runs a batch; replaced when the options change.
         batches: The running batches and their start times, in seconds on the loop's clock.
         draining: Set when the batcher begins to close; handlers can check it.
         ended: Set when the last slot has ended.
-        on_change: Called whenever the batcher may have become idle; None if not needed.
     """
 
     def __init__(
         self,
-        intake: Intake,
-        parking: Parking,
-        counters: Counters,
-        run: Run,
+        parts: SlotParts,
+        run: RunT,
         on_death: Callable[[BaseException], None],
-        room: Room | None = None,
+        room: Room | None,
     ) -> None:
-        self._intake = intake
-        self._former = intake.former
-        self._parking = parking
-        self._counters = counters
+        self._intake = parts.intake
+        self._former = parts.former
+        self.batches = parts.batches
+        self._bell = parts.bell
+        self._parking = parts.parking
+        self._counters = parts.counters
+        self._turn = Turn(parts.parking, self._add_slot)
         self.run = run
         self._on_death = on_death
         self._room = room
         self._tasks: TaskGroup | None = None
-        self._at_queue = False
-        self._next_at_queue: deque[Any] = deque()
-        self._bell: Any = None
         self._count = 0
         self._last_id = 0
         self.draining = anyio.Event()
-        self.batches: dict[Batch, float] = {}
-        self._former.batches = self.batches
         self.coroutines: list[object] = []
         # One scope per slot; cancelling them does not cancel the task that waits for the slots.
         self._lives: set[Any] = set()
         self._are_cancelled = False
         self.ended = anyio.Event()
-        self.on_change: Callable[[], None] | None = None
-        intake.ring = self.ring
-        intake.is_blocked_by = self.is_blocked_by
+        self._on_change: Callable[[], None] | None = None
         self._tell_idle()
 
     def start(self, tasks: TaskGroup) -> None:
@@ -121,16 +147,20 @@ class Slots(ABC):
     def flush(self) -> None:
         """Dispatches the queued requests without waiting for more."""
         self._former.flush()
-        self.ring()
+        self._bell.ring()
 
-    def resize(self) -> None:
+    @abstractmethod
+    def configure(self, options: BatchOptions) -> None:
+        """Applies new options."""
+
+    def _resize(self) -> None:
         """Applies a changed number of slots; surplus slots end after their batch."""
         if self.ended.is_set():
             return
         if self._tasks is not None:
-            self._fill_turn()
+            self._turn.offer()
         self._tell_idle()
-        self.ring()
+        self._bell.ring()
 
     @property
     @abstractmethod
@@ -140,12 +170,16 @@ class Slots(ABC):
     def room_changed(self) -> None:
         """Checks again whether the handler can take a batch."""
         self._tell_idle()
-        self.ring()
+        self._bell.ring()
 
-    def ring(self) -> None:
-        """Wakes the slot that has the turn at the queue, to decide again."""
-        if self._bell is not None:
-            self._parking.wake(self._bell)
+    def report_changes_to(self, on_change: Callable[[], None]) -> None:
+        """Has a function called whenever the batcher may have become idle."""
+        self._on_change = on_change
+
+    def tell_change(self) -> None:
+        """Reports that the batcher may have become idle."""
+        if self._on_change is not None:
+            self._on_change()
 
     @property
     def are_at_rest(self) -> bool:
@@ -162,7 +196,7 @@ class Slots(ABC):
         That is certain if its batch has the only slot, and the call is made by the handler's
         thread, its task, or a task that this one waits for. Other tasks may outlive the handler.
         """
-        if self._most > 1 or self.run.handler.fill != "closed":
+        if not self.batches or self._most > 1 or self.run.handler.fill != "closed":
             return False
         if calls_from_thread.get():
             return self.run.handler.threaded and self._is_running(batch)
@@ -237,8 +271,7 @@ class Slots(ABC):
     async def _run(self, batch: Batch, scope: Scope) -> None:
         started = self.batches[batch]
         run = self.run  # with the options with which the batch was filled
-        if self._intake.adopt is not None:
-            self._intake.adopt()
+        self._intake.adopt()
         self._tell_idle()
         try:
             await run.run(batch, scope)
@@ -259,33 +292,9 @@ class Slots(ABC):
                 self._former.model.observe(batch.load, run_s)
             self._tell_idle()
 
-    async def take_turn(self) -> None:
-        """Waits until no other slot has the turn at the queue."""
-        while self._at_queue:
-            waiter = self._parking.new_waiter()
-            self._next_at_queue.append(waiter)
-            try:
-                await waiter
-            except BaseException:
-                if waiter in self._next_at_queue:
-                    self._next_at_queue.remove(waiter)
-                else:
-                    self._fill_turn()  # this one had been woken
-                raise
-        self._at_queue = True
-
-    def pass_turn(self) -> None:
-        """Passes the turn at the queue to the next slot."""
-        self._at_queue = False
-        self._fill_turn()
-
-    def _fill_turn(self) -> None:
-        """Wakes the next slot; creates one if none waits and the limit allows it."""
-        if self._at_queue:
-            return
-        if self._next_at_queue:
-            self._parking.wake(self._next_at_queue.popleft())
-        elif self._count < self._most and not (self._former.room.closed and not self._former.live):
+    def _add_slot(self) -> None:
+        """Starts a slot, which will ask for the turn at the queue, if the limit allows it."""
+        if self._count < self._most and not (self._former.room.closed and not self._former.live):
             self._start_slot()
 
     def _start_slot(self) -> None:
@@ -296,23 +305,12 @@ class Slots(ABC):
 
     def _are_enough_idle(self) -> bool:
         """Returns whether an idle slot may end, because enough others wait."""
-        return len(self._next_at_queue) >= IDLE_SLOTS_KEPT
+        return self._turn.waiting >= IDLE_SLOTS_KEPT
 
     async def _listen(self, until: float | None) -> None:
-        """Waits for `ring`, or until a time on the loop's clock."""
-        if self.on_change is not None:
-            self.on_change()
-        self._bell = bell = self._parking.new_waiter()
-        try:
-            if until is None:
-                await bell
-            else:
-                scope = self._parking.new_scope()
-                scope.deadline = until
-                with scope:
-                    await bell
-        finally:
-            self._bell = None
+        """Waits for the queue to change, or until a time on the loop's clock."""
+        self.tell_change()
+        await self._bell.wait(math.inf if until is None else until)
 
     def _begun(self, requests: list[Request], reason: DispatchReason) -> Batch:
         """Returns a batch with requests that were taken from the queue."""
@@ -334,11 +332,9 @@ class Slots(ABC):
     def _tell_idle(self) -> None:
         room, most, busy = self._room, self._most, len(self.batches)
         idle = max(0, most - busy) if room is None else room.free
-        self._intake.may_block = most <= 1 and busy > 0
         if self._former.reform(idle_slots=idle, open_room=self._open_room()):
-            self.ring()
-        if self.on_change is not None:
-            self.on_change()
+            self._bell.ring()
+        self.tell_change()
 
     @abstractmethod
     def _open_room(self) -> float:

@@ -23,7 +23,8 @@ Invariants:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from shoal.core.forming.admission import Admission, AdmissionControl, Parked
 from shoal.core.forming.overdue import Overdue
@@ -46,10 +47,15 @@ if TYPE_CHECKING:
 
 QUEUED = State.QUEUED
 PARKED = State.PARKED
+NONE: Final[Mapping[Batch, float]] = MappingProxyType({})
 
 
 class Former:
     """The queue of one batcher.
+
+    Args:
+        options: The options in force.
+        batches: The batches in the handler and their start times, in seconds; the owner changes it.
 
     Attributes:
         append: Adds a request to the queue, and returns whether a slot must decide now; a part of
@@ -62,43 +68,19 @@ class Former:
         admits_freely: Whether a bound on the queue is the only rule of admission.
         takes_anyone: Whether, in addition, requests need no record of options, so that `append`
             alone is enough.
-        awaits_change: Whether new options are pending until no batch is being collected, so that
-            each request has to be checked; it takes effect with the next `reform`.
+        awaits_change: Whether new options are pending until no batch is being collected.
         wake_at: The number of queued requests at which the waiting slot must be woken; 0 for none.
         overdue: The time limits of requests.
-        batches: The batches in the handler and their start times, in seconds; set by the owner.
         model: The run times of the handler.
         adaptive: The rule that chooses sizes and waits; None if they are fixed.
         options: The options in force.
     """
 
-    __slots__ = (
-        "_control",
-        "_parked",
-        "_policy",
-        "_pressures",
-        "_tells_all",
-        "adaptive",
-        "admits_freely",
-        "append",
-        "awaits_change",
-        "batches",
-        "free_room",
-        "live",
-        "model",
-        "options",
-        "overdue",
-        "parked",
-        "room",
-        "takes_anyone",
-        "wake_at",
-    )
-
-    def __init__(self, options: BatchOptions) -> None:
+    def __init__(self, options: BatchOptions, batches: Mapping[Batch, float] = NONE) -> None:
         self.model = LatencyModel()
+        self._batches = batches
         self.room = QueueRoom(options)
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
-        self.batches: Mapping[Batch, float] = {}
         self.live = self.parked = self.wake_at = 0
         self.free_room: float = 0
         self.awaits_change = self._tells_all = False
@@ -118,7 +100,7 @@ class Former:
         if control is not None and not room.closed:
             refusal = control.full_level(request, room.at_once)
             if refusal is None:
-                refusal = control.lateness(request, request.arrived_at, self.batches)
+                refusal = control.lateness(request, request.arrived_at, self._batches)
             if refusal is not None:
                 return Admission(refusal)
         victim = None
@@ -223,12 +205,15 @@ class Former:
         decision = self._policy.decide(now, pressures.pressure(now) if self.live else None)
         if isinstance(decision, Dispatch):
             pressures.asleep_until = -math.inf
+            self.wake_at = 0
             return decision
         if pressures.unseen:
             # Now their deadlines matter, and may change the decision.
             pressures.see(self.live)
             return self.decide(now)
-        return pressures.sleep(decision, self.live)
+        wait = pressures.sleep(decision, self.live)
+        self.wake_at = wait.wake_at
+        return wait
 
     def take(self, dispatch: Dispatch) -> list[Request]:
         """Removes and returns the batch that `decide` has just decided on.
@@ -306,6 +291,13 @@ class Former:
     def parked_and_queued(self) -> list[Request]:
         """Returns all waiting requests, parked ones first so that none is admitted meanwhile."""
         return [*self._parked, *self._policy.waiting()]
+
+    def await_change(self, *, is_pending: bool) -> None:
+        """Sets whether new options are pending, so that each request has to be checked.
+
+        It takes effect with the next `reform`.
+        """
+        self.awaits_change = is_pending
 
     def change(
         self, options: BatchOptions, describe: Callable[[Request], Exception | None]

@@ -19,7 +19,7 @@ from shoal.core.batch import Batch, DispatchReason
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions, RequestOptionsFactory
 from shoal.core.forming.former import Former
 from shoal.core.policies.sizing import load_of
-from shoal.core.policy import Dispatch, Wait
+from shoal.core.policy import Dispatch
 from shoal.core.request import NOTHING, Request, State
 from shoal.core.simulation.results import Arrival, Outcome, SimulatedBatch
 from shoal.errors import ItemTooLarge
@@ -33,7 +33,6 @@ QUEUED = State.QUEUED
 RUNNING = State.RUNNING
 FINISHED = State.FINISHED
 _NEVER = math.inf
-_UNTIL_SOMEONE_COMES = Wait(None, 1)
 
 
 class SimulatedBatcher:
@@ -52,7 +51,8 @@ class SimulatedBatcher:
         limit_s = options.handler_timeout_s
         self._limit_s = _NEVER if limit_s is None else limit_s
         self._options_factory = RequestOptionsFactory("the simulated batcher", options)
-        self._former = Former(options)
+        self._since: dict[Batch, float] = {}
+        self._former = Former(options, self._since)
         self._has_request_options = (
             self._options_factory.of_each
             or options.request_timeout_s is not None
@@ -63,8 +63,6 @@ class SimulatedBatcher:
         # When each batch ends, its number, which orders equal times, and whether the handler times
         # out then.
         self._running: list[tuple[float, int, Batch, bool]] = []
-        self._since: dict[Batch, float] = {}
-        self._former.batches = self._since
         # Whether a slot waits for requests, and until when; it decides no sooner unless woken.
         self._listens = False
         self._listens_until = _NEVER
@@ -182,14 +180,11 @@ class SimulatedBatcher:
         """Lets idle slots take batches until none is ready; then one of them waits."""
         former = self._former
         self._listens = False
-        former.wake_at = 0
         while self._idle:
-            # With an empty queue the slot always waits for the next arrival.
-            decision = former.decide(now) if former.live else _UNTIL_SOMEONE_COMES
+            decision = former.decide(now)
             if isinstance(decision, Dispatch):
                 self._start(former.take(decision), decision.reason, now)
                 continue
-            former.wake_at = decision.wake_at
             self._listens = True
             self._listens_until = _NEVER if decision.until is None else decision.until
             return

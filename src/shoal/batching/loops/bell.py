@@ -1,0 +1,58 @@
+"""Wakes the tasks of one batcher that wait for its queue to change."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+if TYPE_CHECKING:
+    from shoal.batching.loops.parking import Parking
+
+
+class Bell:
+    """Wakes one task that waits often, and any others that wait for the next change.
+
+    Args:
+        parking: The way to wait in the batcher's event loop.
+    """
+
+    __slots__ = ("_change", "_parking", "_waiter")
+
+    def __init__(self, parking: Parking) -> None:
+        self._parking = parking
+        self._waiter: Any = None
+        self._change: anyio.Event | None = None
+
+    def ring(self) -> None:
+        """Wakes all that wait."""
+        if self._waiter is not None:
+            self._parking.wake(self._waiter)
+        if self._change is not None:
+            self._change.set()
+            self._change = None
+
+    async def wait(self, until: float) -> None:
+        """Waits for `ring`, or until a time on the loop's clock; only one task at a time does so.
+
+        Args:
+            until: The time, in seconds; infinity for no limit.
+        """
+        self._waiter = waiter = self._parking.new_waiter()
+        try:
+            if until == math.inf:
+                await waiter
+            else:
+                scope = self._parking.new_scope()
+                scope.deadline = until
+                with scope:
+                    await waiter
+        finally:
+            self._waiter = None
+
+    async def change(self) -> None:
+        """Waits for `ring`, beside other tasks."""
+        if self._change is None:
+            self._change = anyio.Event()
+        await self._change.wait()
