@@ -48,7 +48,8 @@ nitpick_ignore_regex = [
     # Type variables.
     (r"py:.*", r"(.+\.)?[A-Z](_co|_contra)?(\.args|\.kwargs)?"),
     # In an annotation, what is imported for type checkers alone has no module; our pages name one.
-    (r"py:class", r"\w+"),
+    # In a signature with a default that a factory makes, it ends at the first comma.
+    (r"py:class", r"\w+(\[\w+)?"),
     # What calls are made of; not for users to name.
     (r"py:.*", r"shoal\.batching\.calls\.intake\.Intake"),
     # The default of an option that is the batcher's own unless given.

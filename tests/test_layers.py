@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
             *("planning", "starting"),
         }
     ),
-    "cli": frozenset({"commands", "planning"}),
+    "cli": frozenset({"commands"}),
     "__main__": frozenset({"cli"}),
     "starting": frozenset({"errors", "core", "batching", "replicas", "serving", "observe", "http"}),
     "top": frozenset(
@@ -54,7 +54,7 @@ ALSO_ALLOWED = {
 
 # What few need.
 LONG_TO_LOAD = {
-    *("anyio.from_thread", "importlib.metadata", "ssl"),
+    *("anyio.from_thread", "importlib.metadata", "ssl", "shoal.serving.app_file.file"),
     *("shoal.batching.loops.asyncio_parking", "shoal.batching.loops.trio_parking"),
 }
 
@@ -63,6 +63,9 @@ CONTRACTS = {
     # What others call a batched function by, in annotations.
     "shoal.batching.calls.call.StreamCall",
     "shoal.batching.calls.call.UnaryCall",
+    # What a protocol over HTTP is: a codec, and the form of its streams.
+    "shoal.http.requests.codec.Codec",
+    "shoal.http.requests.codec.StreamForm",
     # What a request knows of its batch, which knows its requests.
     "shoal.core.request.RequestBatch",
 }

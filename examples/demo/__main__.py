@@ -14,7 +14,8 @@ import trio
 from sklearn.datasets import load_digits
 
 from examples.demo.app import app, show
-from shoal.http.server.server import ServerConfig, serve
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
 
 _LOAD = Path(__file__).parents[1] / "digits" / "load.py"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -26,7 +27,7 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0 for a free one (%(default)s)")
     options = parser.parse_args()
-    config = ServerConfig(host=options.host, port=options.port, graceful_timeout_s=10)
+    config = HttpOptions(host=options.host, port=options.port, graceful_timeout_s=10)
     exit_code = 0
     try:
         print("Starting two workers and training their models: a few seconds.", flush=True)
@@ -40,7 +41,7 @@ def main() -> int:
     return exit_code
 
 
-async def _serve(config: ServerConfig) -> None:
+async def _serve(config: HttpOptions) -> None:
     drained = await serve(app, config, shutdown=_signalled, started=_announce)
     if drained.started:
         cut = f"; {drained.cut:,} requests were cut off" if drained.cut else ""

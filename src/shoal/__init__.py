@@ -60,14 +60,13 @@ if TYPE_CHECKING:
         WrongResultType,
     )
     from shoal.http.app.app import App
-    from shoal.http.app.embedded import HttpOptions
-    from shoal.replicas.code.accepting import accept_batch
     from shoal.replicas.code.current import Identity, current_backend_tag, current_replica_tag
-    from shoal.replicas.code.definition import Definition
+    from shoal.replicas.code.definition import Definition, accept_batch
     from shoal.replicas.code.description import Description, Method
     from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
     from shoal.serving.clients.protocol import Client, Handle
     from shoal.serving.config.config import BackendConfig
+    from shoal.serving.http_options import HttpOptions
     from shoal.serving.status import (
         BackendStatus,
         EndpointStatus,
@@ -197,7 +196,7 @@ _WHERE: Final = {
     "HandlerFailed": "shoal.errors",
     "HandlerTimeout": "shoal.errors",
     "HistogramSnapshot": "shoal.core.counters",
-    "HttpOptions": "shoal.http.app.embedded",
+    "HttpOptions": "shoal.serving.http_options",
     "Pressure": "shoal.core.policy",
     "Identity": "shoal.replicas.code.current",
     "InUse": "shoal.errors",
@@ -238,7 +237,7 @@ _WHERE: Final = {
     "WouldDeadlock": "shoal.errors",
     "WrongBatchSize": "shoal.errors",
     "WrongResultType": "shoal.errors",
-    "accept_batch": "shoal.replicas.code.accepting",
+    "accept_batch": "shoal.replicas.code.definition",
     "batch": "shoal.batching.decorator.decorator",
     "blocking": "shoal.batching.decorator.blocking",
     "connect": "shoal.starting",

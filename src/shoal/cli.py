@@ -8,9 +8,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.support.arguments import CommandParser
-from shoal.commands.support.messages import say
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.parser import CommandParser
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser

@@ -11,19 +11,19 @@ from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.loops.forks import keep_for_ever
+from shoal.replicas.threads import check_may_block
 from shoal.serving.clients.in_replica import client_inside
 from shoal.serving.clients.remote_client import RemoteClient
-from shoal.serving.clients.sync import check_may_block
 from shoal.serving.controller.controller import Controller
+from shoal.serving.http_options import HttpOptions
 from shoal.serving.local_servers import admin_socket
 from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.http.app.embedded import EmbeddedServer, HttpOptions
-    from shoal.serving.clients.child_handle import ChildClient
-    from shoal.serving.clients.in_replica import InsideClient
+    from shoal.http.app.embedded import EmbeddedServer
+    from shoal.serving.clients.in_replica import ChildClient, InsideClient
     from shoal.serving.clients.sync import SyncFace
 
 
@@ -87,7 +87,7 @@ class Starting:
             if server is not None:
                 make, options = server
                 running = await self._exit.enter_async_context(make(controller, options))
-                controller.url = running.url
+                controller.served_at(running.url)
         except BaseException:  # not passed to aclose(): it would be wrapped in a group
             await self._exit.aclose()
             raise
@@ -114,7 +114,7 @@ class Starting:
 
 def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:
     try:
-        from shoal.http.app.embedded import EmbeddedServer, HttpOptions
+        from shoal.http.app.embedded import EmbeddedServer
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "shoal":
             raise

@@ -9,7 +9,8 @@ import trio
 
 from shoal import App
 from shoal.http.app.admin_mount import AppAdmin
-from shoal.http.server.server import ServerConfig, serve
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
 
 HANG_S = 15
 
@@ -30,7 +31,7 @@ def served(*, token=None, allowed=("driven_models",)):
             is_up.set()
 
         with trio.fail_after(HANG_S):
-            await serve(admin, ServerConfig(port=0), shutdown=shutdown.wait, started=started)
+            await serve(admin, HttpOptions(port=0), shutdown=shutdown.wait, started=started)
 
     thread = threading.Thread(target=trio.run, args=(run,))
     thread.start()

@@ -404,9 +404,10 @@ def test_ctrl_c_ends_measuring_without_a_traceback(directory, loop):
 @pytest.mark.parametrize(
     ("application", "line"),
     [
-        ("served", "'served' is not MODULE:ATTRIBUTE; write it like my_module:app"),
-        ("served.py:app:x", "'served.py:app:x' is not MODULE:ATTRIBUTE"),
-        ("../served:app", "'../served:app' is not MODULE:ATTRIBUTE"),
+        ("served", "'served' is not an import path; write it like 'my_module:app'"),
+        ("served.py", "'served.py' is not an import path; write it like 'my_module:app'"),
+        ("served.py:app:x", "'served.py:app:x' is not an import path"),
+        ("../served:app", "'../served:app' is not an import path"),
         ("absent:app", "no module 'absent' in "),
         ("served.inner:app", "no module 'served.inner' in "),
         ("served:absent", "served has no attribute 'absent'"),

@@ -10,6 +10,7 @@ import pytest
 
 from shoal.cli import _parser
 from shoal.serving.app_file.file import read_app_file
+from shoal.serving.http_options import FILE_OPTIONS, HttpOptions
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}
@@ -43,3 +44,18 @@ def test_a_documented_command_is_understood(words):
 def test_a_documented_file_is_right(text, tmp_path):
     (tmp_path / "app.toml").write_text(text)
     assert read_app_file(tmp_path / "app.toml").backends
+
+
+def test_every_option_of_a_server_is_documented():
+    page = PAGES["reference/command-line.md"]
+    [keys] = re.findall(r"^\| `\[server\]` \| (.*) \|$", page, re.MULTILINE)
+    named = set(re.findall("`(?!shoal)([a-z_]+)`", keys))
+    assert named == {"event_loop", *FILE_OPTIONS}
+    for name, one in FILE_OPTIONS.items():
+        if one.flag:
+            flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+            [default] = re.findall(rf"^\| `{flag}(?: [A-Z]+)?` \| (\S+) \|", page, re.MULTILINE)
+            value = getattr(HttpOptions, name)
+            assert default.strip("`") == (
+                "off" if value is False else f"{value}".removesuffix(".0")
+            )

@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from shoal.commands.server.locations import ServerLocation, ServerLock
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.mistake import CommandError
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.commands.support.option_values import checked, option_pairs, written
+from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.values import checked, option_pairs
 from shoal.core.options.records import LatencyTarget, QueuePolicy
-from shoal.planning.mistake import CommandError
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,10 @@ from shoal.planning.mistake import CommandError
         ("batch_wait_timeout_s=none", "batch_wait_timeout_s", None),
         ("overload=wait", "overload", "wait"),
         ("isolate_errors=true", "isolate_errors", True),
+        ("isolate_errors=False", "isolate_errors", False),
+        ("max_queued_requests=null", "max_queued_requests", None),
+        ("max_queued_requests=None", "max_queued_requests", None),
+        ("max_batch_size=1,000", "max_batch_size", "1,000"),
         ("allowed_batch_sizes=8,16", "allowed_batch_sizes", [8, 16]),
         ("allowed_batch_sizes=[8,16]", "allowed_batch_sizes", [8, 16]),
         ('adaptive={"p99_s": 0.1}', "adaptive", LatencyTarget(p99_s=0.1)),
@@ -36,7 +40,10 @@ def test_what_is_written_is_read(text, name, value):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("priority_levels", "an option is written NAME=VALUE"),
+        (
+            "priority_levels",
+            "an option is written KEY=VALUE, like priority_levels=3, ",
+        ),
         ("levels=3", "'levels' is not an option of a batcher; did you mean 'priority_levels'"),
         ("bucket_by=x", "bucket_by is a function"),
         ('adaptive={"p98_s": 1}', "adaptive has no 'p98_s'"),
@@ -56,6 +63,5 @@ def test_values_are_checked_as_those_of_a_batcher_are():
         checked({"max_batch_size": "many"})
 
 
-def test_options_are_written_as_keywords():
-    pairs = {"max_batch_size": 3, "overload": "wait", "bucket_by": len}
-    assert written(pairs) == "max_batch_size=3, overload='wait'"
+def test_of_equal_options_the_last_counts():
+    assert option_pairs(["max_batch_size=3", "max-batch-size=4"]) == {"max_batch_size": 4}

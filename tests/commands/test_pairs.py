@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.commands.support.option_values import value_of
-from shoal.commands.support.pairs import config_of, json_of, weights_of
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.values import config_of, json_of, value_of, weights_of
 
 
 @pytest.mark.parametrize(
@@ -24,6 +23,10 @@ from shoal.planning.mistake import CommandError
         ("'none'", "none"),
         ("[[0, 1], [2]]", [[0, 1], [2]]),
         ("{ p99_s = 0.1 }", {"p99_s": 0.1}),
+        ('{"p99_s": 0.1}', {"p99_s": 0.1}),
+        ("[1, null]", [1, None]),
+        ("8,16", "8,16"),
+        ("True", "True"),
         ("a b", "a b"),
     ],
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.commands.support.run_times import run_time
+from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.values import run_time
 from shoal.core.simulation.results import Linear
-from shoal.planning.mistake import CommandError
 
 
 @pytest.mark.parametrize(

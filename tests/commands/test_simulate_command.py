@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from shoal.cli import main
+from shoal.core.options.options import OPTIONS, BatchOptions
 
 CONSTANT = ["--rate", "100", "--duration", "1", "--traffic", "constant", "--run-time", "0.004"]
 
@@ -81,6 +83,19 @@ def test_any_option_can_be_named(told):
     assert data["mean_batch"] == 5
 
 
+def test_the_flags_of_options_are_those_of_the_table(capsys):
+    with pytest.raises(SystemExit):
+        main(["simulate", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    flags = {name: option.flag for name, option in OPTIONS.items() if option.flag}
+    assert flags
+    for name, flag in flags.items():
+        default = f"{getattr(BatchOptions(), name):g}"
+        assert re.search(
+            rf"--{name.replace('_', '-')} [A-Z]+ {re.escape(flag)} \({default}\)", told
+        )
+
+
 def test_what_more_than_the_handler_can_do_leads_to_is_said(told):
     arguments = ["--rate", "100", "--duration", "5", "--run-time", "0.01+0.01n"]
     text = told(*arguments, "--max-batch-size", "4")
@@ -103,12 +118,13 @@ def test_a_trace_is_played(told, tmp_path):
     arguments = ["--trace", str(path), "--run-time", "1n", "--max-batch-size", "3"]
     text = told(*arguments, "--option", "priority_levels=2")
     assert "3 requests in 0 s" in text
+    assert "options   max_batch_size=3, priority_levels=2\n" in text
     assert "batches             3, of 1 on average" in text
     assert text.splitlines()[-4:] == [
+        "",
         "priority  requests  answered  p50  p99  max",
-        "--------  --------  --------  ---  ---  ---",
-        "1                2      100%  3 s  4 s  4 s",
-        "2                1      100%  5 s  5 s  5 s",
+        "       1         2      100%  3 s  4 s  4 s",
+        "       2         1      100%  5 s  5 s  5 s",
     ]
     assert told.err == "unknown columns, ignored: user\n"
 

@@ -157,7 +157,7 @@ def test_a_state_file_that_is_none_is_told(terminal, directory):
 def test_one_that_does_not_start_shows_what_it_said(terminal, directory):
     code, out, err = terminal.run("start", "--detach", "absent:app")
     assert (code, out) == (2, "")
-    assert err.startswith("shoal: no module 'absent' in ")
+    assert err.startswith("shoal: 'absent:app': there is no module 'absent' in /")
     assert err.count("\n") == 1
 
 

@@ -143,7 +143,10 @@ def test_a_plot_is_saved(told, directory):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["tuned", "--item", "1"], "'tuned' is not MODULE:FUNCTION; write it like my_module:embed"),
+        (
+            ["tuned", "--item", "1"],
+            "'tuned' is not an import path; write it like 'my_module",
+        ),
         (["absent:echo", "--item", "1"], "no module 'absent' in "),
         (["tuned:absent", "--item", "1"], "tuned has no attribute 'absent'"),
         (["tuned:weights", "--item", "1"], "a handler must be a function of a list, not None"),
@@ -155,7 +158,7 @@ def test_a_plot_is_saved(told, directory):
             ["tuned:echo", "--item-from", "tuned:weights"],
             "tuned:weights is not a function",
         ),
-        (["tuned:echo", "--item", "1", "--option", "x"], "an option is written NAME=VALUE"),
+        (["tuned:echo", "--item", "1", "--option", "x"], "an option is written KEY=VALUE"),
         (["tuned:costly", "--item", '"eel"'], "is decorated with a batch_size_fn"),
         (["tuned:Nothing", "--item", "1"], "the class Nothing has no __call__"),
         (

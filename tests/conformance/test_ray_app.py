@@ -14,7 +14,7 @@ import shoal
 from batching.scenes import Held, Recorder, outcome, outcomes, settle
 from conformance.replica_scenes import chain, living_tasks, service
 from shoal.errors import ShutDown
-from shoal.replicas.code.accepting import accept_batch
+from shoal.replicas.code.definition import accept_batch
 from shoal.testing.asgi import Answer, Call, ask, calling
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from starlette.routing import Mount
 
 import shoal
 from shoal.http.server.lifespan import Lifespan
-from shoal.http.server.server import ServerConfig, serve
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
 
 pytestmark = pytest.mark.trio
 
@@ -32,7 +33,7 @@ class Server:
         self.client: httpx.AsyncClient
         self.drained: Any = None
 
-    async def run(self, app: Any, config: ServerConfig, task_status: Any) -> None:
+    async def run(self, app: Any, config: HttpOptions, task_status: Any) -> None:
         async def shutdown() -> None:
             await self.stop.wait()
             if isinstance(app, shoal.App):
@@ -80,7 +81,7 @@ async def serving(app: Any, **config: Any) -> AsyncIterator[Server]:
     server = Server()
     with trio.fail_after(HANG_S):
         async with trio.open_nursery() as nursery:
-            await nursery.start(server.run, app, ServerConfig(port=0, **config))
+            await nursery.start(server.run, app, HttpOptions(port=0, **config))
             async with server.client:
                 yield server
                 server.stop.set()
@@ -662,7 +663,7 @@ async def test_rc27_a_server_that_never_started_only_ends() -> None:
 
     with trio.fail_after(HANG_S):
         drained = await serve(
-            app, ServerConfig(port=0), shutdown=stop.wait, started=announced.append
+            app, HttpOptions(port=0), shutdown=stop.wait, started=announced.append
         )
     assert not drained.started
     assert announced == []

@@ -26,7 +26,7 @@ from batching.scenes import (
 )
 from conformance.replica_scenes import Passing, chain, living_tasks, served, service
 from shoal.errors import ShutDown
-from shoal.replicas.code.accepting import accept_batch
+from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 
 from core.former_scenes import admit, change, expire, new, queue, take, waiting
 from shoal import BatchOptions, QueuePolicy
-from shoal.core.policies.ranks import rank_of
+from shoal.core.policies.ranked import rank_of
 
 ONE = {"max_batch_size": 1, "idle": 0}
 LATE = QueuePolicy(timeout_s=30, timeout_action="delay")

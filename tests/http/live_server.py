@@ -13,7 +13,8 @@ import h2.connection
 import h2.events
 from anyio.abc import SocketAttribute
 
-from shoal.http.server.server import ServerConfig, serve
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
 
 HANG_S = 20
 
@@ -86,7 +87,7 @@ class LiveServer:
 @asynccontextmanager
 async def live(app, **config):
     server = LiveServer()
-    config = ServerConfig(port=0, **config)
+    config = HttpOptions(port=0, **config)
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             await tasks.start(partial(server.run, app, config))

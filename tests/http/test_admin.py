@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -11,13 +13,14 @@ import pytest
 from serving.fake_client import FakeClient
 from shoal.errors import NotAllowed, NotDurable, ReplicaDied, ReplicaNotStarted, WrongBatchSize
 from shoal.http.admin.api import AdminApi
-from shoal.http.admin.imports import ImportRule
 from shoal.http.admin.mount import AdminListener
 from shoal.http.requests.exchange import JSON
+from shoal.serving.imports import ImportRule
 from shoal.testing.asgi import Call, ask, calling
 
 pytestmark = pytest.mark.anyio
 
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "http.md"
 TOKEN = "correct-horse"
 BEARER = ("authorization", f"Bearer {TOKEN}")
 LOCAL = ("host", "localhost:8000")
@@ -48,7 +51,8 @@ def all_routes():
 
 
 def path_of(route):
-    return route.path.replace("{tag}", "a").replace("{name}", "e").replace("{backend}", "a")
+    names = {"tag": "a", "backend": "a", "name": "e", "endpoint": "e"}
+    return route.path.format_map(names)
 
 
 async def test_a_backend_is_created_shown_changed_scaled_restarted_and_deleted(client):
@@ -279,6 +283,14 @@ async def test_what_is_not_in_the_table_is_refused(client, method, path, status)
         assert answer.headers["allow"] == "GET, PATCH, DELETE"
 
 
+def test_the_reference_lists_all_routes_and_no_others():
+    listed = set()
+    for line in REFERENCE.read_text(encoding="utf-8").splitlines():
+        if row := re.match(r"\| `([A-Z]+) ([a-z]+(?:/\S+)?)` \|", line):
+            listed.add((row[1], re.sub(r"{\w+}", "{}", row[2])))
+    assert listed == {(route.method, re.sub(r"{\w+}", "{}", route.path)) for route in all_routes()}
+
+
 async def test_an_unknown_query_is_refused(client):
     client.backends["a"] = None
     answer = await talk(admin_app(client), "DELETE", "backends/a?force=yes")
@@ -466,6 +478,10 @@ async def test_code_is_imported_from_allowed_modules_only(client, allowed, path,
         {"env": {"LD_PRELOAD": "/tmp/evil.so"}},
         {"ray_options": {"runtime_env": {"pip": ["evil"]}}},
         {"ray_actor_options": {"runtime_env": {}}},
+        {"placement_options": {"python": "/tmp/python"}},
+        {"placement_options": {"env": {"LD_PRELOAD": "/tmp/evil.so"}}},
+        {"placement_options": {"ray_options": {"runtime_env": {}}}},
+        {"placement_options": {"user_config": {"loader": "os:system"}}},
     ],
     ids=str,
 )
@@ -481,12 +497,21 @@ async def test_a_config_imports_nothing_else_either(client, config):
     assert client.asked == []
 
 
-async def test_plain_options_need_no_leave(client):
+@pytest.mark.parametrize(
+    "placed",
+    [
+        {"placement": "process", "python": None, "env": {}},
+        {
+            "placement": "models:Pool",
+            "placement_options": {"loader": "models.text:cost", "env": {}, "slots": 2},
+        },
+    ],
+    ids=str,
+)
+async def test_plain_options_need_no_leave(client, placed):
     config = {
-        "placement": "process",
+        **placed,
         "overload": "reject",
-        "python": None,
-        "env": {},
         "batch_size_fn": "models.text:cost",
         "user_config": {"note": "os:system"},
     }

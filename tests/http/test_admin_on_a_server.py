@@ -10,9 +10,9 @@ import pytest
 from serving.fake_client import FakeClient, full_status
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
-from shoal.http.server.config import ServerConfig
 from shoal.http.server.server import serve
 from shoal.serving.clients.remote_client import connect
+from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -33,7 +33,7 @@ async def operating(fake, tmp_path):
     stop = anyio.Event()
 
     async def run(*, task_status):
-        config = ServerConfig(uds=str(tmp_path / "x"))
+        config = HttpOptions(uds=str(tmp_path / "x"))
         await serve(admin, config, shutdown=stop.wait, started=task_status.started, lifespan=False)
 
     with anyio.fail_after(HANG_S):

@@ -194,8 +194,9 @@ async def test_a_handler_sees_what_the_request_was():
     assert (metadata["method"], metadata["path"]) == ("POST", "/x")
     assert metadata["headers"]["X-Mine"] == "yes"
     assert (metadata["context"], metadata["endpoint"]) == ("http", "noting")
-    assert list(metadata) == ["endpoint", "context", "request_id", "method", "path", "headers"]
-    assert len(metadata) == 6
+    names = ["endpoint", "context", "request_id", "method", "path", "path_params", "headers"]
+    assert list(metadata) == names
+    assert len(metadata) == 7
     with pytest.raises(KeyError):
         metadata["other"]
 
@@ -344,7 +345,7 @@ async def test_the_options_of_a_batched_function_hold_under_those_of_its_endpoin
     [
         (lambda app: app.endpoint("x"), ValueError, '@app.endpoint("/x")'),
         (lambda app: app.endpoint(doubled), TypeError, "a path must be text"),
-        (lambda app: app.endpoint("/{id}"), ValueError, "without parameters"),
+        (lambda app: app.endpoint("/{a b}"), ValueError, "{name:int}"),
         (lambda app: app.endpoint("/-/x"), ValueError, "the application's own"),
         (lambda app: app.endpoint("/x", methods="POST"), TypeError, 'methods = ["POST"]'),
         (lambda app: app.endpoint("/x", methods=("FETCH",)), ValueError, "is not a method"),
@@ -439,7 +440,7 @@ def test_a_refused_declaration_leaves_nothing_behind():
     app = shoal.App()
     with pytest.raises(TypeError):
         app.endpoint("/x")(odd)
-    assert app._routes.at("/x") is None
+    assert app._at("/x") is None
 
 
 # Opening and ending

@@ -18,7 +18,8 @@ from starlette.middleware.cors import CORSMiddleware
 import shoal
 from serving.plain_code import double
 from shoal import errors
-from shoal.http.app.embedded import HttpOptions
+from shoal.http.app import embedded
+from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -107,6 +108,7 @@ async def test_an_address_in_use_is_an_os_error_and_frees_the_state_file(tmp_pat
         {"port": 0, "max_body_bytes": "x"},
         {"port": 0, "max_body_bytes": 0},
         {"port": 0, "graceful_timeout_s": "x"},
+        {"port": 0, "event_loop": "asyncio"},
     ],
     ids=repr,
 )
@@ -289,11 +291,58 @@ async def test_the_values_of_environment_variables_are_not_shown():
         changed = await talk(client.url, path, "PATCH", json=change, headers=bearer)
         assert changed.status_code == 200
         config = await client.get_backend_config("b")
-        assert (config.replica.env, config.retries) == (env, 1)
+        assert (config.placed["env"], config.retries) == (env, 1)
 
 
-def test_the_token_is_not_shown():
-    assert "s3cret" not in repr(HttpOptions(token="s3cret"))
-    with pytest.raises(TypeError) as error:
-        HttpOptions(token=b"s3cret")
-    assert "s3cret" not in str(error.value)
+async def test_every_option_reaches_the_application_or_the_server(monkeypatch):
+    of_app = {
+        "max_body_bytes": 1,
+        "max_json_elements": 2,
+        "send_timeout_s": 3.0,
+        "answer_timeout_s": None,
+        "heartbeat_s": 4.0,
+        "overload_status": 429,
+        "retry_after_s": 5,
+        "debug": True,
+    }
+    given = HttpOptions(port=0, max_connections=6, keep_alive_timeout_s=7, **of_app)
+    passed = []
+
+    async def noting(app, options, **more):
+        passed.extend([app, options])
+        await serve(app, options, **more)
+
+    serve = embedded.serve
+    monkeypatch.setattr(embedded, "serve", noting)
+    async with shoal.start(http=given):
+        app, options = passed
+    assert app.settings == HttpOptions(**of_app)
+    assert options == given
+
+
+async def test_a_call_may_take_as_long_as_the_options_say():
+    async def hang(items: list[int]) -> list[int]:
+        await anyio.sleep_forever()
+        return items
+
+    async with shoal.start(http={**FREE, "answer_timeout_s": 0.05}) as client:
+        await client.create_backend("b", hang)
+        await client.create_endpoint("e", backend="b", route="/e", methods=["POST"])
+        assert (await talk(client.url, "/e", "POST", json=4)).status_code == 504
+
+
+async def test_an_idle_connection_is_closed_when_the_options_say():
+    async with shoal.start(http={**FREE, "keep_alive_timeout_s": 0.05}) as client:
+        port = int(client.url.rpartition(":")[2])
+        with anyio.fail_after(4):
+            async with await anyio.connect_tcp("127.0.0.1", port) as idle:
+                with pytest.raises(anyio.EndOfStream):
+                    await idle.receive()
+
+
+async def test_an_inherited_socket_is_served():
+    inherited = socket.create_server(("127.0.0.1", 0))
+    port = inherited.getsockname()[1]
+    async with shoal.start(http={"fd": inherited.detach()}) as client:
+        assert client.url == f"http://127.0.0.1:{port}"
+        assert await is_served(client.url)

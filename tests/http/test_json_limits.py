@@ -375,10 +375,10 @@ from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 from shoal.http.requests.payload import JsonReader
 from shoal.http.requests.problem import Refused
-from shoal.http.requests.settings import HttpSettings
+from shoal.serving.http_options import HttpOptions
 
 unit, annotation = eval(sys.argv[1]), eval(sys.argv[2])
-settings = HttpSettings()
+settings = HttpOptions()
 exchange = SimpleNamespace(headers={}, max_json_elements=settings.max_json_elements)
 reader = JsonReader(annotation)
 body = b"[" + unit * (settings.max_body_bytes // len(unit) - 2) + unit[:-1] + b"]"
@@ -405,7 +405,7 @@ from pydantic import BaseModel
 from shoal.http.requests.json_scan import check_json
 from shoal.http.requests.payload import JsonReader
 from shoal.http.requests.problem import Refused
-from shoal.http.requests.settings import HttpSettings
+from shoal.serving.http_options import HttpOptions
 
 class Model(BaseModel):
     a: Any
@@ -419,7 +419,7 @@ def peak():
     return int(line.split()[1]) * 1024
 
 opening, unit, closing, annotation = map(eval, sys.argv[1:])
-most = HttpSettings().max_json_elements
+most = HttpOptions().max_json_elements
 exchange = SimpleNamespace(headers={}, max_json_elements=most)
 type_ = JsonReader(annotation)._type
 

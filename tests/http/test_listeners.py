@@ -17,7 +17,8 @@ from live_server import HANG_S, Client, read_all, read_until, request
 
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.listeners import AppListener, Inherited, Tcp, Unix, bind
-from shoal.http.server.server import ServerConfig, serve
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -49,7 +50,7 @@ async def running(app, config=None, extra=(), **more):
     live = Live()
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
-            await tasks.start(live.run, app, config or ServerConfig(port=0), extra, more)
+            await tasks.start(live.run, app, config or HttpOptions(port=0), extra, more)
             yield live
             live.stop.set()
 
@@ -124,7 +125,7 @@ async def test_each_address_has_its_own_application(path):
 
 
 async def test_the_first_address_may_be_a_unix_socket(path):
-    async with running(EchoApp(), ServerConfig(uds=path)) as live:
+    async with running(EchoApp(), HttpOptions(uds=path)) as live:
         assert live.urls == [f"unix:{path}"]
         for _ in range(2):
             assert (await talk(live.urls[0])).endswith(b"hello")
@@ -137,13 +138,13 @@ async def test_a_client_at_a_unix_socket_has_no_address(path):
         scopes.append(scope)
         await EchoApp().answer(send, 200, b"seen")
 
-    async with running(app, ServerConfig(uds=path), lifespan=False) as live:
+    async with running(app, HttpOptions(uds=path), lifespan=False) as live:
         await talk(live.urls[0])
     assert (scopes[0]["client"], scopes[0]["server"]) == (None, None)
 
 
 async def test_an_error_of_a_client_at_a_unix_socket_is_logged(path, caplog):
-    async with running(EchoApp(), ServerConfig(uds=path)) as live:
+    async with running(EchoApp(), HttpOptions(uds=path)) as live:
         bad = request("/", headers=["Connection: \x85Upgrade", "Upgrade: websocket"])
         await talk(live.urls[0], bad)
         assert (await talk(live.urls[0])).endswith(b"hello")
@@ -152,37 +153,36 @@ async def test_an_error_of_a_client_at_a_unix_socket_is_logged(path, caplog):
 
 
 async def test_a_client_at_a_unix_socket_that_talks_on_still_gets_its_answer(path):
-    async with running(EchoApp(), ServerConfig(uds=path)) as live:
+    async with running(EchoApp(), HttpOptions(uds=path)) as live:
         upload = request("/early", method="POST", headers=["Content-Length: 10000000"])
         async with await connect(live.urls[0]) as client:
             await client.send_all(upload + bytes(2**17))
             assert b"too large" in await read_until(client, b"too large")
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o660])
-async def test_only_whom_the_mode_lets_in_can_connect(path, mode):
+async def test_only_its_user_can_open_a_unix_socket(path):
     before = os.umask(0)
     try:
-        async with running(EchoApp(), ServerConfig(uds=path, uds_mode=mode)):
-            assert stat.S_IMODE(os.stat(path).st_mode) == mode
+        async with running(EchoApp(), HttpOptions(uds=path)):
+            assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     finally:
         os.umask(before)
 
 
 async def test_nothing_is_left_of_a_unix_socket(path, tmp_path):
-    async with running(EchoApp(), ServerConfig(uds=path)):
+    async with running(EchoApp(), HttpOptions(uds=path)):
         assert exists(path)
     assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_unix_socket_is_free_again_while_the_server_drains(path):
     app = EchoApp()
-    async with running(app, ServerConfig(uds=path)) as old, await connect(old.urls[0]) as client:
+    async with running(app, HttpOptions(uds=path)) as old, await connect(old.urls[0]) as client:
         await client.send_all(request("/hold"))
         await app.entered.wait()
         old.stop.set()
         await anyio.wait_all_tasks_blocked()
-        async with running(EchoApp(), ServerConfig(uds=path)) as new:
+        async with running(EchoApp(), HttpOptions(uds=path)) as new:
             assert (await talk(new.urls[0])).endswith(b"hello")
             app.release.set()
             assert (await read_all(client)).endswith(b"held")
@@ -199,7 +199,7 @@ os.kill(os.getpid(), 9)
     ended = await anyio.run_process([sys.executable, "-c", died], check=False)
     assert ended.returncode == -9
     assert exists(path)
-    async with running(EchoApp(), ServerConfig(uds=path)) as live:
+    async with running(EchoApp(), HttpOptions(uds=path)) as live:
         assert (await talk(live.urls[0])).endswith(b"hello")
 
 
@@ -261,7 +261,7 @@ async def test_an_inherited_socket_is_served(listens):
     if listens:
         inherited.listen()
     port = inherited.getsockname()[1]
-    async with running(EchoApp(), ServerConfig(fd=inherited.detach())) as live:
+    async with running(EchoApp(), HttpOptions(fd=inherited.detach())) as live:
         assert live.urls == [f"http://127.0.0.1:{port}"]
         assert (await talk(live.urls[0])).endswith(b"hello")
 
@@ -276,18 +276,13 @@ async def test_what_is_no_stream_socket_is_refused():
         bind(Inherited(10_000))
 
 
-async def test_one_server_has_one_address():
-    with pytest.raises(ValueError, match="two addresses"):
-        ServerConfig(uds="/x", fd=3)
-
-
 async def test_an_address_that_is_taken_frees_the_others(path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         extra = [AppListener(address=Tcp(*taken.getsockname()), app=EchoApp())]
         app = EchoApp()
         with pytest.raises(OSError, match="in use"):
             await serve(
-                app, ServerConfig(uds=path), shutdown=anyio.sleep_forever, extra_listeners=extra
+                app, HttpOptions(uds=path), shutdown=anyio.sleep_forever, extra_listeners=extra
             )
     assert app.lifespan_events == []
     assert not exists(path)
@@ -319,7 +314,7 @@ async def test_a_drain_is_that_of_all_addresses(path):
 
 async def test_what_does_not_end_in_time_is_cut_off_at_all_addresses(path):
     public, admin = EchoApp(), EchoApp()
-    config = ServerConfig(port=0, graceful_timeout_s=0.05, send_timeout_s=HANG_S * 2)
+    config = HttpOptions(port=0, graceful_timeout_s=0.05, send_timeout_s=HANG_S * 2)
     async with running(public, config, [(Unix(path), admin)]) as live:
         clients = [await connect(url) for url in live.urls]
         for client, app in zip(clients, (public, admin), strict=True):
@@ -333,7 +328,7 @@ async def test_what_does_not_end_in_time_is_cut_off_at_all_addresses(path):
 
 async def test_the_operator_can_connect_when_the_public_address_is_at_its_limit(path):
     app = EchoApp()
-    config = ServerConfig(port=0, max_connections=1)
+    config = HttpOptions(port=0, max_connections=1)
     admin = running(app, config, [(Unix(path), answering_with(b"admin"))])
     async with admin as live, await connect(live.urls[0]) as client:
         await client.send_all(request("/hold", close=True))

@@ -16,7 +16,7 @@ import shoal
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.payload import encoded, reader_for
 from shoal.http.requests.problem import Refused
-from shoal.http.requests.settings import HttpSettings
+from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import Call
 
 
@@ -27,7 +27,7 @@ class Comment(BaseModel):
 
 def exchange(*headers):
     call = Call(None, "/", headers=headers)
-    return Exchange(call.scope, call._receive, call._send, HttpSettings(), fallback_id="made-up")
+    return Exchange(call.scope, call._receive, call._send, HttpOptions(), fallback_id="made-up")
 
 
 def read(handler, body, *headers):

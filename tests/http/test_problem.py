@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 
 import shoal
 from shoal.http.requests.problem import problem_of
-from shoal.http.requests.settings import HttpSettings
+from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import Call, ask, calling
 
 anyio_test = pytest.mark.anyio
@@ -34,19 +34,19 @@ anyio_test = pytest.mark.anyio
     ],
 )
 def test_each_error_has_its_status(error, status, kind):
-    found = problem_of(error, HttpSettings())
+    found = problem_of(error, HttpOptions())
     assert (found.status, found.kind) == (status, kind)
     assert found.detail != "x"
 
 
 @pytest.mark.parametrize("error", [shoal.Overloaded("x"), shoal.BatcherClosed("x")])
 def test_who_may_come_again_is_told_when(error):
-    found = problem_of(error, HttpSettings(retry_after_s=9))
+    found = problem_of(error, HttpOptions(retry_after_s=9))
     assert dict(found.headers)[b"retry-after"] == b"9"
 
 
 def test_the_members_are_those_of_rfc_9457():
-    members = problem_of(shoal.DeadlineExceeded("x"), HttpSettings()).members("id-1")
+    members = problem_of(shoal.DeadlineExceeded("x"), HttpOptions()).members("id-1")
     assert members == {
         "type": "urn:shoal:problem:deadline-exceeded",
         "title": "The call was not answered in time",

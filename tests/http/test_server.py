@@ -26,7 +26,8 @@ from wsproto.events import CloseConnection, TextMessage
 
 from shoal.errors import LifespanFailed
 from shoal.http.server.connection import ClientConnection
-from shoal.http.server.server import ServerConfig, serve
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
 
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
 
@@ -300,7 +301,7 @@ async def test_an_application_that_does_not_start_is_not_served(says_so):
         raise LookupError("no weights in the file")
 
     with anyio.fail_after(HANG_S), pytest.raises(LifespanFailed) as caught:
-        await serve(app, ServerConfig(port=0), shutdown=never)
+        await serve(app, HttpOptions(port=0), shutdown=never)
     assert str(caught.value) == "the application did not start: LookupError: no weights in the file"
     assert "in app" in caught.value.details
 
@@ -310,7 +311,7 @@ async def test_a_server_that_is_shut_down_while_it_starts_never_listens():
         await anyio.sleep_forever()
 
     with anyio.fail_after(HANG_S):
-        drained = await serve(app, ServerConfig(port=0), shutdown=anyio.lowlevel.checkpoint)
+        drained = await serve(app, HttpOptions(port=0), shutdown=anyio.lowlevel.checkpoint)
     assert not drained.started
 
 
@@ -350,7 +351,7 @@ async def test_a_lifespan_that_does_not_end_is_given_up(monkeypatch):
 async def test_an_address_in_use_is_found_before_the_application_starts():
     app = EchoApp()
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        config = ServerConfig(port=taken.getsockname()[1])
+        config = HttpOptions(port=taken.getsockname()[1])
         with anyio.fail_after(HANG_S), pytest.raises(OSError, match="in use"):
             await serve(app, config, shutdown=never)
     assert app.lifespan_events == []

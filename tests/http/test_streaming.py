@@ -10,8 +10,9 @@ import trio.testing
 
 import shoal
 from shoal.http.requests.exchange import Exchange
-from shoal.http.requests.settings import HttpSettings
-from shoal.http.requests.streaming import JSON_LINES, SERVER_SENT_EVENTS, _relay, form_for
+from shoal.http.requests.json_codec import JSON_LINES, SERVER_SENT_EVENTS, form_for
+from shoal.http.requests.streaming import _relay
+from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -298,7 +299,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
     exchange = Exchange(
-        call.scope, call._receive, call._send, HttpSettings(send_timeout_s=3), fallback_id="x"
+        call.scope, call._receive, call._send, HttpOptions(send_timeout_s=3), fallback_id="x"
     )
 
     class Stream:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from shoal.core.simulation.results import Arrival
-from shoal.planning.mistake import CommandError
 from shoal.planning.recorded import Item, read_trace
 
 
@@ -79,7 +78,7 @@ def test_lines_need_not_be_in_order(recorded):
     ],
 )
 def test_a_mistake_in_a_table_is_told_with_its_line(recorded, text, complaint):
-    with pytest.raises(CommandError, match=complaint):
+    with pytest.raises(ValueError, match=complaint):
         recorded(text)
 
 
@@ -95,17 +94,17 @@ def test_a_mistake_in_a_table_is_told_with_its_line(recorded, text, complaint):
     ],
 )
 def test_a_mistake_in_an_object_is_told_with_its_line(recorded, text, complaint):
-    with pytest.raises(CommandError, match=complaint):
+    with pytest.raises(ValueError, match=complaint):
         recorded(text, "trace.jsonl")
 
 
 def test_a_file_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(CommandError, match=r"can't read .*: No such file or directory"):
+    with pytest.raises(ValueError, match=r"can't read .*: No such file or directory"):
         read_trace(tmp_path / "absent.csv")
 
 
 def test_a_file_that_is_no_text_is_told(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_bytes(b"at\n\xff\xfe\n")
-    with pytest.raises(CommandError, match="not UTF-8 text"):
+    with pytest.raises(ValueError, match="not UTF-8 text"):
         read_trace(path)

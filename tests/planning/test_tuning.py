@@ -9,7 +9,6 @@ import pytest
 from shoal.commands.tune import tuned_as_data, tuned_as_text
 from shoal.core.options.options import BatchOptions
 from shoal.planning.measuring import Measured
-from shoal.planning.mistake import CommandError
 from shoal.planning.tuning import Search
 
 # 10 ms and 1 ms an item.
@@ -36,7 +35,7 @@ def test_every_size_is_tried_with_every_wait_that_makes_sense():
 
 
 def test_a_handler_without_a_bound_on_its_batches_is_not_tuned():
-    with pytest.raises(CommandError, match="give a number to tune for"):
+    with pytest.raises(ValueError, match="give a number to tune for"):
         found(100, 0.08, max_concurrent_batches=None)
 
 
@@ -86,7 +85,7 @@ def test_slots_make_for_more():
 
 
 def test_options_that_do_not_go_with_it_are_told():
-    with pytest.raises(CommandError, match="max_batch_size"):
+    with pytest.raises(ValueError, match="max_batch_size"):
         found(100, 0.08, allowed_batch_sizes=(5, 10))
 
 

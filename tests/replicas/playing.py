@@ -27,17 +27,20 @@ def made(
     *init_args: Any,
     user_config: Any = None,
     number: int = 0,
+    start_timeout_s: float = 15.0,
+    cancel_grace_s: float = 5.0,
     **options: Any,
 ) -> ProcessReplica:
     """Makes a replica."""
-    options = {"start_timeout_s": 15.0, "cancel_grace_s": 5.0, **options}
+    shared = ReplicaOptions(start_timeout_s=start_timeout_s, cancel_grace_s=cancel_grace_s)
     return ProcessReplica(
         Blueprint(
             identity=Identity("model", f"model#{number}"),
             definition=Definition(target, init_args),
             number=number,
             user_config=user_config,
-            options=ReplicaOptions(**options),
+            options=shared,
+            placement_options=options,
         )
     )
 

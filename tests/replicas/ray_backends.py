@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 import shoal
-from shoal.replicas.run_soon import loop_of_caller
+from shoal.replicas.threads import loop_of_caller
 from shoal.testing.replicas.folder import Folder
 
 if TYPE_CHECKING:

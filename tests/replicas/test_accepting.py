@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.batching.handlers.items_or_lists import takes_lists
-from shoal.replicas.code.accepting import accept_batch
+from shoal.replicas.code.definition import accept_batch
 
 
 def of_list(items: list[int]) -> list[int]:

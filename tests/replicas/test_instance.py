@@ -10,8 +10,7 @@ import pytest
 
 import shoal
 from shoal.errors import NoSuchName
-from shoal.replicas.code.accepting import accept_batch
-from shoal.replicas.code.definition import Definition
+from shoal.replicas.code.definition import Definition, accept_batch
 from shoal.replicas.code.instance import Instance
 
 if TYPE_CHECKING:

@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
+from shoal.core.options.option import options_of
+from shoal.replicas.code.current import Identity
+from shoal.replicas.code.definition import Definition
+from shoal.replicas.contract import Blueprint, Replica
 from shoal.replicas.local.task import TaskReplica
 from shoal.replicas.local.thread import ThreadReplica
-from shoal.replicas.placements import placement_name, placement_of
+from shoal.replicas.placements import (
+    BUILT_IN,
+    placement_name,
+    placement_of,
+    takes_open_batches,
+)
+from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.process.replica import ProcessReplica
 
 
 def own(blueprint):
     return TaskReplica(blueprint)
+
+
+@dataclass
+class ZoneOptions:
+    zone: str
+
+
+def with_zone(blueprint):
+    return TaskReplica(blueprint)
+
+
+with_zone.Options = ZoneOptions
 
 
 @pytest.mark.parametrize(
@@ -23,6 +47,46 @@ def own(blueprint):
 )
 def test_a_placement_has_a_name(name, placement):
     assert placement_of(name) is placement
+    assert takes_open_batches(name) == (placement.run_open is not Replica.run_open)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_option_of_a_placement_is_in_the_table_of_options(name):
+    record = BUILT_IN[name].options
+    assert [field.name for field in fields(record)] == list(options_of(record))
+
+
+def test_an_option_of_two_placements_is_one_option():
+    tables = [options_of(one.options) for one in BUILT_IN.values()]
+    for name in {name for table in tables for name in table}:
+        assert len({table[name].check for table in tables if name in table}) == 1
+
+
+def test_a_config_is_checked_without_what_runs_replicas():
+    code = "import sys\nfrom shoal import BackendConfig\n"
+    code += "for place in ('task', 'thread', 'process', 'ray'): BackendConfig(placement=place)\n"
+    code += "BackendConfig(placement='ray', ray_options={'num_gpus': 1})\nprint(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ran.stdout.split())
+    assert not {one.path.partition(":")[0] for one in BUILT_IN.values()} & loaded
+    assert not {"ray", "subprocess"} & loaded
+
+
+@pytest.mark.parametrize("placement", [with_zone, f"{__name__}:with_zone"])
+def test_a_placement_checks_its_options_when_it_is_imported(placement):
+    assert placement_of(placement, {"zone": "a"}) is with_zone
+    assert placement_of(placement) is with_zone
+    with pytest.raises(TypeError, match="placement_options has no 'zones'; it has zone"):
+        placement_of(placement, {"zones": "a"})
+    assert placement_of(own, {"zones": "a"}) is own
+
+
+def test_a_placement_may_wrap_another_and_set_its_options():
+    blueprint = Blueprint(identity=Identity("b", "b#0"), definition=Definition(own))
+    replica = ProcessReplica(replace(blueprint, placement_options={"log_lines": 3}))
+    assert replica._options == ProcessOptions(log_lines=3)
+    with pytest.raises(ValueError, match="log_lines must be at least 0"):
+        ProcessReplica(replace(blueprint, placement_options={"log_lines": -1}))
 
 
 @pytest.mark.parametrize("placement", [own, TaskReplica, functools.partial(own)])

@@ -19,7 +19,9 @@ import pytest
 from replicas.playing import MODULE, children, gone, is_alive, made, noted, playing
 from replicas.process_backends import Plain
 from shoal.errors import ReplicaDied, ReplicaNotStarted
+from shoal.replicas.code.current import Identity
 from shoal.replicas.process import worker
+from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.process.output import Output
 from shoal.testing.replicas.folder import Folder
 
@@ -219,7 +221,8 @@ async def test_what_was_not_read_when_a_worker_ended_is_among_its_last_words(tmp
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho one >&2\nprintf two >&2\nexit 7\n")
     python.chmod(0o755)
-    ended = worker.Worker(made(python=str(python)).blueprint)
+    identity = Identity("model", "model#0")
+    ended = worker.Worker(identity, ProcessOptions(python=str(python)))
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - it ends at once
     ended.close()
     death = ended.death()
@@ -382,7 +385,7 @@ async def test_a_replica_works_where_there_is_no_pidfd_and_no_shared_memory(monk
 def test_the_lifeline_does_nothing_to_a_process_whose_parent_lives():
     held, ours = os.pipe()
     code = (
-        "import sys; from shoal.replicas.process.child.lifeline import die_with_the_parent;"
+        "import sys; from shoal.replicas.process.child.main import die_with_the_parent;"
         f"die_with_the_parent({held}); print('lives')"
     )
     done = subprocess.run(
@@ -397,7 +400,7 @@ def test_a_worker_whose_parent_is_gone_already_ends_at_once():
     held, ours = os.pipe()
     os.close(ours)
     code = (
-        "import sys; from shoal.replicas.process.child.lifeline import die_with_the_parent;"
+        "import sys; from shoal.replicas.process.child.main import die_with_the_parent;"
         f"die_with_the_parent({held}); print('lives')"
     )
     done = subprocess.run(

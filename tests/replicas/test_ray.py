@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -99,17 +100,23 @@ def folder(tmp_path: Path) -> Folder:
 
 @asynccontextmanager
 async def playing(
-    target: Any, *init_args: Any, user_config: Any = None, **options: Any
+    target: Any,
+    *init_args: Any,
+    user_config: Any = None,
+    start_timeout_s: float = 60.0,
+    cancel_grace_s: float = 10.0,
+    **options: Any,
 ) -> AsyncGenerator[Played]:
     """Plays a replica; stops it in the end, if it has not ended."""
-    options = {"ray_options": SMALL, "cancel_grace_s": 10.0, **options}
+    shared = ReplicaOptions(start_timeout_s=start_timeout_s, cancel_grace_s=cancel_grace_s)
     played = Played(
         RayReplica(
             Blueprint(
                 identity=Identity("model", "model#7"),
                 definition=Definition(target, init_args),
                 user_config=user_config,
-                options=ReplicaOptions(**options),
+                options=shared,
+                placement_options={"ray_options": SMALL, **options},
             )
         )
     )
@@ -137,19 +144,7 @@ async def noted(folder: Folder, line: str, times: int = 1) -> None:
 )
 async def test_the_replicas_keep_the_promises_of_all_replicas(kind):
     def placement(blueprint: Blueprint) -> RayReplica:
-        options = ReplicaOptions(
-            start_timeout_s=blueprint.options.start_timeout_s,
-            cancel_grace_s=blueprint.options.cancel_grace_s,
-            ray_options=SMALL,
-        )
-        return RayReplica(
-            Blueprint(
-                identity=blueprint.identity,
-                definition=blueprint.definition,
-                user_config=blueprint.user_config,
-                options=options,
-            )
-        )
+        return RayReplica(replace(blueprint, placement_options={"ray_options": SMALL}))
 
     await check_replica(placement, kinds=[kind], crash=partial(os._exit, 3), patience_s=30.0)
 
@@ -537,7 +532,7 @@ async def test_a_replica_that_is_killed_while_it_starts_is_not_started(folder):
             Blueprint(
                 identity=Identity("model", "model#8"),
                 definition=Definition(Model, (folder.path,)),
-                options=ReplicaOptions(ray_options={"resources": {"nowhere": 1}}),
+                placement_options={"ray_options": {"resources": {"nowhere": 1}}},
             )
         )
     )

@@ -298,7 +298,7 @@ class FaultProgram:
         )
 
     async def _change_what_needs_new_replicas(self, tag: str) -> None:
-        await self._set(tag, shared_memory_bytes=self._random.randint(1, 1000))
+        await self._set(tag, cancel_grace_s=self._random.uniform(0.09, 0.11))
 
     async def _scale(self, tag: str) -> None:
         await self._controller.scale_backend(tag, self._random.randint(1, 3))

@@ -261,7 +261,7 @@ class Program:
             changes = {
                 "update": {"max_batch_size": 2 + self._number % 2},
                 "tell": {"user_config": self._number},
-                "replace": {"shared_memory_bytes": self._number},
+                "replace": {"cancel_grace_s": 1 + self._number / 1000},
             }
             await controller.update_backend_config("b", changes[what])
 

@@ -1,12 +1,14 @@
 """Code of backends, to be named by import paths."""
 
 import os
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
 
 import shoal
-from shoal.replicas.code.accepting import accept_batch
+from shoal.replicas.code.definition import accept_batch
+from shoal.replicas.local.task import TaskReplica
 
 
 async def double(number):
@@ -45,6 +47,21 @@ class Scaled:
 
     async def fail(self, word):
         raise LookupError(f"no such word: {word}")
+
+
+@dataclass(frozen=True)
+class FactorOptions:
+    factor: int
+
+
+class FactorReplica(TaskReplica):
+    """A placement of its own, which tells the code its options."""
+
+    Options = FactorOptions
+
+    def __init__(self, blueprint):
+        options = FactorOptions(**blueprint.placement_options)
+        super().__init__(replace(blueprint, user_config=asdict(options)))
 
 
 class Broken:

@@ -36,6 +36,8 @@ max_replicas = 4
 
 [backends.large]
 code = "models:large"
+placement = "models:Pool"
+placement_options = { zone = "a", slots = [1, 2] }
 
 [endpoints.classify]
 route = "/classify"
@@ -80,7 +82,9 @@ def flaws_of(read):
 def test_a_file_is_read(read):
     app = read(WHOLE)
     assert app.server == {"host": "::1", "port": 9000, "answer_timeout_s": None}
-    assert app.backends["large"] == BackendRecord(tag="large", import_path="models:large")
+    own = {"placement": "models:Pool", "placement_options": {"zone": "a", "slots": [1, 2]}}
+    large = BackendRecord(tag="large", import_path="models:large", config=own)
+    assert app.backends["large"] == large
     small = app.backends["small"]
     assert small.import_path == "models:Small"
     assert small.init_args == ("small.onnx", 3)
@@ -180,6 +184,14 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
         (
             f'{BACKEND}python = "/usr/bin/python3"',
             "3: backends.b.python: python is for placement='process'",
+        ),
+        (
+            f"{BACKEND}placement_options = {{ zone = 'a' }}",
+            "3: backends.b.placement_options: placement_options is for a placement of your own; ",
+        ),
+        (
+            f"{BACKEND}placement_options = 3",
+            "3: backends.b.placement_options: placement_options must be a mapping, not 3",
         ),
         (
             f"{BACKEND}max_ongoing_requests = 1\nmax_concurrent_queries = 2",

@@ -13,10 +13,10 @@ import pytest
 from shoal import errors
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
-from shoal.http.requests.settings import HttpSettings
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.controller import Controller
+from shoal.serving.http_options import HttpOptions
 
 # Replicas load their code in threads.
 pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
@@ -64,6 +64,32 @@ async def test_a_backend_is_made_called_changed_and_deleted(opened):
         await client.delete_endpoint("e")
         await client.delete_backend("s")
         assert await client.list_backends() == {}
+
+
+async def test_a_placement_of_ones_own_gets_its_options(opened):
+    own = {"placement": f"{CODE}:FactorReplica", "placement_options": {"factor": 5}}
+    async with opened() as client:
+        await client.create_backend("s", f"{CODE}:Scaled", 3, config=own)
+        await client.create_endpoint("e", backend="s")
+        handle = await client.get_handle("e")
+        assert await handle.call(2) == 10
+        assert await client.get_backend_config("s") == BackendConfig.of(own)
+        await client.update_backend_config("s", {"placement_options": {"factor": 6}})
+        assert await handle.call(2) == 12
+        for wrong in ({"zone": "a"}, {}):
+            config = {**own, "placement_options": wrong}
+            with pytest.raises(TypeError, match=r"placement_options.*factor"):
+                await client.update_backend_config("s", {"placement_options": wrong})
+            with pytest.raises(TypeError, match=r"placement_options.*factor"):
+                await client.create_backend("t", f"{CODE}:Scaled", 3, config=config)
+        with pytest.raises(TypeError, match="key"):
+            await client.update_backend_config("s", {"placement_options": {1: 2}})
+        with pytest.raises(ValueError, match="of placement='task' by name"):
+            await client.update_backend_config("s", {"placement": "task"})
+        assert await handle.call(2) == 12
+        assert await client.list_backends() == {
+            "s": BackendConfig.of({**own, "placement_options": {"factor": 6}})
+        }
 
 
 async def test_a_stream_is_read_and_left(opened):
@@ -271,6 +297,14 @@ async def test_a_wrong_option_of_a_handle_is_refused_at_once(opened, options, er
             handle.options(**options)
 
 
+async def test_a_misspelt_option_of_a_handle_is_refused_with_a_suggestion(opened):
+    async with opened() as client:
+        await client.create_endpoint("e", backend=None)
+        handle = await client.get_handle("e")
+        with pytest.raises(TypeError, match="no option 'timeout'; did you mean 'timeout_s'"):
+            handle.options(timeout=5)
+
+
 async def test_an_endpoint_for_which_no_methods_are_named_takes_get_and_post(opened):
     async with opened() as client:
         await client.create_backend("a", f"{CODE}:double")
@@ -310,7 +344,7 @@ async def test_an_item_may_be_as_large_as_over_http(opened):
         await client.create_backend("a", f"{CODE}:double")
         await client.create_endpoint("e", backend="a")
         handle = await client.get_handle("e")
-        text = "x" * (HttpSettings().max_body_bytes - 2)
+        text = "x" * (HttpOptions().max_body_bytes - 2)
         assert len(await handle.call(text)) == 2 * len(text)
 
 

@@ -306,7 +306,7 @@ async def test_a_new_replica_that_fails_its_first_health_check_fails_the_change(
     stage = Stage()
 
     async def health(replica: ScriptedReplica) -> None:
-        if replica.blueprint.options.shared_memory_bytes == 7:
+        if replica.blueprint.placement_options:
             if dies:
                 replica.die()
             raise ZeroDivisionError("ill")
@@ -579,7 +579,8 @@ async def test_what_only_a_new_replica_can_take_in_replaces_them() -> None:
     async with serving(echo, num_replicas=2) as (controller, handle, stage):
         await change(controller, shared_memory_bytes=7)
         assert [replica.number for replica in stage.alive] == [2, 3]
-        assert {replica.blueprint.options.shared_memory_bytes for replica in stage.alive} == {7}
+        options = [replica.blueprint.placement_options for replica in stage.alive]
+        assert options == [{"shared_memory_bytes": 7}] * 2
         assert await handle.call(1) == 1
 
 
@@ -624,7 +625,7 @@ async def test_an_update_that_fails_at_its_last_step_undoes_the_first() -> None:
         await anyio.sleep(100)
         assert await controller.get_backend_config("b") == before
         [replica] = stage.alive
-        assert replica.blueprint.options.shared_memory_bytes == before.replica.shared_memory_bytes
+        assert replica.blueprint.placement_options == {}
         assert await handle.call(0) == 1
 
 

@@ -4,7 +4,7 @@ import copy
 import json
 import math
 import pickle
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,10 @@ from shoal.core.options.keywords import OptionKeywords
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import NotDurable
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
-from shoal.serving.config.config import BackendConfig
+from shoal.replicas.placements import BUILT_IN
+from shoal.replicas.process.options import ProcessOptions
+from shoal.replicas.ray.options import RayOptions
+from shoal.serving.config.config import BACKEND_OPTIONS, BackendConfig
 from shoal.serving.config.keywords import NAMES, RENAMED, BackendKeywords
 
 
@@ -25,6 +28,24 @@ def cost(item: str) -> float:
 
 def place(blueprint: Blueprint) -> Replica:
     raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    zone: str
+    slots: int = 1
+
+    def __post_init__(self) -> None:
+        self.zone.encode("ascii")
+        if self.slots < 1:
+            raise ValueError(f"slots must be at least 1, not {self.slots}")
+
+
+class Pool:
+    Options = PoolOptions
+
+    def __call__(self, blueprint: Blueprint) -> Replica:
+        raise NotImplementedError
 
 
 class OpenPlacement:
@@ -40,10 +61,20 @@ HERE = f"{__name__}:cost"
 # options and their values
 
 
-def test_the_options_of_batchers_and_replicas_are_options_of_backends() -> None:
-    assert set(OptionKeywords.__annotations__) < set(NAMES)
-    assert {field.name for field in fields(ReplicaOptions)} < set(NAMES)
+def test_the_typed_keywords_and_the_table_name_the_same_options() -> None:
+    assert set(NAMES) == set(BACKEND_OPTIONS)
     assert set(NAMES) | set(RENAMED) == set(BackendKeywords.__annotations__)
+    assert set(OptionKeywords.__annotations__) < set(NAMES)
+    for record in (ReplicaOptions, *(one.options for one in BUILT_IN.values())):
+        assert {field.name for field in fields(record)} < set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_default_of_an_option_may_be_given(name: str) -> None:
+    default = BackendConfig().as_dict()[name]
+    given = BackendConfig.of({name: default})
+    assert given == BackendConfig()
+    assert BackendConfig.of(json.loads(json.dumps(given.durable()))).given() == given.given()
 
 
 def test_an_option_that_is_not_given_has_its_default() -> None:
@@ -52,6 +83,7 @@ def test_an_option_that_is_not_given_has_its_default() -> None:
     assert config.as_dict() == {
         "num_replicas": 1,
         "placement": "task",
+        "placement_options": {},
         "max_ongoing_requests": None,
         "retries": 0,
         "user_config": None,
@@ -61,7 +93,15 @@ def test_an_option_that_is_not_given_has_its_default() -> None:
         "max_batches_per_replica": None,
         "fill": "closed",
         "streams": False,
-        **{field.name: getattr(ReplicaOptions(), field.name) for field in fields(ReplicaOptions)},
+        "start_timeout_s": 60.0,
+        "cancel_grace_s": 1.0,
+        "python": None,
+        "env": {},
+        "cpu_affinity": None,
+        "max_memory_bytes": None,
+        "shared_memory_bytes": 64 * 2**20,
+        "log_lines": 200,
+        "ray_options": {},
         **{field.name: getattr(batching, field.name) for field in fields(batching)},
     }
     assert config.replica == ReplicaOptions()
@@ -89,12 +129,13 @@ def test_a_given_option_has_its_value() -> None:
     assert config.user_config == {"a": 1}
     assert config.health_check_period_s == 1.0
     assert config.max_batches_per_replica == 100
-    assert config.replica == ReplicaOptions(
-        python="/opt/venv/bin/python",
-        env={"A": "1"},
-        cpu_affinity=((0, 1), (2,)),
-        max_memory_bytes=2**30,
-    )
+    options = {
+        "python": "/opt/venv/bin/python",
+        "env": {"A": "1"},
+        "cpu_affinity": ((0, 1), (2,)),
+        "max_memory_bytes": 2**30,
+    }
+    assert config.placed == config.for_placement() == options
     assert config.batching == {"max_batch_size": 8, "allowed_batch_sizes": (4, 8)}
     assert list(config.given()) == list(given)
     assert config.as_dict() | config.given() == config.as_dict()
@@ -111,7 +152,7 @@ def test_an_old_name_stands_for_its_option() -> None:
     )
     assert config.max_ongoing_requests == 8
     assert config.batching == {"batch_wait_timeout_s": 0.5}
-    assert config.replica.ray_options == {"num_gpus": 1}
+    assert config.placed == {"ray_options": {"num_gpus": 1}}
     assert not set(RENAMED) & set(config.given())
 
 
@@ -190,6 +231,9 @@ def test_a_config_is_taken_as_it_is() -> None:
         ({"shared_memory_bytes": -1}, ValueError, "at least 0"),
         ({"log_lines": 1.5}, TypeError, "whole number"),
         ({"ray_options": {1: 2}, "placement": "ray"}, TypeError, "names for keys"),
+        ({"ray_options": 3, "placement": "ray"}, TypeError, 'write ray_options={"num_gpus": 1}'),
+        ({"placement_options": {1: 2}, "placement": place}, TypeError, "names for keys"),
+        ({"placement_options": 3, "placement": place}, TypeError, "must be a mapping"),
         ({"max_batch_size": 0}, ValueError, "at least 1"),
         ({"pad": cost}, ValueError, "nothing to pad to"),
         ({"batch_size_fn": 3}, TypeError, "must be a callable"),
@@ -218,18 +262,80 @@ def test_a_wrong_option_is_refused(given: Any, error: type[Exception], says: str
         ("python", "/opt/python", {"process"}),
         ("cpu_affinity", [[0]], {"process"}),
         ("max_memory_bytes", 2**30, {"process"}),
+        ("shared_memory_bytes", 2**20, {"process"}),
+        ("log_lines", 10, {"process"}),
         ("env", {"A": "1"}, {"process", "ray"}),
         ("ray_options", {"num_gpus": 1}, {"ray"}),
     ],
 )
 def test_an_option_without_effect_is_refused(name: str, value: Any, places: set[str]) -> None:
-    for placement in ("task", "thread", "process", "ray"):
+    for placement in BUILT_IN:
         if placement in places:
             BackendConfig.of({name: value, "placement": placement})
         else:
-            with pytest.raises(ValueError, match=f"{name} is for placement="):
+            those = "' or '".join(sorted(places))
+            with pytest.raises(ValueError, match=f"^{name} is for placement='{those}', and has no"):
                 BackendConfig.of({name: value, "placement": placement})
     BackendConfig.of({name: value, "placement": place})
+
+
+def test_every_option_of_a_placement_has_such_a_case() -> None:
+    assert {field.name for field in fields(ProcessOptions)} == {
+        *("python", "env", "cpu_affinity", "max_memory_bytes", "shared_memory_bytes", "log_lines")
+    }
+    assert {field.name for field in fields(RayOptions)} == {"env", "ray_options"}
+
+
+def test_a_placement_gets_its_options() -> None:
+    shared = {"cancel_grace_s": 2.0, "start_timeout_s": None}
+    by_name = {"env": {"A": "1"}, "log_lines": 3}
+    of_process = BackendConfig.of({"placement": "process", "ray_options": {}, **shared, **by_name})
+    assert of_process.for_placement() == by_name
+    assert of_process.replica == ReplicaOptions(cancel_grace_s=2, start_timeout_s=None)
+    own = {"zone": "a", "more": [1, {"b": None}]}
+    config = BackendConfig.of({"placement": place, "placement_options": own, **by_name})
+    assert config.placement_options == own
+    assert config.for_placement() == {**by_name, **own}
+    assert BackendConfig().for_placement() == {}
+
+
+@pytest.mark.parametrize("placement", BUILT_IN)
+def test_options_of_shoals_placements_are_written_by_name(placement: str) -> None:
+    names = ", ".join(field.name for field in fields(BUILT_IN[placement].options))
+    says = f"write the options of placement='{placement}' by name{names and f': {names}'}$"
+    with pytest.raises(ValueError, match=says):
+        BackendConfig.of({"placement": placement, "placement_options": {"env": {"A": "1"}}})
+    BackendConfig.of({"placement": placement, "placement_options": {}})
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        (
+            {"zone": "a", "slot": 2},
+            TypeError,
+            "placement_options has no 'slot'; it has zone, slots",
+        ),
+        ({"zone": "a", "slots": 0}, ValueError, "^placement_options: slots must be at least 1"),
+        ({"zone": "ä"}, ValueError, "^placement_options: .*codec can't encode"),
+        ({}, TypeError, "^placement_options: .*'zone'"),
+    ],
+)
+def test_a_placement_checks_its_options(
+    given: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        BackendConfig(placement=Pool(), placement_options=given)
+    assert BackendConfig(placement=Pool(), placement_options={"zone": "a"})
+    # What is not imported is checked where it is.
+    assert BackendConfig(placement=f"{__name__}:Pool", placement_options=given)
+
+
+def test_an_option_has_one_value_for_a_placement() -> None:
+    with pytest.raises(ValueError, match="env is given twice, by its name and in placement_opt"):
+        BackendConfig(placement=place, env={"A": "1"}, placement_options={"env": {}})
+    with pytest.raises(TypeError, match="placement_options has no 'env'; it has zone"):
+        BackendConfig(placement=Pool(), env={"A": "1"}, placement_options={"zone": "a"})
 
 
 def test_open_batches_go_to_a_placement_that_takes_them() -> None:
@@ -272,7 +378,10 @@ def test_configs_of_equal_options_are_equal() -> None:
     assert BackendConfig(num_replicas=1) == BackendConfig()
     assert BackendConfig(num_replicas=2) != BackendConfig()
     assert BackendConfig(max_batch_size=4) != BackendConfig(max_batch_size=5)
-    assert BackendConfig(log_lines=4) != BackendConfig()
+    of_process = BackendConfig(placement="process")
+    assert of_process.changed({"log_lines": 4}) != of_process
+    own = BackendConfig(placement=place, placement_options={"a": 1})
+    assert own.changed({"placement_options": {"a": 2}}) != own
     assert BackendConfig() != {}
     config = BackendConfig(max_batch_size=4, placement="process")
     assert pickle.loads(pickle.dumps(config)) == copy.deepcopy(config) == config
@@ -284,18 +393,23 @@ def test_a_config_shows_what_was_given() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("placement", "change"),
     [
-        {"placement": "thread"},
-        {"placement": "process", "env": {"A": "2"}},
-        {"placement": "process", "python": "/opt/python"},
-        {"shared_memory_bytes": 0},
-        {"cancel_grace_s": 2},
-        {"fill": "open"},
+        ("task", {"placement": "thread"}),
+        ("task", {"cancel_grace_s": 2}),
+        ("task", {"fill": "open"}),
+        ("process", {"env": {"A": "2"}}),
+        ("process", {"python": "/opt/python"}),
+        ("process", {"shared_memory_bytes": 0}),
+        ("ray", {"ray_options": {"num_gpus": 1}}),
+        (place, {"placement_options": {"zone": "b"}}),
+        (place, {"shared_memory_bytes": 0}),
     ],
 )
-def test_what_a_running_replica_can_not_take_in_needs_new_ones(change: dict[str, Any]) -> None:
-    before = BackendConfig()
+def test_what_a_running_replica_can_not_take_in_needs_new_ones(
+    placement: Any, change: dict[str, Any]
+) -> None:
+    before = BackendConfig(placement=placement)
     assert before.changed(change).needs_new_replicas(before)
 
 
@@ -479,6 +593,10 @@ def test_a_config_comes_back_from_json_as_it_was() -> None:
     target = BackendConfig(adaptive=shoal.LatencyTarget(p99_s=0.2, growth=2))
     assert BackendConfig.of(json.loads(json.dumps(target.durable()))) == target
     assert BackendConfig().durable() == {}
+    own = BackendConfig(
+        placement="models:Pool", placement_options={"zone": "a", "slots": [1, {"b": None}]}
+    )
+    assert BackendConfig.of(json.loads(json.dumps(own.durable()))).given() == own.given()
 
 
 @pytest.mark.parametrize(
@@ -491,6 +609,10 @@ def test_a_config_comes_back_from_json_as_it_was() -> None:
         ({"user_config": object()}, "user_config.*of type object"),
         ({"batch_wait_timeout_s": float("inf")}, "batch_wait_timeout_s.*JSON"),
         ({"ray_options": {"x": cost}, "placement": "ray"}, "ray_options\\['x'\\].*import path"),
+        (
+            {"placement_options": {"x": (1,)}, "placement": "models:Pool"},
+            "placement_options\\['x'\\].*write a list",
+        ),
     ],
 )
 def test_what_json_has_no_form_for_is_not_kept(given: dict[str, Any], says: str) -> None:

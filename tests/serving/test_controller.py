@@ -600,7 +600,7 @@ async def test_a_verb_that_is_cancelled_at_any_moment_is_done_or_not_begun(
             assert status.wanted == config.num_replicas == len(status.replicas)
             mine = [r for r in stage.alive if r.blueprint.identity.backend == tag]
             assert all((r.told or [None])[-1] == config.user_config for r in mine)
-            assert all(r.blueprint.options == config.replica for r in mine)
+            assert all(r.blueprint.placement_options == config.for_placement() for r in mine)
         assert await handle.call(1) == 1
         for tag in {"x", "y"} - {*backends}:
             await controller.create_backend(tag, echo, config=place)

@@ -116,7 +116,7 @@ async def test_all_of_it_is_there_again(path: Path) -> None:
         assert (await controller.get_backend_config("b")).batching["max_batch_size"] == 3
         [shadow] = (await controller.status()).endpoints["e"].shadows
         assert (shadow.backend, shadow.proportion, shadow.compare) == ("b", 0.5, "operator:eq")
-        assert controller.routes["/e"]["POST"].name == "e"
+        assert controller.endpoints["e"].route == "/e"
 
 
 async def test_what_was_deleted_is_gone(path: Path) -> None:
@@ -208,7 +208,7 @@ async def test_what_can_not_be_written_does_not_take_effect(path: Path) -> None:
             assert isinstance(error, OSError)
         assert await controller.list_endpoints() == before
         assert sorted(await controller.list_backends()) == ["a", "b"]
-        assert [*controller.routes] == ["/e"]
+        assert [one.route for one in controller.endpoints.values()] == ["/e"]
         assert await handle.call(100) == 104
         status = (await controller.status()).backends
         assert (status["a"].wanted, len(status["a"].replicas)) == (1, 1)

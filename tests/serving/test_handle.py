@@ -12,7 +12,7 @@ import shoal
 from batching.scenes import PENDING, Held, line_up, outcome, outcomes, settle
 from serving.scenes import Stage, echo, serving, slowly
 from shoal.errors import DeadlineExceeded, NoSuchName, Overloaded, ShutDown
-from shoal.replicas.code.accepting import accept_batch
+from shoal.replicas.code.definition import accept_batch
 from shoal.serving.controller.controller import Controller
 
 if TYPE_CHECKING:

@@ -131,7 +131,8 @@ class Scene:
         )
         assert len(alive) == config.num_replicas
         assert {replica.told[-1] for replica in alive} == {config.user_config}
-        assert all(replica.blueprint.options == config.replica for replica in alive)
+        options = config.for_placement()
+        assert all(replica.blueprint.placement_options == options for replica in alive)
         assert await (await controller.get_handle("e")).call(0) == config.user_config
 
     def _wanted(self, before: BackendConfig) -> BackendConfig:

@@ -202,7 +202,7 @@ class Program:
             assert len(mine) == config.num_replicas
             for replica in mine:
                 assert (replica.told or [None])[-1] == config.user_config
-                assert replica.blueprint.options == config.replica
+                assert replica.blueprint.placement_options == config.for_placement()
         before = len(self._calls)
         for _ in range(5):
             await self._call(streams=False, sharded=False)

@@ -11,6 +11,7 @@ import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from types import MappingProxyType
 
 import anyio
 import anyio.to_thread
@@ -23,11 +24,12 @@ from serving.fake_client import FakeClient, full_status
 from shoal import errors
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
-from shoal.http.requests.settings import HttpSettings
-from shoal.http.server.server import ServerConfig, serve
+from shoal.http.server.server import serve
+from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 from shoal.serving.clients.remote_client import RemoteClient, connect
 from shoal.serving.clients.wire_errors import KINDS, WireError, received, sent
 from shoal.serving.config.config import BackendConfig
+from shoal.serving.http_options import HttpOptions
 
 TOKEN = "correct-horse"
 HANG_S = 10
@@ -57,7 +59,7 @@ async def served(app):
     stop = trio.Event()
 
     async def run(task_status):
-        await serve(app, ServerConfig(port=0), shutdown=stop.wait, started=task_status.started)
+        await serve(app, HttpOptions(port=0), shutdown=stop.wait, started=task_status.started)
 
     with trio.fail_after(HANG_S):
         async with trio.open_nursery() as nursery:
@@ -75,7 +77,7 @@ def served_in_a_thread(app):
         found.append(trio.lowlevel.current_trio_token())
         await serve(
             app,
-            ServerConfig(port=0, graceful_timeout_s=1),
+            HttpOptions(port=0, graceful_timeout_s=1),
             shutdown=stop.wait,
             started=lambda url: (found.append(url), started.set()),
         )
@@ -400,6 +402,17 @@ async def test_a_call_passes_arguments_and_options_on(fake):
 
 
 @pytest.mark.anyio
+async def test_every_option_of_a_handle_is_passed_on_in_the_form_of_json(fake):
+    headers = MappingProxyType({"X-A": "b"})
+    given = {"method_name": "m", "shard_key": "u", "http_method": "PUT", "http_headers": headers}
+    given |= {"timeout_s": 5, "priority": 2}
+    assert given.keys() == HANDLE_OPTIONS.keys()
+    async with connected(fake) as client:
+        await (await client.get_handle("e")).options(**given).call()
+        assert fake.asked[-1][-1] == {**given, "http_headers": {"X-A": "b"}}
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("item", "error", "words"),
     [
@@ -420,7 +433,7 @@ async def test_an_item_that_json_has_no_form_for_is_refused(fake, item, error, w
 
 @pytest.mark.anyio
 async def test_an_item_that_is_too_large_for_the_server_is_told_so(fake):
-    async with connected(fake, settings=HttpSettings(max_body_bytes=1000)) as client:
+    async with connected(fake, settings=HttpOptions(max_body_bytes=1000)) as client:
         handle = await client.get_handle("e")
         assert await handle.call("x" * 2**20)
         with pytest.raises(errors.ItemTooLarge, match="at most 1049576 bytes"):

@@ -84,6 +84,16 @@ async def test_all_that_was_declared_comes_back_as_it_was(path):
         assert (await client.list_endpoints())["e"]["traffic"] == {"zeta": 1.0}
 
 
+async def test_the_options_of_a_placement_of_ones_own_come_back(path):
+    own = {"placement": f"{CODE}:FactorReplica", "placement_options": {"factor": 5}}
+    async with shoal.start(state=path) as client:
+        await client.create_backend("s", f"{CODE}:Scaled", 3, config=own)
+        await client.create_endpoint("e", backend="s")
+    async with shoal.start(state=path) as client:
+        assert await (await client.get_handle("e")).call(2) == 10
+        assert await client.get_backend_config("s") == shoal.BackendConfig.of(own)
+
+
 async def test_what_was_deleted_or_refused_does_not_come_back(path):
     async with shoal.start(state=path) as client:
         await declare(client)

@@ -324,9 +324,7 @@ async def test_a_replacement_that_can_not_start_leaves_the_old_replicas_and_the_
         stage.replicas[0].die()
         await anyio.sleep(60)
         assert len(stage.alive) == 2
-        assert {r.blueprint.options.shared_memory_bytes for r in stage.alive} == {
-            before.replica.shared_memory_bytes
-        }
+        assert [r.blueprint.placement_options for r in stage.alive] == [{}, {}]
 
 
 @pytest.mark.parametrize("failing_one", [3, 4, 5])
@@ -388,8 +386,9 @@ async def test_a_change_whose_caller_leaves_while_the_old_replicas_drain_stays()
         assert leaving.cancelled_caught
         await anyio.sleep(20)
         assert [caller.outcome for caller in callers] == [15, 15]
-        assert {r.blueprint.options.shared_memory_bytes for r in stage.alive} == {5}
-        assert (await controller.get_backend_config("b")).replica.shared_memory_bytes == 5
+        changed = {"shared_memory_bytes": 5}
+        assert [r.blueprint.placement_options for r in stage.alive] == [changed] * len(stage.alive)
+        assert (await controller.get_backend_config("b")).placed == changed
 
 
 async def test_another_config_waits_for_no_failure_of_the_one_before() -> None:
@@ -425,7 +424,7 @@ async def test_a_backend_that_can_not_start_is_mended_by_another_config() -> Non
     async with serving(echo, stage) as (controller, handle, _):
 
         async def start(replica: Any) -> str | None:
-            return None if replica.blueprint.options.shared_memory_bytes == 7 else "wrong size"
+            return None if replica.blueprint.placement_options else "wrong size"
 
         stage.start = start
         stage.replicas[0].die()

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, assert_type
 
 import shoal
-from shoal.serving.clients.child_handle import ChildHandle
+from shoal.serving.clients.in_replica import ChildHandle
 from shoal.serving.clients.protocol import ResultIterator, SyncClient, SyncHandle
 from shoal.serving.clients.remote_client import RemoteClient
 from shoal.serving.clients.remote_handle import RemoteHandle
@@ -55,6 +55,9 @@ async def starting() -> None:
         pass
     shoal.start(port=0)  # type: ignore[call-arg]
     shoal.HttpOptions(ports=0)  # type: ignore[call-arg]
+    shoal.App(max_body_bytes=1, overload_status=429, middleware=[])
+    shoal.App(max_body_bytes="1")  # type: ignore[arg-type]
+    shoal.App(max_body=1)  # type: ignore[call-arg]
 
 
 def declaring(app: shoal.App) -> None:

@@ -1,8 +1,8 @@
 """The batcher: one handler, its options, and the lifetime of the tasks that run it.
 
-The constructor starts no task. The owner runs the batcher in a nursery, or opens it with ``async
-with``. In the second case its tasks are shielded until the block is left, so that callers that
-clean up while the block is being cancelled still get results.
+The owner runs the batcher in a nursery, or opens it with ``async with``. In the second case its
+tasks are shielded until the block is left, so that callers that clean up while the block is being
+cancelled still get results.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class Batcher(Generic[C_co]):
     batcher can be opened only once.
 
     Args:
-        handler: The function of a list: plain, async, or a generator function of either kind; or a
-            `Handler` made from such a function.
+        handler: The function of a list: plain, async, or a generator function; or its `Handler`.
         signature: A function of one item. The call takes its parameter names, types and defaults;
             for handlers whose own annotations can't express them.
         name: The name in messages and metrics; the handler's name by default.
@@ -179,7 +178,11 @@ class Batcher(Generic[C_co]):
 
         Cancellation: waiting callers fail with `BatcherClosed` at once.
         """
-        await self._new_session().run(lambda: task_status.started(self.call))
+        await self.serve(lambda: task_status.started(self.call))
+
+    async def serve(self, on_open: Callable[[], object]) -> None:
+        """Does the same as `run`, and calls a function as soon as calls are accepted."""
+        await self._new_session().run(on_open)
 
     def begin(self, tasks: TaskGroup, on_broken: Callable[[], object] | None = None) -> None:
         """Opens the batcher in a running task group without waiting; calls are accepted at once.
@@ -221,9 +224,8 @@ class Batcher(Generic[C_co]):
         """Stops accepting calls, runs the queued requests, and waits until all have ended.
 
         After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and
-        handlers are cancelled. A handler that can't be cancelled, in a thread or under a shield,
-        can still answer its callers for another 10 s. After that they fail too, and only the thread
-        is awaited. Idempotent. If a handler closes its own batcher, this does not wait for it.
+        handlers are cancelled. One that can't be, in a thread or under a shield, can still answer
+        for another 10 s. Idempotent. If a handler closes its own batcher, this does not wait.
 
         Args:
             drop_queued: Whether queued requests fail at once, so that only running ones are
@@ -438,13 +440,11 @@ class Batcher(Generic[C_co]):
         return self._session.state
 
     def _own_session(self) -> Session | None:
-        session = self._session
-        if session is None or session.state in ("closed", "broken"):
-            return None
-        session.check_loop()
+        session = self._session if self.is_alive else None
+        if session is not None:
+            session.check_loop()
         return session
 
     def _log_oddity(self) -> None:
-        oddity = self._options.oddity()
-        if oddity is not None:
+        if (oddity := self._options.oddity()) is not None:
             logger.warning("%s: %s", self.name, oddity)

@@ -119,7 +119,7 @@ class Session:
         self._ended_before: tuple[int, int, int] | None = None
         self._counts = ClosingCounts(0, 0, 0)
 
-    async def run(self, on_open: Callable[[], None]) -> None:
+    async def run(self, on_open: Callable[[], object]) -> None:
         """Serves calls until it is closed.
 
         Cancellation: waiting callers fail at once.

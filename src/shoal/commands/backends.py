@@ -6,12 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import add_command, count, describe
-from shoal.commands.support.listing import backends_listed, config_listed
-from shoal.commands.support.option_values import value_of
-from shoal.commands.support.pairs import config_of
-from shoal.commands.support.planning import print_out
-from shoal.commands.support.printing import confirm, print_data
+from shoal.commands.support.arguments import add_init_arguments, count
+from shoal.commands.support.output import backends_listed, config_listed, confirm, show
+from shoal.commands.support.parser import add_command, add_family, describe
+from shoal.commands.support.values import config_of, init_arguments_of
 from shoal.serving.clients.wire_forms import config_shown, written
 
 if TYPE_CHECKING:
@@ -27,8 +25,7 @@ _EXAMPLE: Final = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of ``shoal backends``."""
-    describe(parser, None, "Manage the backends of a running server.", _EXAMPLE)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = add_family(parser, "Manage the backends of a running server.", _EXAMPLE)
     add_server_arguments(
         add_command(
             commands,
@@ -123,20 +120,7 @@ def _add_create(commands: Any) -> None:
         help="a function or class in a module that the server allows",
     )
     _add_options(create, "*")
-    create.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="VALUE",
-        help="an argument for the class, like large.onnx or 3; repeatable",
-    )
-    create.add_argument(
-        "--kwarg",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an argument for the class by name, like threads=4; repeatable",
-    )
+    add_init_arguments(create)
     add_server_arguments(create)
 
 
@@ -164,17 +148,13 @@ def _add_options(parser: ArgumentParser, number: str) -> None:
 
 def _list(arguments: Namespace) -> int:
     backends = ask(arguments, lambda client: client.status()).backends
-    if arguments.json:
-        print_data(json.loads(written(backends)))
-    else:
-        print_out(backends_listed(backends.values()))
-    return 0
+    return show(arguments, json.loads(written(backends)), backends_listed(backends.values()))
 
 
 def _create(arguments: Namespace) -> int:
     tag: str = arguments.tag
-    config, init_kwargs = config_of(arguments.options), config_of(arguments.kwarg)
-    init_args = [value_of(text) for text in arguments.arg]
+    config = config_of(arguments.options)
+    init_args, init_kwargs = init_arguments_of(arguments)
     ask(
         arguments,
         lambda client: client.create_backend(
@@ -229,8 +209,4 @@ def _restart(arguments: Namespace) -> int:
 
 def _config(arguments: Namespace) -> int:
     config = config_shown(ask(arguments, lambda client: client.get_backend_config(arguments.tag)))
-    if arguments.json:
-        print_data(config)
-    else:
-        print_out(config_listed(config))
-    return 0
+    return show(arguments, config, config_listed(config))

@@ -6,13 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import count, describe, more_than_0_seconds
-from shoal.commands.support.messages import in_one_line
-from shoal.commands.support.pairs import config_of, json_of
-from shoal.commands.support.planning import print_out
-from shoal.commands.support.printing import print_data
+from shoal.commands.support.arguments import add_kwarg_argument, count, more_than_0_seconds
+from shoal.commands.support.mistake import CommandError, in_one_line
+from shoal.commands.support.output import as_json, print_out
+from shoal.commands.support.parser import describe
+from shoal.commands.support.values import json_of, kwargs_of
 from shoal.errors import ShoalError
-from shoal.planning.mistake import CommandError
+from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -25,7 +25,6 @@ _EXAMPLE: Final = """\
   shoal call generate '{"prompt": "Once"}' --stream
   shoal call classify - --shard-key user-7 < item.json
 """
-_OPTIONS: Final = ("method_name", "shard_key", "timeout_s", "priority")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -44,13 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         metavar="JSON",
         help="an argument of the call; - reads it from stdin",
     )
-    parser.add_argument(
-        "--kwarg",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an argument by name; repeatable",
-    )
+    add_kwarg_argument(parser, "an argument by name; repeatable")
     parser.add_argument(
         "--stream",
         action="store_true",
@@ -75,8 +68,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _call(arguments: Namespace) -> int:
     args = [json_of(text) for text in arguments.items]
-    kwargs = config_of(arguments.kwarg)
-    options = {name: getattr(arguments, name) for name in _OPTIONS}
+    kwargs = kwargs_of(arguments)
+    flags = vars(arguments)
+    options = {name: flags[name] for name in HANDLE_OPTIONS if name in flags}
 
     async def call(client: RemoteClient) -> None:
         handle = (await client.get_handle(arguments.endpoint)).options(**options)
@@ -96,10 +90,8 @@ def _call(arguments: Namespace) -> int:
 
 
 def _print(arguments: Namespace, result: Any) -> None:
-    if arguments.json or not isinstance(result, str):
-        print_data(result)
-    else:
-        print_out(result)
+    is_text = isinstance(result, str) and not arguments.json
+    print_out(result if is_text else as_json(result))
 
 
 def _named_errors(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.support.applications import (
+from shoal.commands.support.arguments import add_json_argument
+from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
     need,
@@ -12,12 +13,9 @@ from shoal.commands.support.applications import (
     server_settings,
     shoals_in,
 )
-from shoal.commands.support.arguments import add_json_argument, describe
-from shoal.commands.support.listing import listed, weights
-from shoal.commands.support.messages import say
-from shoal.commands.support.planning import print_out
-from shoal.commands.support.printing import print_data
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.output import keywords, routing, show, table
+from shoal.commands.support.parser import describe
 from shoal.replicas.code.definition import qualified_name
 from shoal.replicas.placements import placement_name
 from shoal.serving.app_file.flaws import AppFileRefused
@@ -25,7 +23,7 @@ from shoal.serving.clients.wire_forms import config_shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from shoal.http.app.declarations import EndpointDeclaration
     from shoal.http.app.inspection import BackendPlan, Plan
@@ -64,11 +62,7 @@ def _run(arguments: Namespace) -> int:
     for one in plan.backends:
         if one.oddity is not None:
             say(f"backends.{one.tag}: {one.oddity}")
-    if arguments.json:
-        print_data(_as_data(plan, server_settings(app)))
-    else:
-        print_out(_as_tables(plan))
-    return 0
+    return show(arguments, _as_data(plan, server_settings(app)), _as_tables(plan))
 
 
 def _refusal(app: Any, plan: Plan) -> CommandError:
@@ -96,25 +90,14 @@ def _as_tables(plan: Plan) -> str:
         for one in plan.backends
     ]
     endpoints = [
-        (
-            one.name,
-            one.path or "-",
-            ",".join(one.methods),
-            weights(one.traffic) or "held",
-            weights({shadow.backend: shadow.proportion for shadow in one.shadows}) or "-",
-        )
-        for one in plan.endpoints
+        (one.name, one.path or "-", ",".join(one.methods), *routing(one)) for one in plan.endpoints
     ]
     return "\n\n".join(
         (
-            _table(("BACKEND", "CODE", "TAKES", "PLACEMENT", "REPLICAS", "OPTIONS"), backends),
-            _table(("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS"), endpoints),
+            table(("BACKEND", "CODE", "TAKES", "PLACEMENT", "REPLICAS", "OPTIONS"), backends),
+            table(("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS"), endpoints),
         )
     )
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return listed(heads, rows) if rows else f"no {heads[0].lower()}s"
 
 
 def _replicas(one: BackendPlan) -> str:
@@ -126,7 +109,7 @@ def _replicas(one: BackendPlan) -> str:
 
 def _options(one: BackendPlan) -> str:
     shown = config_shown(one.config)
-    pairs = [f"{name}={shown[name]!r}" for name in shown if name not in _ELSEWHERE]
+    pairs = keywords({name: one for name, one in shown.items() if name not in _ELSEWHERE})
     return " ".join(pairs) or "-"
 
 

@@ -6,12 +6,17 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import add_command, describe
-from shoal.commands.support.listing import endpoints_listed, shadows_listed, traffic_listed, weights
-from shoal.commands.support.pairs import weights_of
-from shoal.commands.support.planning import print_out
-from shoal.commands.support.printing import confirm, print_data
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.mistake import CommandError
+from shoal.commands.support.output import (
+    confirm,
+    endpoints_listed,
+    shadows_listed,
+    show,
+    traffic_listed,
+    weights,
+)
+from shoal.commands.support.parser import add_command, add_family
+from shoal.commands.support.values import weights_of
 from shoal.serving.clients.wire_forms import written
 from shoal.serving.names import DEFAULT_METHODS, not_there
 
@@ -38,8 +43,7 @@ _SHADOW_EXAMPLE: Final = """\
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of ``shoal endpoints``."""
-    describe(parser, None, "Manage the endpoints of a running server.", _EXAMPLE)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = add_family(parser, "Manage the endpoints of a running server.", _EXAMPLE)
     add_server_arguments(
         add_command(
             commands,
@@ -85,8 +89,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def add_traffic_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of ``shoal traffic``."""
     summary = "Divide an endpoint's requests among backends."
-    describe(parser, None, summary, _TRAFFIC_EXAMPLE)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = add_family(parser, summary, _TRAFFIC_EXAMPLE)
     _add_show(
         commands,
         _show_traffic,
@@ -112,8 +115,7 @@ def add_traffic_arguments(parser: ArgumentParser) -> None:
 def add_shadow_arguments(parser: ArgumentParser) -> None:
     """Adds the arguments of ``shoal shadow``."""
     summary = "Copy a share of an endpoint's requests to a backend, and drop its answers."
-    describe(parser, None, summary, _SHADOW_EXAMPLE)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = add_family(parser, summary, _SHADOW_EXAMPLE)
     _add_show(
         commands,
         _show_shadows,
@@ -145,20 +147,16 @@ def _add_endpoint(parser: ArgumentParser) -> None:
 
 
 def _add_show(commands: Any, run: Callable[[Namespace], int], **texts: str) -> None:
-    show = add_command(commands, "show", run, **texts)
-    show.add_argument(
+    parser = add_command(commands, "show", run, **texts)
+    parser.add_argument(
         "endpoint", metavar="ENDPOINT", nargs="?", help="the endpoint's name (all endpoints)"
     )
-    add_server_arguments(show)
+    add_server_arguments(parser)
 
 
 def _list(arguments: Namespace) -> int:
     endpoints = ask(arguments, lambda client: client.status()).endpoints
-    if arguments.json:
-        print_data(json.loads(written(endpoints)))
-    else:
-        print_out(endpoints_listed(endpoints.values()))
-    return 0
+    return show(arguments, json.loads(written(endpoints)), endpoints_listed(endpoints.values()))
 
 
 def _create(arguments: Namespace) -> int:
@@ -194,20 +192,14 @@ def _shown(arguments: Namespace) -> Mapping[str, EndpointStatus]:
 
 def _show_traffic(arguments: Namespace) -> int:
     endpoints = _shown(arguments)
-    if arguments.json:
-        print_data({name: dict(one.traffic) for name, one in endpoints.items()})
-    else:
-        print_out(traffic_listed(endpoints.values()))
-    return 0
+    data = {name: dict(one.traffic) for name, one in endpoints.items()}
+    return show(arguments, data, traffic_listed(endpoints.values()))
 
 
 def _show_shadows(arguments: Namespace) -> int:
     endpoints = _shown(arguments)
-    if arguments.json:
-        print_data({name: json.loads(written(one.shadows)) for name, one in endpoints.items()})
-    else:
-        print_out(shadows_listed(endpoints.values()))
-    return 0
+    data = {name: json.loads(written(one.shadows)) for name, one in endpoints.items()}
+    return show(arguments, data, shadows_listed(endpoints.values()))
 
 
 def _set_traffic(arguments: Namespace) -> int:

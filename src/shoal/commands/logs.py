@@ -13,10 +13,10 @@ from collections import deque
 from typing import IO, TYPE_CHECKING, Final
 
 from shoal.commands.server.locations import ServerLocation
-from shoal.commands.support.arguments import add_name_argument, count, describe
-from shoal.commands.support.messages import say
-from shoal.commands.support.planning import print_out
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.arguments import add_name_argument, count
+from shoal.commands.support.mistake import CommandError, say
+from shoal.commands.support.output import print_out
+from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -113,10 +113,12 @@ def _about(tag: str | None) -> Callable[[str], bool]:
 
 
 def _no_log(location: ServerLocation) -> str:
-    named = "" if location.name == "default" else f" --name {location.name}"
     if location.holder() is not None:
         return (
             f"the server {location.name!r} was started without --detach: it writes its log to the "
             "stderr of the terminal that it was started in"
         )
-    return f"there is no log at {location.log}; start a server with `shoal start --detach{named}`"
+    return (
+        f"there is no log at {location.log}; start a server with "
+        f"`shoal start --detach{location.flag}`"
+    )

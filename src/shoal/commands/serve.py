@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.commands.server.options import add_server_options, event_loop, server_config
+from shoal.commands.server.options import add_server_options, event_loop, server_options
 from shoal.commands.server.process import ServerProcess
-from shoal.commands.support.applications import APPLICATION, application_of, need, server_settings
-from shoal.commands.support.arguments import describe
-from shoal.commands.support.tokens import token_of
+from shoal.commands.support.loading import APPLICATION, application_of, need, server_settings
+from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -55,11 +54,8 @@ def _run(arguments: Namespace) -> int:
     return ServerProcess(
         app=app,
         spec=arguments.application,
-        config=server_config(arguments, server_settings(app)),
+        options=server_options(arguments, server_settings(app), arguments.admin_socket),
         event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
         state=arguments.state,
-        admin_socket=arguments.admin_socket,
-        token=token_of(arguments),
-        allowed_modules=arguments.allowed_modules,
     ).to_its_end()

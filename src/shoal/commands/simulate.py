@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-from argparse import RawDescriptionHelpFormatter
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shoal.commands.support.option_values import checked, option_pairs, written
-from shoal.commands.support.planning import (
+from shoal.commands.support.arguments import (
     add_option_argument,
     add_output_arguments,
     at_least_0,
     more_than_0,
-    print_out,
-    save_plot,
 )
-from shoal.commands.support.run_times import run_time
+from shoal.commands.support.mistake import CommandError, as_mistakes, say
+from shoal.commands.support.output import facts, keywords, save_plot, show, table
+from shoal.commands.support.parser import describe
+from shoal.commands.support.values import checked, option_pairs, run_time
+from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.simulation.results import Arrival, Simulation
 from shoal.core.simulation.simulate import simulate
 from shoal.planning import traces
-from shoal.planning.mistake import CommandError
+from shoal.planning.figures import duration, percent, percentiles, three_digits
 from shoal.planning.plots import plot
 from shoal.planning.recorded import Item, Recording, read_trace
-from shoal.planning.report import as_data, as_facts, percentiles
-from shoal.planning.tables import duration, facts, percent, table, three_digits
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.core.simulation.results import Linear
 
@@ -41,7 +37,6 @@ print latencies, batch sizes, dispatch reasons, and how busy the handler was.
 """
 
 _EXAMPLE: Final = """\
-examples:
   A handler that takes 2 ms and 0.05 ms an item, at 1,000 requests a second:
 
     shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64
@@ -60,13 +55,12 @@ _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
     "diurnal": traces.diurnal,
 }
 
+_FLAGS: Final = {name: option for name, option in OPTIONS.items() if option.flag}
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description = _DESCRIPTION
-    parser.epilog = _EXAMPLE
-    parser.formatter_class = RawDescriptionHelpFormatter
-    parser.set_defaults(run=run)
+    describe(parser, run, _DESCRIPTION, _EXAMPLE)
     traffic = parser.add_argument_group("traffic")
     traffic.add_argument("--rate", type=more_than_0, metavar="R", help="requests a second")
     traffic.add_argument(
@@ -104,12 +98,13 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="variation of the run time: 0.1 for about a tenth (%(default)s)",
     )
     options = parser.add_argument_group("options of the batcher")
-    options.add_argument("--max-batch-size", metavar="N", help="the largest size of a batch (10)")
-    options.add_argument(
-        "--batch-wait-timeout-s",
-        metavar="SECONDS",
-        help="how long the oldest request may wait for the batch to fill; none: until full (0)",
-    )
+    for name, option in _FLAGS.items():
+        default = getattr(BatchOptions(), name)
+        options.add_argument(
+            f"--{name.replace('_', '-')}",
+            metavar="N" if isinstance(default, int) else "SECONDS",
+            help=f"{option.flag} ({default:g})",
+        )
     add_option_argument(options)
     add_output_arguments(parser, "latencies, batch sizes and dispatch reasons")
 
@@ -121,28 +116,23 @@ def run(arguments: Namespace) -> int:
         CommandError: The arguments, or the trace, are invalid.
     """
     handler = run_time(arguments.run_time, jitter=arguments.jitter, seed=arguments.seed)
-    texts = [
-        f"{name}={value}"
-        for name in ("max_batch_size", "batch_wait_timeout_s")
-        if (value := getattr(arguments, name)) is not None
-    ]
+    given = {name: getattr(arguments, name) for name in _FLAGS}
+    texts = [f"{name}={value}" for name, value in given.items() if value is not None]
     pairs = option_pairs([*texts, *arguments.option])
     trace, traffic = _traffic(arguments, pairs)
-    try:
-        simulation = simulate(trace, checked(pairs), handler)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
+    options = checked(pairs)
+    with as_mistakes():
+        simulation = simulate(trace, options, handler)
     levels = _levels(trace, simulation)
-    if arguments.json:
-        data = {
-            "traffic": traffic,
-            "run_time": {"fixed_s": handler.fixed_s, "per_item_s": handler.per_item_s},
-            **as_data(simulation),
-            "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
-        }
-        print_out(json.dumps(data, indent=2))
-    else:
-        _print(simulation, handler, traffic, written(pairs), levels)
+    data = {
+        "traffic": traffic,
+        "run_time": {"fixed_s": handler.fixed_s, "per_item_s": handler.per_item_s},
+        **_as_data(simulation),
+        "priorities": {level: percentiles(latencies) for level, latencies in levels.items()},
+    }
+    written = {name: one for name, one in pairs.items() if not OPTIONS[name].is_function}
+    text = _as_text(simulation, handler, traffic, ", ".join(keywords(written)), levels)
+    show(arguments, data, text)
     if arguments.plot is not None:
         save_plot(partial(plot, simulation), arguments.plot)
     return 0
@@ -160,9 +150,10 @@ def _traffic(arguments: Namespace, pairs: dict[str, Any]) -> tuple[list[Any], st
             f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
             f"({arguments.traffic}, seed {arguments.seed})"
         )
-    recording = read_trace(arguments.trace)
+    with as_mistakes():
+        recording = read_trace(arguments.trace)
     if recording.unknown:
-        sys.stderr.write(f"unknown columns, ignored: {', '.join(recording.unknown)}\n")
+        say(f"unknown columns, ignored: {', '.join(recording.unknown)}")
     _use_items(recording, pairs)
     arrivals = recording.arrivals
     return arrivals, (
@@ -210,16 +201,16 @@ def _levels(trace: Iterable[Any], simulation: Simulation) -> dict[int, list[floa
     return dict(sorted(levels.items()))
 
 
-def _print(
+def _as_text(
     simulation: Simulation,
     handler: Linear,
     traffic: str,
     options: str,
     levels: dict[int, list[float]],
-) -> None:
+) -> str:
     times = f"{duration(handler.fixed_s)} + {duration(handler.per_item_s)} an item"
-    print_out(facts([("traffic", traffic), ("run time", times), ("options", options or "-")]))
-    print_out(f"\n{as_facts(simulation)}")
+    given = facts([("traffic", traffic), ("run time", times), ("options", options or "-")])
+    parts = [given, _as_facts(simulation)]
     if levels:
         rows: list[list[str]] = []
         for level, latencies in levels.items():
@@ -228,14 +219,61 @@ def _print(
             shown = [duration(found.get(name, math.nan)) for name in ("p50", "p99", "max")]
             rows.append([str(level), f"{len(latencies):,}", percent(answered), *shown])
         heads = ("priority", "requests", "answered", "p50", "p99", "max")
-        print_out(f"\n{table(heads, rows)}")
+        parts.append(table(heads, rows))
     most = _most_a_second(simulation, handler)
     lasted_s = simulation.arrived_at[-1] - simulation.arrived_at[0]
     if lasted_s and most * lasted_s < len(simulation.outcomes):
-        print_out(
-            f"\nThis is more than these options can do, {three_digits(most)} requests a second in "
+        parts.append(
+            f"This is more than these options can do, {three_digits(most)} requests a second in "
             "full batches: the queue grows as long as it lasts."
         )
+    return "\n\n".join(parts)
+
+
+def _as_data(simulation: Simulation) -> dict[str, Any]:
+    """Returns the result of a simulation for JSON; times in seconds."""
+    return {
+        "requests": len(simulation.outcomes),
+        "outcomes": {str(outcome): count for outcome, count in simulation.count.items()},
+        "latency_s": percentiles(simulation.latency_s),
+        "wait_s": percentiles(simulation.waits_s()),
+        "batches": len(simulation.batches),
+        "mean_batch": simulation.mean_batch if simulation.batches else None,
+        "reasons": {str(reason): count for reason, count in simulation.reasons.items()},
+        "busy_share": simulation.busy_share,
+        "duration_s": simulation.duration_s,
+    }
+
+
+def _as_facts(simulation: Simulation) -> str:
+    """Returns the result of a simulation as lines of text."""
+    count = len(simulation.outcomes)
+    batches = len(simulation.batches)
+    ends = [
+        f"{ended:,} {outcome}" + (f" ({percent(ended / count)})" if ended < count else "")
+        for outcome, ended in simulation.count.items()
+        if ended
+    ]
+    reasons = [
+        f"{reason} {percent(dispatched / batches)}"
+        for reason, dispatched in simulation.reasons.items()
+        if dispatched
+    ]
+    return facts(
+        [
+            ("requests", ", ".join(ends)),
+            ("latency", _times(simulation.latency_s)),
+            ("wait in queue", _times(simulation.waits_s())),
+            ("batches", f"{batches:,}, of {three_digits(simulation.mean_batch)} on average"),
+            ("dispatched because", ", ".join(reasons)),
+            ("handler busy", percent(simulation.busy_share)),
+        ]
+    )
+
+
+def _times(values: Sequence[float]) -> str:
+    found = percentiles(values)
+    return "  ".join(f"{name} {duration(value)}" for name, value in found.items()) or "-"
 
 
 def _most_a_second(simulation: Simulation, handler: Linear) -> float:

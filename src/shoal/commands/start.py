@@ -8,21 +8,19 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.detach import start_detached, tell_ready
 from shoal.commands.server.locations import ServerLocation, ServerLock
-from shoal.commands.server.options import add_server_options, event_loop, server_config
+from shoal.commands.server.options import add_server_options, event_loop, server_options
 from shoal.commands.server.process import ServerProcess
-from shoal.commands.support.applications import (
+from shoal.commands.support.arguments import add_json_argument, add_name_argument
+from shoal.commands.support.loading import (
     APPLICATION,
     application_of,
     empty_application,
     need,
     server_settings,
 )
-from shoal.commands.support.arguments import add_json_argument, add_name_argument, describe
-from shoal.commands.support.messages import say
-from shoal.commands.support.planning import print_out
-from shoal.commands.support.printing import print_data
-from shoal.commands.support.tokens import token_of
-from shoal.planning.tables import facts
+from shoal.commands.support.mistake import say
+from shoal.commands.support.output import facts, show
+from shoal.commands.support.parser import describe
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -66,11 +64,7 @@ def _run(arguments: Namespace) -> int:
     location = ServerLocation.of(arguments.name)
     if arguments.detach:
         ready = start_detached(location, [one for one in arguments.argv if one != "--detach"])
-        if arguments.json:
-            print_data(ready)
-        else:
-            print_out(facts([(name, str(value)) for name, value in ready.items()]))
-        return 0
+        return show(arguments, ready, facts([(name, str(one)) for name, one in ready.items()]))
     need("shoal.http.server.server")
     with ServerLock(location):
         return _serve(arguments, location)
@@ -90,12 +84,9 @@ def _serve(arguments: Namespace, location: ServerLocation) -> int:
     return ServerProcess(
         app=app,
         spec=spec or location.name,
-        config=server_config(arguments, server_settings(app)),
+        options=server_options(arguments, server_settings(app), location.socket),
         event_loop=event_loop(arguments, server_settings(app)),
         log_level=arguments.log_level,
         state=arguments.state,
-        admin_socket=location.socket,
-        token=token_of(arguments),
-        allowed_modules=arguments.allowed_modules,
         started=started,
     ).to_its_end()

@@ -6,10 +6,8 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from shoal.commands.server.client import add_server_arguments, ask
-from shoal.commands.support.arguments import describe
-from shoal.commands.support.listing import status_listed
-from shoal.commands.support.planning import print_out
-from shoal.commands.support.printing import print_data
+from shoal.commands.support.output import show, status_listed
+from shoal.commands.support.parser import describe
 from shoal.serving.clients.wire_forms import written
 
 if TYPE_CHECKING:
@@ -35,8 +33,4 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def _run(arguments: Namespace) -> int:
     status = ask(arguments, lambda client: client.status())
-    if arguments.json:
-        print_data(json.loads(written(status)))
-    else:
-        print_out(status_listed(status))
-    return 0
+    return show(arguments, json.loads(written(status)), status_listed(status))

@@ -5,11 +5,9 @@ The result is text for people or JSON for programs.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import traceback
-from argparse import RawDescriptionHelpFormatter
 from contextlib import redirect_stdout
 from functools import partial
 from itertools import cycle
@@ -20,21 +18,21 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.batching.decorator.batched import Decorated
-from shoal.commands.support.code_names import named
-from shoal.commands.support.option_values import option_pairs, value_of, written
-from shoal.commands.support.planning import (
+from shoal.commands.support.arguments import (
+    add_init_arguments,
     add_option_argument,
     add_output_arguments,
+    count,
     more_than_0,
-    print_out,
-    save_plot,
-    whole,
 )
-from shoal.planning.measuring import Measured, instance_of, measure, opened
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.loading import named
+from shoal.commands.support.mistake import CommandError, as_mistakes, say
+from shoal.commands.support.output import keywords, save_plot, show, table
+from shoal.commands.support.parser import describe
+from shoal.commands.support.values import init_arguments_of, json_of, option_pairs
+from shoal.planning.figures import duration, percent, percentiles, three_digits
+from shoal.planning.measuring import Measured, NotMeasured, instance_of, measure, opened
 from shoal.planning.plots import plot_tuning
-from shoal.planning.report import percentiles
-from shoal.planning.tables import duration, percent, table, three_digits
 from shoal.planning.tuning import Search
 
 if TYPE_CHECKING:
@@ -150,12 +148,8 @@ def _found(candidates: Sequence[Candidate]) -> str:
 
 
 def _as_options(candidate: Candidate) -> str:
-    return written(
-        {
-            "max_batch_size": candidate.max_batch_size,
-            "batch_wait_timeout_s": candidate.batch_wait_timeout_s,
-        }
-    )
+    names = ("max_batch_size", "batch_wait_timeout_s")
+    return ", ".join(keywords({name: getattr(candidate, name) for name in names}))
 
 
 def _why_not(measured: Measured, search: Search, nearest: Candidate) -> str:
@@ -183,7 +177,6 @@ these run times, and print the options that meet a target.
 """
 
 _EXAMPLE: Final = """\
-examples:
   Which options answer 99% of 1,000 requests a second within 50 ms?
 
     shoal tune my_module:embed --item '"a text of usual length"' --rate 1000 --p99 0.05
@@ -207,30 +200,14 @@ _DEFAULT_SIZE: Final = 64
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.description = _DESCRIPTION
-    parser.epilog = _EXAMPLE
-    parser.formatter_class = RawDescriptionHelpFormatter
-    parser.set_defaults(run=run)
+    describe(parser, run, _DESCRIPTION, _EXAMPLE)
     parser.add_argument(
         "handler",
         metavar="MODULE:HANDLER",
         help="the handler: a function, e.g. my_module:embed, or a class whose instance is "
         "called, e.g. my_module:Classifier",
     )
-    parser.add_argument(
-        "--arg",
-        action="append",
-        default=[],
-        metavar="VALUE",
-        help="an argument for the class, like large.onnx or 3; repeatable",
-    )
-    parser.add_argument(
-        "--kwarg",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an argument for the class by name, like threads=4; repeatable",
-    )
+    add_init_arguments(parser)
     target = parser.add_argument_group("target")
     target.add_argument(
         "--rate", type=more_than_0, required=True, metavar="R", help="requests a second"
@@ -255,13 +232,13 @@ def add_arguments(parser: ArgumentParser) -> None:
     measuring = parser.add_argument_group("measuring")
     measuring.add_argument(
         "--max-batch-size",
-        type=whole,
+        type=count,
         metavar="N",
         help=f"the largest size to try (that of the decorated handler, or {_DEFAULT_SIZE})",
     )
     measuring.add_argument(
         "--runs",
-        type=whole,
+        type=count,
         default=30,
         metavar="N",
         help="how many runs of each size to measure (%(default)s)",
@@ -282,7 +259,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     simulation = parser.add_argument_group("simulation")
     simulation.add_argument(
         "--requests",
-        type=whole,
+        type=count,
         default=20_000,
         metavar="N",
         help="how many requests to simulate for each pair of options (%(default)s)",
@@ -299,39 +276,37 @@ def run(arguments: Namespace) -> int:
     """
     pairs = option_pairs(arguments.option)
     with redirect_stdout(sys.stderr):  # what the handler prints is not a result of the command
-        args, kwargs = _arguments_of_class(arguments)
-        handler = instance_of(named(arguments.handler), args, kwargs)
-        make_item = _items(arguments)
-        measuring = partial(_measured, handler, make_item, arguments)
+        args, kwargs = init_arguments_of(arguments)
+        handler = named(arguments.handler, "my_module:embed")
         try:
-            measured, options = anyio.run(measuring, backend=arguments.event_loop)
+            with as_mistakes():
+                handler = instance_of(handler, args, kwargs)
+                measuring = partial(_measured, handler, _items(arguments), arguments)
+                measured, options = anyio.run(measuring, backend=arguments.event_loop)
+        except NotMeasured as failure:
+            if failure.__cause__ is None:
+                raise CommandError(str(failure), 1) from None
+            raise _failed(str(failure), failure.__cause__) from None
         except BaseExceptionGroup as group:
             if group.subgroup(KeyboardInterrupt) is None:
                 raise
             raise KeyboardInterrupt from None
-    try:
-        options = options.changed(pairs)
-    except (TypeError, ValueError) as error:
-        raise CommandError(str(error)) from None
-    search = Search(options, measured, arguments.rate, arguments.p99, arguments.requests)
-    candidates = search.candidates(_progress)
-    if arguments.json:
-        print_out(json.dumps(tuned_as_data(measured, search, candidates), indent=2))
-    else:
-        print_out(tuned_as_text(measured, search, candidates))
+    with as_mistakes():
+        search = Search(
+            options.changed(pairs), measured, arguments.rate, arguments.p99, arguments.requests
+        )
+        candidates = search.candidates(say)
+    data = tuned_as_data(measured, search, candidates)
+    show(arguments, data, tuned_as_text(measured, search, candidates))
     if arguments.plot is not None:
         save_plot(partial(plot_tuning, measured, search, candidates), arguments.plot)
     return 0 if candidates[0].meets_target else 1
 
 
-def _arguments_of_class(arguments: Namespace) -> tuple[list[Any], dict[str, Any]]:
-    kwargs: dict[str, Any] = {}
-    for text in arguments.kwarg:
-        name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
-            raise CommandError(f"--kwarg is written KEY=VALUE, like threads=4, not {text!r}")
-        kwargs[name] = value_of(value)
-    return [value_of(text) for text in arguments.arg], kwargs
+def _failed(what: str, error: BaseException) -> CommandError:
+    """Prints the traceback of the user's code; returns the error of the command."""
+    traceback.print_exception(error)
+    return CommandError(f"{what}, see above", 1)
 
 
 async def _measured(
@@ -345,7 +320,7 @@ async def _measured(
             _sizes(arguments.max_batch_size, batcher, handler),
             rounds=arguments.runs,
             limit_s=arguments.limit,
-            progress=_progress,
+            progress=say,
         )
     return measured, options
 
@@ -368,7 +343,7 @@ def _sizes(largest: int | None, batcher: Batcher[Any], handler: Any) -> list[int
 def _items(arguments: Namespace) -> Callable[[], Any]:
     """Returns a function that makes an item."""
     if arguments.item_from is not None:
-        function = named(arguments.item_from)
+        function = named(arguments.item_from, "my_module:random_text")
         if not callable(function):
             raise CommandError(f"{arguments.item_from} is not a function, but {function!r:.60}")
 
@@ -376,31 +351,17 @@ def _items(arguments: Namespace) -> Callable[[], Any]:
             try:
                 return function()
             except Exception as error:
-                traceback.print_exception(error)
-                raise CommandError(f"{arguments.item_from}() failed, see above", 1) from None
+                raise _failed(f"{arguments.item_from}() failed", error) from None
 
         return make
     if arguments.item is not None:
-        item = _json("--item", arguments.item)
+        item = json_of(arguments.item, "--item")
         return lambda: item
     try:
         text = arguments.items.read_text(encoding="utf-8")
     except OSError as error:
         raise CommandError(f"can't read {arguments.items}: {error.strerror}") from None
-    items: Any = _json(str(arguments.items), text)
+    items: Any = json_of(text, str(arguments.items))
     if not isinstance(items, list) or not items:
         raise CommandError(f"{arguments.items} must contain a JSON array of at least one item")
     return cycle(cast("Iterable[Any]", items)).__next__
-
-
-def _json(where: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        hint = " (text needs its own quotes: --item '\"text\"')" if where == "--item" else ""
-        raise CommandError(f"{where} is not JSON: {error}{hint}") from None
-
-
-def _progress(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()

@@ -2,7 +2,7 @@
 
 `simulate` runs the rules that form batches over synthetic or recorded traffic, in virtual time, and
 `plot` draws the result. ``shoal simulate`` and ``shoal tune`` do so on the command line. Names are
-imported on first use, as in `shoal`, because every command imports this package.
+imported on first use, as in `shoal`.
 """
 
 from typing import TYPE_CHECKING

@@ -10,11 +10,9 @@ from __future__ import annotations
 import inspect
 import random
 import time
-import traceback
 from bisect import bisect_left
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from inspect import isclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -26,7 +24,6 @@ from shoal.batching.decorator.decorator import open_batchers
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.core.latency_model import LatencyModel
 from shoal.core.options.options import BatchOptions
-from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -37,6 +34,10 @@ _PLAIN: Final[dict[str, Any]] = {
     **{field.name: getattr(BatchOptions(), field.name) for field in fields(BatchOptions)},
     "batch_wait_timeout_s": None,
 }
+
+
+class NotMeasured(Exception):
+    """A handler could not be measured; the error of its code, if there is one, is the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +83,15 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """Returns an instance if the handler is a class, else the handler itself.
 
     Raises:
-        CommandError: The class can't be instantiated, or arguments are given without a class.
+        TypeError: It has no ``__call__``, or does not take these arguments.
+        NotMeasured: It could not be instantiated.
     """
     if not inspect.isclass(handler):
         if args or kwargs:
-            raise CommandError("arguments are only for a class, and the handler is not one")
+            raise TypeError("arguments are only for a class, and the handler is not one")
         return handler
     if "__call__" not in dir(handler):
-        raise CommandError(
+        raise TypeError(
             f"the class {handler.__qualname__} has no __call__ to measure; name a class that has "
             "one, or a function"
         )
@@ -98,17 +100,14 @@ def instance_of(handler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     except ValueError:
         pass  # no signature is available, as for some classes written in C
     except TypeError as error:
-        raise CommandError(
+        raise TypeError(
             f"{handler.__qualname__} can't be instantiated: {error}; give its arguments by "
             "--arg VALUE and --kwarg KEY=VALUE"
         ) from None
     try:
         return handler(*args, **kwargs)
     except Exception as error:
-        traceback.print_exception(error)
-        raise CommandError(
-            f"{handler.__qualname__} could not be instantiated, see above", 1
-        ) from None
+        raise NotMeasured(f"{handler.__qualname__} could not be instantiated") from error
 
 
 @asynccontextmanager
@@ -116,22 +115,19 @@ async def opened(handler: Any) -> AsyncGenerator[Batcher[Any]]:
     """Opens a batcher for a handler, decorated or not.
 
     Raises:
-        CommandError: It is not a handler, or takes one item at a time.
+        TypeError: It is not a handler, or takes one item at a time.
     """
     if isinstance(handler, Decorated):
         async with open_batchers(handler):
             yield handler.batcher
         return
-    try:
-        if callable(handler) and not isclass(handler) and not takes_lists(handler):
-            raise CommandError(
-                f"{handler!r:.100} takes one item at a time, and tune measures batches: annotate "
-                "its parameters as lists, mark it with @shoal.accept_batch, or decorate it with "
-                "@shoal.batch"
-            )
-        batcher: Batcher[Any] = Batcher(handler)
-    except TypeError as error:
-        raise CommandError(" ".join(str(error).split())) from None
+    if callable(handler) and not inspect.isclass(handler) and not takes_lists(handler):
+        raise TypeError(
+            f"{handler!r:.100} takes one item at a time, and tune measures batches: annotate its "
+            "parameters as lists, mark it with @shoal.accept_batch, or decorate it with "
+            "@shoal.batch"
+        )
+    batcher: Batcher[Any] = Batcher(handler)
     async with batcher:
         yield batcher
 
@@ -156,7 +152,8 @@ async def measure(
         progress: Called with messages on the progress.
 
     Raises:
-        CommandError: The handler failed.
+        NotMeasured: The handler failed, or fills its batches while they run.
+        ValueError: It took several runs for one batch.
     """
     runs_s: dict[int, list[float]] = {size: [] for size in sizes}
     model = LatencyModel()
@@ -184,10 +181,9 @@ async def measure(
 async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
     """Runs one batch of items; returns the run time of the handler."""
     if batcher.fill != "closed":
-        raise CommandError(
+        raise NotMeasured(
             f"{batcher.name} fills its batches while they run (fill={batcher.fill!r}), so there is "
-            "no run time of a batch; tune is for handlers that answer a whole batch in one run",
-            1,
+            "no run time of a batch; tune is for handlers that answer a whole batch in one run"
         )
     plain: dict[str, Any] = {**_PLAIN, "max_batch_size": len(items)}
     batcher.configure(**plain)
@@ -212,11 +208,10 @@ async def _one_run(batcher: Batcher[Any], items: list[Any]) -> float:
         for item in items:
             tasks.start_soon(call, item)
     if errors:
-        traceback.print_exception(errors[0].__cause__ or errors[0])
-        raise CommandError(f"a batch of {len(items)} failed, see above", 1)
+        raise NotMeasured(f"a batch of {len(items)} failed") from errors[0].__cause__ or errors[0]
     after = batcher.statistics().run_s
     if after.total - before.total != 1:
-        raise CommandError(
+        raise ValueError(
             f"{len(items)} requests made {after.total - before.total} runs of the handler; tune is "
             "for handlers that answer a whole batch in one run"
         )

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.batch import DispatchReason
-from shoal.planning.tables import duration
+from shoal.planning.figures import duration, percentile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,7 @@ def _draw_latencies(axes: Any, answered: Sequence[float]) -> None:
         color=_COLORS[DispatchReason.FULL],
     )
     for share, style in zip(_SHARES, (":", "--"), strict=True):
-        latency = answered[math.ceil(count * share / 100) - 1]
+        latency = percentile(answered, share)
         label = f"p{share} {duration(latency)}"
         axes.axvline(latency * 1e3, color="#444444", linestyle=style, linewidth=1, label=label)
     axes.set(xlabel="milliseconds", ylabel="share of requests answered within", ylim=(0, 1.02))
@@ -114,8 +114,7 @@ def _draw_course(axes: Any, simulation: Simulation) -> None:
         ordered = sorted(latency for _, latency in group)
         moments.append(first_at + (moment + 0.5) * step_s)
         for share in _SHARES:
-            latency = ordered[math.ceil(len(ordered) * share / 100) - 1]
-            drawn[share].append(latency * 1e3)
+            drawn[share].append(percentile(ordered, share) * 1e3)
     for (share, heights), color in zip(drawn.items(), ("#0f7c8a", "#d9843b"), strict=True):
         axes.plot(moments, heights, color=color, label=f"p{share}", linewidth=1.4)
     axes.set(xlabel="time of arrival, seconds", ylabel="milliseconds", ylim=(0, None))

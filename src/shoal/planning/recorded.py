@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from shoal.core.simulation.results import Arrival
-from shoal.planning.mistake import CommandError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -65,12 +64,12 @@ def read_trace(path: Path) -> Recording:
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(_objects(path, file) if is_ndjson else _csv_rows(path, file))
     except OSError as error:
-        raise CommandError(f"can't read {path}: {error.strerror}") from None
+        raise ValueError(f"can't read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise CommandError(f"{path} is not UTF-8 text") from None
+        raise ValueError(f"{path} is not UTF-8 text") from None
     arrivals = sorted((_arrival(where, row) for where, row in rows), key=lambda one: one.at)
     if not arrivals:
-        raise CommandError(f"{path} has no requests")
+        raise ValueError(f"{path} has no requests")
     named = dict.fromkeys(name for _, row in rows for name in row)
     first_at = arrivals[0].at
     return Recording(
@@ -88,11 +87,9 @@ def _objects(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str, 
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise CommandError(f"{where}: not JSON: {error}") from None
+            raise ValueError(f"{where}: not JSON: {error}") from None
         if not isinstance(row, dict):
-            raise CommandError(
-                f'{where}: want an object like {{"at": 0.25}}, got {line.strip():.60}'
-            )
+            raise ValueError(f'{where}: want an object like {{"at": 0.25}}, got {line.strip():.60}')
         values = cast("dict[str, Any]", row)
         yield where, {name: value for name, value in values.items() if value is not None}
 
@@ -110,7 +107,7 @@ def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str,
                 continue
             names = ["at"]
         if len(cells) != len(names):
-            raise CommandError(
+            raise ValueError(
                 f"{where}: want {len(names)} cells ({', '.join(names)}), got {len(cells)}"
             )
         pairs = zip(names, cells, strict=True)
@@ -119,7 +116,7 @@ def _csv_rows(path: Path, lines: Iterable[str]) -> Iterator[tuple[str, dict[str,
 
 def _arrival(where: str, row: dict[str, Any]) -> Arrival:
     if "at" not in row:
-        raise CommandError(f"{where}: no time; want a column 'at', the time of arrival in seconds")
+        raise ValueError(f"{where}: no time; want a column 'at', the time of arrival in seconds")
     values: dict[str, Any] = {}
     for name, value in row.items():
         if name not in _COLUMNS:
@@ -128,7 +125,7 @@ def _arrival(where: str, row: dict[str, Any]) -> Arrival:
         try:
             values[name] = read(value)
         except (TypeError, ValueError):
-            raise CommandError(f"{where}: {name} must be {wanted}, not {value!r}") from None
+            raise ValueError(f"{where}: {name} must be {wanted}, not {value!r}") from None
     item = {name: values.pop(name) for name in Item._fields if name in values}
     return Arrival(item=Item(**item) if item else None, **values)
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.core.simulation.simulate import simulate
-from shoal.planning.mistake import CommandError
+from shoal.planning.figures import percentile
 from shoal.planning.traces import poisson
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ class Search:
             The candidates, the best first, those that miss the target last.
 
         Raises:
-            CommandError: The options conflict with a size or a wait, or do not limit concurrent
+            ValueError: The options conflict with a size or a wait, or do not limit concurrent
                 batches.
         """
         if self.options.max_concurrent_batches is None:
-            raise CommandError(
+            raise ValueError(
                 "max_concurrent_batches=none has no best size, because enough concurrent batches "
                 "can serve any rate; give a number to tune for"
             )
@@ -143,10 +143,7 @@ class Search:
 
     def _simulated(self, size: int, wait_s: float, rate: float) -> Simulation:
         changes: dict[str, Any] = {"max_batch_size": size, "batch_wait_timeout_s": wait_s}
-        try:
-            options = self.options.changed(changes)
-        except ValueError as error:
-            raise CommandError(str(error)) from None
+        options = self.options.changed(changes)
         return simulate(poisson(rate, self.requests / rate), options, self.run_times)
 
 
@@ -165,7 +162,7 @@ def _worse(candidate: Candidate) -> tuple[float, ...]:
 def _percentile_of_all_s(simulation: Simulation, percent: float) -> float:
     """Returns a percentile of the latencies of all requests; unanswered ones count as infinite."""
     times = sorted(latency if latency == latency else math.inf for latency in simulation.latency_s)
-    return times[max(0, math.ceil(len(times) * percent / 100) - 1)] if times else math.nan
+    return percentile(times, percent)
 
 
 def _as_written(seconds: float) -> float:

@@ -15,10 +15,14 @@ pickle, of Ray) are converted to Shoal's, with the original as the cause.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from shoal.core.options.checks import more_than_0, seconds
+from shoal.core.options.option import check_options, option
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
@@ -31,38 +35,29 @@ if TYPE_CHECKING:
     from shoal.replicas.code.endpoint_call import CallOut
 
 
+def _grace(name: str, value: Any) -> float:
+    grace = seconds(name, value)
+    if math.isinf(grace):
+        raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
+    return grace
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReplicaOptions:
-    """How the replicas of a backend run.
+    """How the replicas of a backend run, wherever they run.
 
     Attributes:
         start_timeout_s: How long a replica may take to start: to load its code, and to run the
             constructor, `reconfigure` and ``warm_up``. It also limits each later `reconfigure`.
             None for no limit.
         cancel_grace_s: How long cancelled work may keep running before its process is killed.
-        python: The interpreter of process replicas, such as that of a virtual environment; the
-            current one by default. Shoal must be installed there, without extras.
-        env: Environment variables for processes and Ray actors; they override this process's own.
-        cpu_affinity: The CPUs of each process replica: the first one gets the first entry, and
-            after the last entry it starts over. None for no CPU affinity.
-        max_memory_bytes: A process with more resident memory than this is replaced after its
-            current batch. It is killed if that batch takes it beyond twice this limit.
-        shared_memory_bytes: The size of the shared memory for large arrays of a process replica, in
-            each direction; 0 for none. Only the used part takes up memory.
-        log_lines: How many of the last lines of a process's output are kept.
-        ray_options: The Ray options of an actor: ``num_cpus``, ``num_gpus``, ``resources``,
-            ``runtime_env``, ``scheduling_strategy`` and so on.
     """
 
-    start_timeout_s: float | None = 60.0
-    cancel_grace_s: float = 1.0
-    python: str | None = None
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
-    cpu_affinity: Sequence[Sequence[int]] | None = None
-    max_memory_bytes: int | None = None
-    shared_memory_bytes: int = 64 * 2**20
-    log_lines: int = 200
-    ray_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    start_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
+    cancel_grace_s: float = option(1.0, _grace)
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +71,7 @@ class Blueprint:
         definition: The user's code.
         user_config: The argument of `reconfigure` at the start; None to skip that call.
         options: How the replica runs.
+        placement_options: The options of its placement that were given, by their names.
     """
 
     identity: Identity
@@ -83,6 +79,7 @@ class Blueprint:
     number: int = 0
     user_config: Any = None
     options: ReplicaOptions = field(default_factory=ReplicaOptions)
+    placement_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Replica(ABC):
@@ -260,4 +257,8 @@ class Replica(ABC):
 
 
 Placement: TypeAlias = Callable[[Blueprint], Replica]
-"""A factory of replicas; Shoal's own are ``"task"``, ``"thread"``, ``"process"`` and ``"ray"``."""
+"""A factory of replicas; Shoal's own are ``"task"``, ``"thread"``, ``"process"`` and ``"ray"``.
+
+It may have two attributes. ``Options`` is a dataclass of the options that it takes: a config whose
+``placement_options`` don't make one is refused. ``takes_open_batches`` is True if its replicas do.
+"""

@@ -1,46 +1,138 @@
-"""The placements, which create the replicas of a backend, by name."""
+"""The placements, which create the replicas of a backend: the one list of Shoal's own.
+
+A config is checked without importing what runs its replicas, which takes long and may need Ray.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from shoal.replicas.code.definition import imported, qualified_name
-from shoal.replicas.local.task import TaskReplica
-from shoal.replicas.local.thread import ThreadReplica
-from shoal.replicas.process.replica import ProcessReplica
+from shoal.core.options.checks import one_of
+from shoal.core.options.option import options_of, record_of
+from shoal.replicas.code.definition import imported, qualified_name, split_import_path
+from shoal.replicas.process.options import ProcessOptions
+from shoal.replicas.ray.options import RayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.replicas.contract import Placement
 
-_HERE: Final[Mapping[str, Placement]] = {
-    "task": TaskReplica,
-    "thread": ThreadReplica,
-    "process": ProcessReplica,
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a placement that has none."""
+
+
+class BuiltIn(NamedTuple):
+    """A placement of Shoal's own.
+
+    Attributes:
+        path: The import path of the class of its replicas.
+        options: The record of its options.
+        takes_open_batches: Whether its replicas take open batches.
+    """
+
+    path: str
+    options: type[NoOptions | ProcessOptions | RayOptions] = NoOptions
+    takes_open_batches: bool = False
+
+
+BUILT_IN: Final[Mapping[str, BuiltIn]] = {
+    "task": BuiltIn("shoal.replicas.local.task:TaskReplica", takes_open_batches=True),
+    "thread": BuiltIn("shoal.replicas.local.thread:ThreadReplica"),
+    "process": BuiltIn("shoal.replicas.process.replica:ProcessReplica", ProcessOptions),
+    "ray": BuiltIn("shoal.replicas.ray.replica:RayReplica", RayOptions),
 }
-# Import paths: the modules need an extra, and are imported only when used.
-_OF_EXTRAS: Final[Mapping[str, str]] = {"ray": "shoal.replicas.ray.replica:RayReplica"}
+"""The placements that have a name."""
 
 
-def placement_of(placement: Any) -> Placement:
+def checked_placement(placement: Any) -> Any:
+    """Checks a placement: a name, a function that makes replicas, or the path of one.
+
+    Raises:
+        TypeError: It is neither text nor a callable.
+        ValueError: It is an unknown name.
+    """
+    if callable(placement):
+        return placement
+    if not isinstance(placement, str):
+        raise _not_callable(placement)
+    if ":" in placement:
+        split_import_path(placement)
+        return placement
+    return one_of("placement", placement, tuple(BUILT_IN))
+
+
+def takes_open_batches(placement: Any) -> bool:
+    """Returns whether the replicas of a placement take open batches."""
+    known = BUILT_IN.get(placement) if isinstance(placement, str) else placement
+    return bool(getattr(known, "takes_open_batches", False))
+
+
+def check_options(
+    placement: str | Placement, by_name: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    """Checks that options have an effect with a placement, as far as it is imported.
+
+    Args:
+        placement: The placement; already checked.
+        by_name: The options of Shoal's placements that are given, and differ from the default.
+        own: The ``placement_options``.
+
+    Raises:
+        TypeError: The placement takes other options.
+        ValueError: An option has no effect, is given twice, or is out of its range.
+    """
+    twice = by_name.keys() & own.keys()
+    if twice:
+        raise ValueError(f"{min(twice)} is given twice, by its name and in placement_options")
+    if not isinstance(placement, str):
+        placement_of(placement, {**by_name, **own})
+    elif placement in BUILT_IN:
+        _check_effect(placement, by_name, own)
+
+
+def _check_effect(placement: str, by_name: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    taken = options_of(BUILT_IN[placement].options)
+    for name in by_name:
+        if name not in taken:
+            places = [place for place, one in BUILT_IN.items() if name in options_of(one.options)]
+            raise ValueError(
+                f"{name} is for placement={' or '.join(map(repr, places))}, and has no effect with "
+                f"placement={placement!r}; leave it out"
+            )
+    if own:
+        names = f": {', '.join(taken)}" if taken else ""
+        raise ValueError(
+            "placement_options is for a placement of your own; write the options of "
+            f"placement={placement!r} by name{names}"
+        )
+
+
+def placement_of(placement: Any, options: Mapping[str, Any] | None = None) -> Placement:
     """Returns the placement for a name, an import path, or a callable.
 
     Args:
         placement: ``"task"``, ``"thread"``, ``"process"`` or ``"ray"``; or a callable that makes a
             replica from its blueprint, or the import path of such a callable.
+        options: Its options, to be checked if it has ``Options``.
 
     Raises:
-        ValueError: It is a string, but neither such a name nor an import path that exists.
-        TypeError: It is not callable.
+        ValueError: It is a string, but neither such a name nor an import path that exists; or an
+            option is out of its range.
+        TypeError: It is not callable, or takes other options.
         ModuleNotFoundError: Ray is not installed.
     """
-    if isinstance(placement, str):
-        found = _HERE.get(placement) or _imported(placement)
-    else:
-        found = placement
+    found = checked_placement(placement)
+    if isinstance(found, str):
+        found = imported(BUILT_IN[found].path if found in BUILT_IN else found)
     if not callable(found):
-        raise TypeError(f"placement must be {_names()}, or a callable, not {placement!r}")
+        raise _not_callable(placement)
+    record: Any = getattr(found, "Options", None)
+    if record is not None and options is not None:
+        record_of(record, "placement_options", options)
     return cast("Placement", found)
 
 
@@ -49,13 +141,9 @@ def placement_name(placement: Any) -> str:
     return placement if isinstance(placement, str) else qualified_name(placement)
 
 
-def _imported(placement: str) -> Any:
-    path = _OF_EXTRAS.get(placement, placement)
-    if ":" not in path:
-        raise ValueError(f"placement must be {_names()}, or a callable, not {placement!r}")
-    return imported(path)
-
-
-def _names() -> str:
-    *names, last = map(repr, (*_HERE, *_OF_EXTRAS))
-    return f"{', '.join(names)} or {last}"
+def _not_callable(placement: Any) -> TypeError:
+    *names, last = map(repr, BUILT_IN)
+    return TypeError(
+        f"placement must be {', '.join(names)} or {last}, or a function that makes a Replica of a "
+        f"Blueprint, not {placement!r}"
+    )

@@ -23,6 +23,10 @@ METHODS: Final = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 TAG_FORM: Final = "a name has 1 to 64 of the characters A-Z a-z 0-9 _ . : -, and not dots alone"
 """The form of a name, for messages."""
 
+PARAMETER_FORMS: Final = "{name}, {name:int}, {name:float}, {name:uuid} or {name:path}"
+"""The forms of a parameter in a path, for messages; they are Starlette's."""
+
+_PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(?::(?:str|path|int|float|uuid))?\}")
 _ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _TAG: Final = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.:-]{1,64}")
 
@@ -90,12 +94,13 @@ def checked_route(route: Any) -> str | None:
     return None if route is None else checked_path(route, f'route="/{str(route).strip("/")}"')
 
 
-def checked_path(path: Any, line: str) -> str:
+def checked_path(path: Any, line: str, *, may_have_parameters: bool = True) -> str:
     """Checks the path of an endpoint or a mount.
 
     Args:
         path: The path.
         line: An example of a correct line, for the message.
+        may_have_parameters: Whether steps of it may be parameters, such as ``{id}``.
 
     Raises:
         TypeError: It is not text.
@@ -105,10 +110,14 @@ def checked_path(path: Any, line: str) -> str:
         raise TypeError(f"a path must be text, not {path!r}; write {line}")
     if not path.startswith("/"):
         raise ValueError(f'a path must start with "/", and {path!r} does not; write {line}')
-    if set(path) & set("{}?#"):
-        raise ValueError(
-            f"{path!r}: a path is plain text, without parameters, a query or a fragment"
+    names: list[str] = _PARAMETER.findall(path) if may_have_parameters else []
+    if set(_PARAMETER.sub("", path) if may_have_parameters else path) & set("{}?#"):
+        allowed = (
+            f"; its parameters are written as {PARAMETER_FORMS}" if may_have_parameters else ""
         )
+        raise ValueError(f"{path!r}: a path has no query and no fragment, and no braces{allowed}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path!r}: two parameters of a path can't have one name")
     if path == RESERVED or path.startswith(f"{RESERVED}/"):
         raise ValueError(f"{path!r}: the paths under {RESERVED}/ are the application's own")
     if (why := _why_unreachable(path)) is not None:

@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.groups import Splitting
+from shoal.batching.calls.leaving import call_unless_left, run_unless_left
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
+    from shoal.batching.calls.leaving import Left
     from shoal.batching.handlers.binding import Binding
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
@@ -101,6 +103,35 @@ class Entry:
         if self._divides:
             return self._call_divided(item, options, call_options)
         return self.call(item, options)
+
+    async def call_unless_left(
+        self, item: Any, call_options: CallOptions | None, left: Left
+    ) -> Any:
+        """Makes a call whose arguments are bound, for a caller that may just leave.
+
+        Args:
+            item: Its item.
+            call_options: Its options.
+            left: Returns when the caller has left.
+
+        Raises:
+            CallerLeft: The caller left; the call was cancelled.
+            Exception: As for any call.
+
+        Cancellation: The call is cancelled.
+        """
+        if not self._divides:
+            options = self.options_of(item, call_options)
+            return await call_unless_left(self.intake, item, options, left)
+        call = self.begin_item(item, call_options)  # may have several requests
+        result: Any = None
+
+        async def run() -> None:
+            nonlocal result
+            result = await call
+
+        await run_unless_left(left, run)
+        return result
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.

@@ -4,8 +4,8 @@ This is the channel between callers and worker slots. Its buffer is the queue it
 caller that leaves removes its request at once, which no general-purpose channel allows. A `Bell`
 wakes the slot that waits for requests. Each caller waits for its result on its request's waiter.
 
-`call` is the hot path. It is one coroutine, does nothing twice, and allocates only the request, its
-waiter and a copy of the caller's context.
+`call` is the hot path. It allocates the request, its waiter and a copy of the caller's context.
+Where it repeats another method, a comment has what that saves in `benchmarks/inproc.py`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Intake:
         self._find_elsewhere: Callable[[], Any] | None = None
         self._parking = parking
         self._counters = counters
-        self._timers = self.former.overdue.timers
+        self._timers = former.overdue.timers
+        self._batches = former.batches
         self._now = parking.now
         self._new_waiter = parking.new_waiter
 
@@ -117,14 +118,14 @@ class Intake:
 
         Cancellation: the request is dropped from the queue or its batch; others are not affected.
         """
-        if running_batch.get(None) is not None:
+        if self._batches and running_batch.get(None) is not None:
             try:
                 self.refusals.refuse_blocked()
             except WouldDeadlock:
                 await anyio.lowlevel.checkpoint()
                 raise
         former = self.former
-        request = Request()
+        request = Request()  # _new_request, inlined: 2 % of a call
         request.item = item
         request.waiter = waiter = self._new_waiter()
         request.arrived_at = self._now()
@@ -133,7 +134,7 @@ class Intake:
         request.error = request.batch = None
         live = former.live
         if live < former.free_room and (options is None or options.options_factory is SHARED):
-            # Former.arrive, inlined
+            # Former.arrive, inlined: 2 % of a call
             request.state = QUEUED
             former.append(request)
             former.live = live = live + 1
@@ -159,7 +160,7 @@ class Intake:
             if (asked := request.options) is not None:
                 if asked.queue_timer is not None:
                     former.overdue.forget(request)
-                elif asked.timer is not None:  # Overdue.forget, inlined for the usual case
+                elif asked.timer is not None:  # Overdue.forget, inlined: 2 % of a call
                     if asked.timer[2] is not None:
                         asked.timer[2] = None
                         self._timers.forgotten += 1
@@ -185,8 +186,8 @@ class Intake:
             raise self.refusals.elsewhere()
         return self._find_elsewhere()
 
-    def enter(self, item: Any, options: RequestOptions | None) -> Request:
-        """Adds one request to the queue; the caller must await its waiter immediately.
+    def enter(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
+        """Adds one request to the queue; the caller must wait immediately, until it is woken.
 
         Raises:
             Overloaded: The queue is full.
@@ -195,7 +196,7 @@ class Intake:
             NotOpen: It is called in another event loop than the batcher's.
         """
         self.check_loop()
-        request = self._new_request(item, options, self._new_waiter())
+        request = self._new_request(item, options, waiter)
         self._enter(request)
         return request
 
@@ -268,7 +269,7 @@ class Intake:
         now = self._now()
         context = copy_context()
         requests: list[Request] = []
-        for item in items:  # _new_request, inlined
+        for item in items:  # _new_request, inlined: 23 % of `map`
             request = Request()
             request.item = item
             request.waiter = waiter
@@ -319,7 +320,7 @@ class Intake:
             return
         if former.overdue.limits_queue or options.queue_timeout_s is not None:
             self.deadlines.watch(request)
-        elif deadline is not None:  # Overdue.watch, inlined for the usual case
+        elif deadline is not None:  # Overdue.watch, inlined: 4 % of a call
             options.timer = self._timers.add(deadline, request)
             if deadline < self.deadlines.asleep_until:
                 self.deadlines.look()

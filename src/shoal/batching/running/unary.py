@@ -38,7 +38,7 @@ class UnaryRun(Run):
             values = [v for r, v in zip(requests, values, strict=True) if r.state is RUNNING]
             running = still_running(requests)
         for request, value in zip(running, values, strict=True):
-            request.value = value
+            request.value = value  # Run._end, inlined: 2 % of a call, 7 % of `map`
             request.state = FINISHED
             request.batch = None
         batch.active -= len(running)

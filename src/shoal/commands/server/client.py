@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import anyio
 
 from shoal.commands.server.locations import ServerLocation
-from shoal.commands.support.arguments import add_json_argument, add_name_argument
-from shoal.commands.support.messages import in_one_line, say
-from shoal.commands.support.tokens import add_token_argument, token_of
+from shoal.commands.support.arguments import (
+    add_json_argument,
+    add_name_argument,
+    add_token_argument,
+    token_of,
+)
+from shoal.commands.support.mistake import CommandError, as_mistakes, in_one_line, say
 from shoal.errors import ShoalError
-from shoal.planning.mistake import CommandError
 from shoal.serving.clients.remote_client import connect
 
 if TYPE_CHECKING:
@@ -59,9 +62,8 @@ def ask(
     """
     url = arguments.url or ServerLocation.of(arguments.name).url()
     try:
-        client = connect(url, token=token_of(arguments))
-    except (TypeError, ValueError) as error:
-        raise CommandError(in_one_line(error)) from None
+        with as_mistakes():
+            client = connect(url, token=token_of(arguments))
     except ModuleNotFoundError as error:
         raise CommandError(in_one_line(error), 1) from None
     try:
@@ -119,9 +121,9 @@ def _not_there(arguments: Namespace, url: str) -> CommandError:
             "`shoal serve my_module:app`",
             1,
         )
-    named = "" if arguments.name == "default" else f" --name {arguments.name}"
+    flag = ServerLocation.of(arguments.name).flag
     return CommandError(
         f"no server named {arguments.name!r} runs here; start one with "
-        f"`shoal start --detach{named}`, or give its URL with --url",
+        f"`shoal start --detach{flag}`, or give its URL with --url",
         1,
     )

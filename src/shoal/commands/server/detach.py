@@ -14,8 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from shoal.commands.server.locations import ServerLocation, already_running
-from shoal.commands.support.messages import say
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.mistake import CommandError, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
-from shoal.planning.mistake import CommandError
+from shoal.commands.support.mistake import CommandError
 from shoal.serving.local_servers import admin_socket_directory
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ class ServerLocation:
     def process(self) -> Path:
         """The file that the running server holds a lock on; it contains its process id."""
         return self.directory / f"{self.name}.pid"
+
+    @property
+    def flag(self) -> str:
+        """What to add to a command that is for this server; empty for the default one."""
+        return "" if self.name == "default" else f" --name {self.name}"
 
     def url(self) -> str:
         """Returns the URL that clients connect to."""
@@ -154,11 +159,11 @@ def _locked(file: int) -> bool:
 
 def already_running(location: ServerLocation) -> CommandError:
     """Returns the error for a name whose server runs already."""
-    named = "" if location.name == "default" else f" --name {location.name}"
+    flag = location.flag
     process = location.holder()
     whose = f" as process {process}" if process else ""
     return CommandError(
-        f"a server named {location.name!r} runs already{whose}; see it with `shoal status{named}`, "
-        f"connect to it at {location.url()}, or end it with `shoal stop{named}`",
+        f"a server named {location.name!r} runs already{whose}; see it with `shoal status{flag}`, "
+        f"connect to it at {location.url()}, or end it with `shoal stop{flag}`",
         1,
     )

@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
+from argparse import ArgumentTypeError
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from shoal.commands.support.arguments import count, more_than_0_seconds, port, seconds
-from shoal.commands.support.tokens import add_token_argument
+from shoal.commands.support.arguments import add_token_argument, token_of
 from shoal.serving.app_file.server import EventLoop
+from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Mapping
 
-    from shoal.http.server.config import ServerConfig
+    from shoal.core.options.option import Option
 
 
 def add_server_options(parser: ArgumentParser) -> None:
     """Adds the options of serving. Those not given are taken from the application's file."""
-    parser.add_argument("--host", help="address to listen at (127.0.0.1)")
-    parser.add_argument("--port", type=port, help="port to listen at, 0 for a free one (8000)")
+    for name, one in HTTP_OPTIONS.items():
+        if one.flag:
+            _add_flag(parser, name, one)
     parser.add_argument(
         "--event-loop",
         choices=get_args(EventLoop),
         help="event loop: trio, or asyncio for code that needs it, with uvloop if that is "
         "installed (trio)",
-    )
-    parser.add_argument(
-        "--graceful-timeout",
-        dest="graceful_timeout_s",
-        metavar="SECONDS",
-        type=seconds,
-        help="how long running requests may take at shutdown (20)",
-    )
-    parser.add_argument(
-        "--send-timeout",
-        dest="send_timeout_s",
-        metavar="SECONDS",
-        type=more_than_0_seconds,
-        help="disconnect a client that takes longer to read 256 KiB of its response (10)",
-    )
-    parser.add_argument(
-        "--max-connections",
-        metavar="N",
-        type=count,
-        help="how many connections may be open at once; others wait (1000)",
-    )
-    parser.add_argument(
-        "--access-log",
-        action="store_const",
-        const=True,
-        help="write a line of JSON for each request to stderr",
     )
     parser.add_argument(
         "--log-level",
@@ -81,14 +58,43 @@ def add_server_options(parser: ArgumentParser) -> None:
     )
 
 
-def server_config(arguments: Namespace, from_file: Mapping[str, Any]) -> ServerConfig:
-    """Returns the server's config: command line options first, then those of the file."""
-    from shoal.http.server.config import ServerConfig
+def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
+    flag = f"--{name.removesuffix('_s').replace('_', '-')}"
+    default: Any = getattr(HttpOptions, name)
+    if isinstance(default, bool):
+        parser.add_argument(flag, action="store_const", const=True, help=one.flag)
+        return
 
-    names = [field.name for field in fields(ServerConfig)]
-    given = {name: getattr(arguments, name, None) for name in names}
-    chosen = {name: one for name, one in given.items() if one is not None}
-    return ServerConfig(**{**{n: one for n, one in from_file.items() if n in names}, **chosen})
+    is_text = isinstance(default, str)
+
+    def read(text: str) -> Any:
+        value: Any = text
+        if not is_text:
+            with suppress(ValueError):
+                value = json.loads(text)
+        try:
+            return one.checked(name, value)
+        except (TypeError, ValueError) as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    parser.add_argument(
+        flag,
+        dest=name,
+        type=read,
+        metavar=None if is_text else "N" if isinstance(default, int) else "SECONDS",
+        help=f"{one.flag} ({format(default, 'g') if isinstance(default, float) else default})",
+    )
+
+
+def server_options(
+    arguments: Namespace, from_file: Mapping[str, Any], admin_socket: Path | None
+) -> HttpOptions:
+    """Returns the server's options: those of the command line first, then those of the file."""
+    chosen = {name: one for name, one in vars(arguments).items() if one is not None}
+    given: dict[str, Any] = {**from_file, **chosen}
+    given["admin_socket"] = None if admin_socket is None else str(admin_socket)
+    known = {name: given[name] for name in HTTP_OPTIONS if name in given}
+    return HttpOptions(**known, token=token_of(arguments))
 
 
 def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from shoal.commands.server.signals import Signals
-from shoal.commands.support.applications import shoals_in
-from shoal.commands.support.messages import say
+from shoal.commands.support.loading import shoals_in
+from shoal.commands.support.mistake import CommandError, say
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.http.server.log_errors import contained
-from shoal.planning.mistake import CommandError
 from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
@@ -25,9 +24,10 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from shoal.http.app.app import App
-    from shoal.http.server.config import Drained, ServerConfig
+    from shoal.http.server.config import Drained
     from shoal.http.server.listeners import AppListener
     from shoal.serving.app_file.server import EventLoop
+    from shoal.serving.http_options import HttpOptions
 
 # How long the process may take to end, beyond the graceful timeout.
 _MARGIN_S: Final = 3.0
@@ -40,25 +40,19 @@ class ServerProcess:
     Attributes:
         app: The application.
         spec: The user's name for the application, for messages.
-        config: The configuration of the HTTP server.
+        options: The options of the HTTP server.
         event_loop: The event loop that runs it.
         log_level: The level of the log.
         state: The file that run-time changes are stored in; None to store none.
-        admin_socket: The path of a UNIX socket with the admin API; None for no socket.
-        token: The token for the admin API at the port; None for no admin API there.
-        allowed_modules: Modules that the operator may import code from.
         started: Called with the URL once clients can connect.
     """
 
     app: ASGIApp
     spec: str
-    config: ServerConfig
+    options: HttpOptions
     event_loop: EventLoop = "trio"
     log_level: str = "info"
     state: Path | None = None
-    admin_socket: Path | None = None
-    token: str | None = field(default=None, repr=False)
-    allowed_modules: Sequence[str] = ()
     started: Callable[[str], object] = lambda _: None
 
     @property
@@ -75,7 +69,8 @@ class ServerProcess:
         Raises:
             CommandError: The options do not fit the application, or it did not start.
         """
-        if (self.state or self.admin_socket or self.token) and self.shoals is None:
+        options = self.options
+        if (self.state or options.admin_socket or options.token) and self.shoals is None:
             raise CommandError(
                 f"{self.spec} is not a shoal.App; leave out --state, --admin-socket and "
                 "--token-file, which need one"
@@ -83,7 +78,7 @@ class ServerProcess:
         logging.basicConfig(
             level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
         )
-        if self.config.access_log:
+        if options.access_log:
             from shoal.http.server.access_log import LOGGER
 
             _write_plainly(LOGGER)
@@ -91,7 +86,7 @@ class ServerProcess:
         if self.state is not None and app is not None:
             try:
                 app.state = StateFile.open(self.state)
-                app.allowed_modules = self.allowed_modules
+                app.allowed_modules = options.allowed_modules
             except StateRefused as error:
                 raise CommandError(str(error), 1) from None
         if self.event_loop == "trio":
@@ -136,7 +131,7 @@ async def _serve(run: ServerProcess) -> int:
 
     def started(url: str) -> None:
         is_up.set()
-        signals.allowed_s = run.config.graceful_timeout_s + _MARGIN_S
+        signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
         say(f"Shoal serving {run.spec} on {url}")
         run.started(url)
 
@@ -153,7 +148,7 @@ async def _serve(run: ServerProcess) -> int:
     try:
         app, others = _with_admin_api(run)
         drained = await serve(
-            app, run.config, shutdown=shutdown, started=started, extra_listeners=others
+            app, run.options, shutdown=shutdown, started=started, extra_listeners=others
         )
     except LifespanFailed as failure:
         say(failure.details.rstrip())
@@ -170,18 +165,23 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
     from shoal.http.app.admin_mount import AppAdmin
     from shoal.http.server.listeners import AppListener, Unix
 
-    app, inner = run.app, run.shoals
+    app, inner, options = run.app, run.shoals, run.options
     others: list[AppListener] = []
     if inner is None:
         return app, others
-    if run.admin_socket is not None:
+    if options.admin_socket is not None:
         # No token: only the user that the socket belongs to can open it.
-        admin = AppAdmin(inner, token=None, allowed_modules=run.allowed_modules, behind=run.app)
-        others.append(AppListener(address=Unix(str(run.admin_socket)), app=admin))
-    if run.token is not None:
+        admin = AppAdmin(inner, token=None, allowed_modules=options.allowed_modules, behind=run.app)
+        others.append(AppListener(address=Unix(options.admin_socket), app=admin))
+    if options.token is not None:
         # Without a token the port has no admin API, not even at a loopback address: a proxy may
         # forward requests to it from anywhere.
-        app = AppAdmin(inner, token=run.token, allowed_modules=run.allowed_modules, behind=run.app)
+        app = AppAdmin(
+            inner,
+            token=options.token,
+            allowed_modules=options.allowed_modules,
+            behind=run.app,
+        )
     return app, others
 
 
@@ -189,7 +189,7 @@ def _cant_listen(run: ServerProcess, error: OSError) -> str:
     why = error.strerror or error
     if error.filename is not None:
         return f"can't listen at {error.filename}: {why}"
-    return f"can't listen at {run.config.host} port {run.config.port}: {why}"
+    return f"can't listen at {run.options.host} port {run.options.port}: {why}"
 
 
 def _report(drained: Drained, signum: int | None) -> int:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.commands.support.messages import say
-from shoal.replicas.run_soon import into_this_loop
+from shoal.commands.support.mistake import say
+from shoal.replicas.threads import into_this_loop
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -71,6 +71,7 @@ class Former:
         awaits_change: Whether new options are pending until no batch is being collected.
         wake_at: The number of queued requests at which the waiting slot must be woken; 0 for none.
         overdue: The time limits of requests.
+        batches: As above.
         model: The run times of the handler.
         adaptive: The rule that chooses sizes and waits; None if they are fixed.
         options: The options in force.
@@ -78,7 +79,7 @@ class Former:
 
     def __init__(self, options: BatchOptions, batches: Mapping[Batch, float] = NONE) -> None:
         self.model = LatencyModel()
-        self._batches = batches
+        self.batches = batches
         self.room = QueueRoom(options)
         self.overdue = Overdue(lambda request: self._policy.demote(request), options)
         self.live = self.parked = self.wake_at = 0
@@ -100,7 +101,7 @@ class Former:
         if control is not None and not room.closed:
             refusal = control.full_level(request, room.at_once)
             if refusal is None:
-                refusal = control.lateness(request, request.arrived_at, self._batches)
+                refusal = control.lateness(request, request.arrived_at, self.batches)
             if refusal is not None:
                 return Admission(refusal)
         victim = None

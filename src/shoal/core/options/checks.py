@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 
 def whole(name: str, value: Any, *, least: int) -> int:
@@ -41,6 +41,19 @@ def seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+def more_than_0(name: str, value: Any) -> float:
+    """Checks a number of seconds that can't be 0.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is 0, negative, or NaN.
+    """
+    found = seconds(name, value)
+    if not found:
+        raise ValueError(f"{name} must be more than 0 seconds, not {value!r}")
+    return found
+
+
 def yes_or_no(name: str, value: Any) -> bool:
     """Checks a boolean.
 
@@ -73,6 +86,30 @@ def function(name: str, value: Any, form: str) -> Any:
     if not callable(value):
         raise TypeError(f"{name} must be a callable or None, not {value!r}; write {form}")
     return value
+
+
+def mapping(name: str, value: Any, form: str) -> dict[Any, Any]:
+    """Checks a mapping, and copies it.
+
+    Raises:
+        TypeError: It is not a mapping.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping, not {value!r}; write {form}")
+    return dict(cast("Any", value))
+
+
+def named_values(name: str, value: Any, example: str) -> dict[str, Any]:
+    """Checks a mapping with names for keys, and copies it; the example is such a name.
+
+    Raises:
+        TypeError: It is not such a mapping.
+    """
+    found = mapping(name, value, f'{name}={{"{example}": 1}}')
+    for key in found:
+        if not isinstance(key, str):
+            raise TypeError(f'{name} must have names for keys, such as "{example}", not {key!r}')
+    return found
 
 
 def sizes_in_order(name: str, value: Any) -> tuple[int, ...]:

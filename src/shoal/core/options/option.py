@@ -1,4 +1,4 @@
-"""One option of a batcher: its default, its check, and its form in JSON, TOML and on command lines.
+"""One option of a batcher, a backend or a server: its default, check, and form in JSON and TOML.
 
 Everything that handles options reads this table: the record itself, a backend's configuration, the
 state file and the command line.
@@ -7,7 +7,7 @@ state file and the command line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Final, Protocol, TypeAlias, cast, get_args
 
@@ -32,7 +32,7 @@ def _without_tuples(value: Any) -> Any:
     if not isinstance(value, tuple):
         return value
     entries: tuple[Any, ...] = cast("Any", value)
-    return list(entries)
+    return [_without_tuples(entry) for entry in entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class Option:
         at_once: Whether a change also holds for the batch that is filling.
         from_plain: Makes a value of its form in JSON or TOML.
         to_plain: Returns the form of a value, other than None, in JSON.
+        flag: What the flag of its name does, for the help of a command; empty if there is none.
     """
 
     check: Check
@@ -57,6 +58,7 @@ class Option:
     at_once: bool = False
     from_plain: Check = _as_it_is
     to_plain: Callable[[Any], Any] = _without_tuples
+    flag: str = ""
 
     def checked(self, name: str, value: Any) -> Any:
         """Checks a value.
@@ -68,70 +70,75 @@ class Option:
         return None if value is None and self.may_be_none else self.check(name, value)
 
 
-def option(
-    default: Any,
-    check: Check,
-    *,
-    for_lists: bool = False,
-    at_once: bool = False,
-    may_be_none: bool = False,
-) -> Any:
-    """Makes the field of an option that JSON has as it is, or as a list.
+def option(default: Any, check: Check, *, may_be_none: bool = False, **says: Any) -> Any:
+    """Makes the field of an option that JSON has as it is, or as a list, unless told otherwise.
 
     Args:
         default: Its default; where that is None, None is a value.
         check: Checks a value.
-        for_lists: See `Option`.
-        at_once: See `Option`.
         may_be_none: Whether None is a value though the default is another.
+        says: The other attributes of its `Option`.
     """
-    found = Option(
-        check, may_be_none=may_be_none or default is None, for_lists=for_lists, at_once=at_once
-    )
+    found = Option(check, may_be_none=may_be_none or default is None, **says)
     return field(default=default, metadata={_KEY: found})
 
 
-def choice(default: str, allowed: Any, *, at_once: bool = False) -> Any:
+def table(check: Check, **says: Any) -> Any:
+    """Makes the field of an option that is a mapping, by default an empty one.
+
+    Args:
+        check: Checks a value, and copies it.
+        says: The other attributes of its `Option`.
+    """
+    return field(default_factory=dict[Any, Any], hash=False, metadata={_KEY: Option(check, **says)})
+
+
+def choice(default: str, allowed: Any, **says: Any) -> Any:
     """Makes the field of an option that is one of some words, given by a ``Literal``."""
     words = get_args(allowed)
-    return option(default, lambda name, value: one_of(name, value, words), at_once=at_once)
+    return option(default, lambda name, value: one_of(name, value, words), **says)
 
 
-def callback(example: str, *, for_lists: bool = False) -> Any:
+def callback(example: str, **says: Any) -> Any:
     """Makes the field of an option that is a function, or None; the example is for messages."""
-    found = Option(
-        lambda name, value: function(name, value, example),
-        may_be_none=True,
-        is_function=True,
-        for_lists=for_lists,
-    )
-    return field(default=None, metadata={_KEY: found})
+    check: Check = partial(function, form=example)
+    return option(None, check, is_function=True, **says)
 
 
 def record(cls: type[_Record], check: Check) -> Any:
     """Makes the field of an option that is a record, or None; JSON has it as an object."""
-    found = Option(
-        check,
-        may_be_none=True,
-        from_plain=partial(record_of, cls),
-        to_plain=plain_record,
-    )
-    return field(default=None, metadata={_KEY: found})
+    return option(None, check, from_plain=partial(record_of, cls), to_plain=plain_record)
 
 
 def records_by_level(cls: type[_Record], check: Check) -> Any:
     """Makes the field of an option that maps priority levels to records; by default it is empty."""
-    found = Option(
-        check,
-        from_plain=partial(_records_by_level, cls),
-        to_plain=lambda value: {str(level): plain_record(one) for level, one in value.items()},
-    )
-    return field(default_factory=dict[Any, Any], hash=False, metadata={_KEY: found})
+    return table(check, from_plain=partial(_records_by_level, cls), to_plain=_plain_by_level)
 
 
 def options_of(cls: type[_Record]) -> dict[str, Option]:
     """Returns the options that a class has as fields, by their names."""
     return {one.name: one.metadata[_KEY] for one in fields(cls) if _KEY in one.metadata}
+
+
+def defaults_of(cls: type[_Record]) -> dict[str, Any]:
+    """Returns the defaults of the options that a class has as fields, by their names."""
+    return {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory()
+        for one in fields(cls)
+        if _KEY in one.metadata
+    }
+
+
+def check_options(made: _Record) -> None:
+    """Checks the options of a record that is being made, which keeps the checked values.
+
+    Raises:
+        TypeError: One has the wrong type.
+        ValueError: One is out of its range.
+    """
+    for name, one in options_of(type(made)).items():
+        # The record is frozen.
+        object.__setattr__(made, name, one.checked(name, getattr(made, name)))
 
 
 def record_of(cls: type[_Record], name: str, value: Any) -> Any:
@@ -151,7 +158,8 @@ def record_of(cls: type[_Record], name: str, value: Any) -> Any:
     try:
         return cls(**keywords)
     except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from None
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name}: {error}") from None
 
 
 def plain_record(value: _Record) -> dict[str, Any]:
@@ -170,3 +178,7 @@ def _records_by_level(cls: type[_Record], name: str, value: Any) -> Any:
         )
         for level, one in by_level.items()
     }
+
+
+def _plain_by_level(value: Mapping[int, _Record]) -> dict[str, Any]:
+    return {str(level): plain_record(one) for level, one in value.items()}

@@ -17,6 +17,7 @@ from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import suggested
 from shoal.core.options.option import (
     callback,
+    check_options,
     choice,
     option,
     options_of,
@@ -120,8 +121,16 @@ class BatchOptions:
             those that are running.
     """
 
-    max_batch_size: int = option(10, partial(whole, least=1), for_lists=True)
-    batch_wait_timeout_s: float | None = option(0.0, seconds, for_lists=True, may_be_none=True)
+    max_batch_size: int = option(
+        10, partial(whole, least=1), for_lists=True, flag="the largest size of a batch"
+    )
+    batch_wait_timeout_s: float | None = option(
+        0.0,
+        seconds,
+        for_lists=True,
+        may_be_none=True,
+        flag="how long the oldest request may wait for the batch to fill; none: until full",
+    )
     idle_timeout_s: float | None = option(None, seconds, for_lists=True)
     max_concurrent_batches: int | None = option(
         1, partial(whole, least=1), may_be_none=True, at_once=True
@@ -167,9 +176,7 @@ class BatchOptions:
     drop_queued_on_shutdown: bool = option(False, yes_or_no, at_once=True)
 
     def __post_init__(self) -> None:
-        for name, one in OPTIONS.items():
-            # The record is frozen.
-            object.__setattr__(self, name, one.checked(name, getattr(self, name)))
+        check_options(self)
         self._check_sizes_and_levels()
         if (refusal := refused_mix(self)) is not None:
             raise ValueError(refusal)

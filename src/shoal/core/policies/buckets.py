@@ -27,8 +27,7 @@ from shoal.core.policy import Dispatch, Wait
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from shoal.core.policies.ranked import Ranked
-    from shoal.core.policies.ranks import Rank
+    from shoal.core.policies.ranked import Rank, Ranked
     from shoal.core.policy import Pressure
     from shoal.core.request import Request, RequestOptions
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.options.records import SAME
 from shoal.core.policies.adaptive import AdaptiveRule
 from shoal.core.policies.buckets import Buckets
-from shoal.core.policies.ranked import Ranked
-from shoal.core.policies.ranks import rank_of
+from shoal.core.policies.ranked import Ranked, rank_of
 from shoal.core.policies.size_or_wait import SizeOrWait
 from shoal.core.policies.sizing import sizing_of
 from shoal.core.policies.user_policy import Guarded

@@ -1,19 +1,7 @@
 """The admin API: the verbs of a `Client` as HTTP, under ``/-/api/``.
 
-============================================  ======================================================
-``GET status``                                the state of backends and endpoints
-``GET POST backends``                         lists them, creates one
-``GET PATCH DELETE backends/{tag}``           its config; changes that; deletes it (``?force=1``)
-``POST backends/{tag}/scale``                 ``{"num_replicas": 2}``
-``POST backends/{tag}/restart``               replaces the replicas
-``GET POST endpoints``                        lists them, creates one
-``GET DELETE endpoints/{name}``               shows it, deletes it
-``PUT endpoints/{name}/traffic``              ``{"a": 0.9, "b": 0.1}``
-``PUT endpoints/{name}/shadows/{backend}``    ``{"proportion": 0.1, "compare": "module:function"}``
-``POST endpoints/{name}/call``                ``{"args": [1], "kwargs": {}, "options": {}}``; a
-                                              stream where ``Accept`` asks for one
-``POST shutdown``                             ends the controller
-============================================  ======================================================
+Its routes are those of the table of verbs (`shoal.serving.clients.verbs`), one that shows an
+endpoint, and one for calls. docs/reference/http.md lists them.
 
 A request is checked in this order: its authorization (`guard`), its path and method, its body, its
 import paths (`imports`), and then by the client's own checks. A verb is cancelled if the HTTP
@@ -25,18 +13,21 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.http.admin.bodies import MAX_BODY_BYTES, admin_problem, read_object
 from shoal.http.admin.guard import Guard
-from shoal.http.admin.imports import ImportRule
 from shoal.http.admin.verbs import AdminRequest, Verbs
-from shoal.http.requests.disconnect import run_unless_client_leaves
-from shoal.http.requests.exchange import JSON, ClientLeft, split_path
+from shoal.http.requests.exchange import JSON, split_path
 from shoal.http.requests.payload import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
-from shoal.http.requests.settings import HttpSettings
+from shoal.serving.clients.protocol import VERBS
 from shoal.serving.clients.wire_errors import RAISED
+from shoal.serving.http_options import HttpOptions
+from shoal.serving.imports import ImportRule
+from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -72,11 +63,6 @@ class AdminRoute:
     max_body_bytes: int = 0
     goes_on: bool = False
 
-    @property
-    def changes(self) -> bool:
-        """Whether the verb changes something, or runs code."""
-        return self.method not in _SAFE
-
 
 class AdminApi:
     """Answers the requests to the admin API.
@@ -105,10 +91,10 @@ class AdminApi:
         token: str | None,
         allowed_modules: Sequence[str] | None,
         hosts: Iterable[str] = (),
-        settings: HttpSettings | None = None,
+        settings: HttpOptions | None = None,
     ) -> None:
         self._guard = Guard(token, hosts)
-        settings = settings or HttpSettings()
+        settings = settings or HttpOptions()
         verbs = Verbs(client, ImportRule(allowed_modules), settings.heartbeat_s)
         # The JSON around the item adds to the size of a call.
         self._routes = tuple(_routes_of(verbs, settings.max_body_bytes + MAX_BODY_BYTES))
@@ -122,7 +108,7 @@ class AdminApi:
 
         Raises:
             Refused: The request is to be answered with a problem.
-            ClientLeft: The client is gone; its verb was cancelled.
+            CallerLeft: The client is gone; its verb was cancelled.
         """
         method: str = exchange.scope["method"]
         self._guard.check(exchange.scope, changes=method not in _SAFE)
@@ -131,7 +117,7 @@ class AdminApi:
             limit = route.max_body_bytes
             body = await read_object(exchange, limit) if limit else {}
             await _run(route, AdminRequest(exchange, names, body))
-        except (Refused, ClientLeft):
+        except (Refused, CallerLeft):
             raise
         except Exception as error:
             if exchange.status:
@@ -152,33 +138,21 @@ class AdminApi:
             if route.method == method:
                 return route, names
             allowed.append(route.method)
+        allowed.sort(key=METHODS.index)
         raise Refused(method_not_allowed(allowed) if allowed else not_found())
 
 
 def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
-    yield AdminRoute("GET", "status", verbs.status)
-    yield AdminRoute("GET", "backends", verbs.list_backends)
-    yield AdminRoute("POST", "backends", verbs.create_backend, max_body_bytes=MAX_BODY_BYTES)
-    yield AdminRoute("GET", "backends/{tag}", verbs.show_backend)
-    yield AdminRoute("PATCH", "backends/{tag}", verbs.update_backend, max_body_bytes=MAX_BODY_BYTES)
-    yield AdminRoute("DELETE", "backends/{tag}", verbs.delete_backend)
-    yield AdminRoute(
-        "POST", "backends/{tag}/scale", verbs.scale_backend, max_body_bytes=MAX_BODY_BYTES
-    )
-    yield AdminRoute("POST", "backends/{tag}/restart", verbs.restart_backend)
-    yield AdminRoute("GET", "endpoints", verbs.list_endpoints)
-    yield AdminRoute("POST", "endpoints", verbs.create_endpoint, max_body_bytes=MAX_BODY_BYTES)
+    for verb in VERBS.values():
+        if verb is not None:
+            yield AdminRoute(
+                verb.method,
+                verb.path,
+                partial(verbs.answer, verb),
+                max_body_bytes=MAX_BODY_BYTES if verb.takes_body else 0,
+                goes_on=verb.goes_on,
+            )
     yield AdminRoute("GET", "endpoints/{name}", verbs.show_endpoint)
-    yield AdminRoute("DELETE", "endpoints/{name}", verbs.delete_endpoint)
-    yield AdminRoute(
-        "PUT", "endpoints/{name}/traffic", verbs.set_traffic, max_body_bytes=MAX_BODY_BYTES
-    )
-    yield AdminRoute(
-        "PUT",
-        "endpoints/{name}/shadows/{backend}",
-        verbs.shadow_traffic,
-        max_body_bytes=MAX_BODY_BYTES,
-    )
     yield AdminRoute(
         "POST",
         "endpoints/{name}/call",
@@ -186,7 +160,6 @@ def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
         stream=verbs.stream,
         max_body_bytes=max_call_bytes,
     )
-    yield AdminRoute("POST", "shutdown", verbs.shutdown, goes_on=True)
 
 
 def _matched(pattern: str, steps: list[str]) -> dict[str, str] | None:
@@ -217,7 +190,7 @@ async def _run(route: AdminRoute, request: AdminRequest) -> None:
     if route.goes_on:
         await run()
     else:
-        await run_unless_client_leaves(exchange.receive, run)
+        await run_unless_left(exchange.client_left, run)
     try:
         body = encoded(result)
     except TypeError as error:

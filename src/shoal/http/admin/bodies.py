@@ -19,6 +19,8 @@ from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.clients.wire_errors import RAISED, sent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from shoal.http.requests.exchange import Exchange
 
 MAX_BODY_BYTES: Final = 2**20
@@ -35,7 +37,7 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
     Raises:
         Refused: The body is not JSON, or is too large.
         TypeError: The body is not an object.
-        ClientLeft: The client disconnected before it had sent the whole body.
+        CallerLeft: The client disconnected before it had sent the whole body.
     """
     media_type = exchange.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     coding = exchange.headers.get(b"content-encoding", b"identity").strip().lower()
@@ -59,22 +61,23 @@ async def read_object(exchange: Exchange, max_bytes: int = MAX_BODY_BYTES) -> di
     return cast("dict[str, Any]", value)
 
 
-def members(
-    body: dict[str, Any], required: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def members(body: dict[str, Any], known: Mapping[str, bool]) -> dict[str, Any]:
     """Checks that an object has the required members and no unknown ones, and returns it.
+
+    Args:
+        body: The object.
+        known: The members that it may have, and whether each is required.
 
     Raises:
         TypeError: A member is missing or unknown.
     """
-    for name in required:
-        if name not in body:
+    names = sorted(known, key=lambda name: not known[name])
+    for name in names:
+        if known[name] and name not in body:
             raise TypeError(f"the body must have {name!r}")
     for name in body:
-        if name not in (*required, *optional):
-            raise TypeError(
-                f"the body can't have {name!r}; it takes {', '.join((*required, *optional))}"
-            )
+        if name not in known:
+            raise TypeError(f"the body can't have {name!r}; it takes {', '.join(names)}")
     return body
 
 

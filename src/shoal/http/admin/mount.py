@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from shoal.http.admin.api import API
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.routing import Page
-from shoal.http.requests.settings import HttpSettings
+from shoal.http.requests.routing import Found, Page
+from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -30,10 +30,10 @@ class AdminListener:
     """
 
     def __init__(
-        self, api: AdminApi, behind: ASGIApp | None = None, settings: HttpSettings | None = None
+        self, api: AdminApi, behind: ASGIApp | None = None, settings: HttpOptions | None = None
     ) -> None:
         self._behind = behind
-        self._dispatcher = RouteDispatcher(HttpSettings() if settings is None else settings)
+        self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
         self._page = Page(api.answer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,7 +41,8 @@ class AdminListener:
         is_http = scope["type"] == "http"
         if is_http and split_path(scope)[1].startswith(API):
             # The API checks the methods of its paths itself.
-            await self._dispatcher.answer(scope, receive, send, {scope["method"]: self._page})
+            found = Found({scope["method"]: self._page}, {})
+            await self._dispatcher.answer(scope, receive, send, found)
         elif self._behind is not None and scope["type"] != "lifespan":
             await self._behind(scope, receive, send)
         elif is_http:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.http.admin.bodies import admin_problem, members
+from shoal.http.requests.json_codec import form_for
 from shoal.http.requests.streaming import answer_with_stream
-from shoal.serving.clients.wire_forms import config_shown, without_hidden
-from shoal.serving.names import DEFAULT_METHODS, found
+from shoal.replicas.code.endpoint_call import HANDLE_OPTIONS
+from shoal.serving.clients.arguments import array, mapping
+from shoal.serving.clients.wire_forms import shown
+from shoal.serving.names import found
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from shoal.batching.calls.stream import ResultStream
-    from shoal.http.admin.imports import ImportRule
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.clients.protocol import Client, Handle
+    from shoal.serving.clients.verbs import Verb
+    from shoal.serving.imports import ImportRule
 
-_OPTIONS = ("method_name", "shard_key", "http_method", "http_headers", "timeout_s", "priority")
+_CALL: Final[Mapping[str, bool]] = dict.fromkeys(("args", "kwargs", "options"), False)
+_OPTIONS: Final[Mapping[str, bool]] = dict.fromkeys(HANDLE_OPTIONS, False)
 
 
+@dataclass(frozen=True)
 class AdminRequest:
     """One request that was authorized.
 
@@ -30,10 +35,9 @@ class AdminRequest:
         body: The object in its body; empty if the route takes none.
     """
 
-    def __init__(self, exchange: Exchange, names: Mapping[str, str], body: dict[str, Any]) -> None:
-        self.exchange = exchange
-        self.names = names
-        self.body = body
+    exchange: Exchange
+    names: Mapping[str, str]
+    body: dict[str, Any]
 
 
 class Verbs:
@@ -50,101 +54,23 @@ class Verbs:
         self._imports = imports
         self._heartbeat_s = heartbeat_s
 
-    async def status(self, request: AdminRequest) -> Any:
-        """``GET status``."""
-        return await self._client.status()
-
-    async def list_backends(self, request: AdminRequest) -> Any:
-        """``GET backends``."""
-        configs = await self._client.list_backends()
-        return {tag: config_shown(config) for tag, config in configs.items()}
-
-    async def create_backend(self, request: AdminRequest) -> Any:
-        """``POST backends``."""
-        body = members(request.body, ("tag", "definition"), ("init_args", "init_kwargs", "config"))
-        definition = self._checked_path("definition", body["definition"])
-        config = self._checked_config(body.get("config"))
-        init_args, init_kwargs = _arguments(body, "init_args", "init_kwargs")
-        await self._client.create_backend(
-            body["tag"], definition, *init_args, config=config, init_kwargs=init_kwargs
-        )
-        return {}
-
-    async def show_backend(self, request: AdminRequest) -> Any:
-        """``GET backends/{tag}``."""
-        return config_shown(await self._client.get_backend_config(request.names["tag"]))
-
-    async def update_backend(self, request: AdminRequest) -> Any:
-        """``PATCH backends/{tag}``; the body has the options that change."""
-        config = self._checked_config(without_hidden(request.body))
-        await self._client.update_backend_config(request.names["tag"], config)
-        return {}
-
-    async def delete_backend(self, request: AdminRequest) -> Any:
-        """``DELETE backends/{tag}``; ``?force=1`` fails the requests in its queue."""
-        query: bytes = request.exchange.scope.get("query_string", b"")
-        if query not in (b"", b"force=0", b"force=1"):
-            raise ValueError("the query must be empty, ?force=0 or ?force=1")
-        await self._client.delete_backend(request.names["tag"], force=query == b"force=1")
-        return {}
-
-    async def scale_backend(self, request: AdminRequest) -> Any:
-        """``POST backends/{tag}/scale``."""
-        body = members(request.body, ("num_replicas",))
-        await self._client.scale_backend(request.names["tag"], body["num_replicas"])
-        return {}
-
-    async def restart_backend(self, request: AdminRequest) -> Any:
-        """``POST backends/{tag}/restart``."""
-        await self._client.restart_backend(request.names["tag"])
-        return {}
-
-    async def list_endpoints(self, request: AdminRequest) -> Any:
-        """``GET endpoints``."""
-        return await self._client.list_endpoints()
-
-    async def create_endpoint(self, request: AdminRequest) -> Any:
-        """``POST endpoints``."""
-        body = members(request.body, ("name", "backend"), ("route", "methods"))
-        await self._client.create_endpoint(
-            body["name"],
-            backend=body["backend"],
-            route=body.get("route"),
-            methods=body.get("methods", DEFAULT_METHODS),
-        )
-        return {}
+    async def answer(self, verb: Verb, request: AdminRequest) -> Any:
+        """Answers the request that is a verb of the client."""
+        received: dict[str, Any] = dict(request.names)
+        if verb.query is not None:
+            received[verb.query] = _flag(verb.query, request)
+        if verb.body is not None:
+            received[verb.body] = request.body
+        else:
+            received |= members(request.body, verb.members)
+        given = verb.arguments(received, self._imports)
+        result = await getattr(self._client, verb.function.__name__)(*given.args, **given.kwargs)
+        return {} if result is None else shown(result)
 
     async def show_endpoint(self, request: AdminRequest) -> Any:
         """``GET endpoints/{name}``."""
         name, endpoints = request.names["name"], await self._client.list_endpoints()
         return found("endpoint", name, endpoints)
-
-    async def delete_endpoint(self, request: AdminRequest) -> Any:
-        """``DELETE endpoints/{name}``."""
-        await self._client.delete_endpoint(request.names["name"])
-        return {}
-
-    async def set_traffic(self, request: AdminRequest) -> Any:
-        """``PUT endpoints/{name}/traffic``; the body has the weights."""
-        await self._client.set_traffic(request.names["name"], request.body)
-        return {}
-
-    async def shadow_traffic(self, request: AdminRequest) -> Any:
-        """``PUT endpoints/{name}/shadows/{backend}``."""
-        body = members(request.body, ("proportion",), ("compare",))
-        compare = body.get("compare")
-        if compare is not None:
-            compare = self._checked_path("compare", compare)
-        names = request.names
-        await self._client.shadow_traffic(
-            names["name"], names["backend"], body["proportion"], compare=compare
-        )
-        return {}
-
-    async def shutdown(self, request: AdminRequest) -> Any:
-        """``POST shutdown``."""
-        await self._client.shutdown()
-        return {}
 
     async def call(self, request: AdminRequest) -> Any:
         """``POST endpoints/{name}/call``."""
@@ -154,42 +80,29 @@ class Verbs:
     async def stream(self, request: AdminRequest) -> None:
         """``POST endpoints/{name}/call`` answered by a stream; sends the answer itself."""
         handle, args, kwargs = await self._handle(request)
+        exchange = request.exchange
         await answer_with_stream(
-            request.exchange,
-            cast("ResultStream[Any]", handle.stream(*args, **kwargs)),
+            exchange,
+            handle.stream(*args, **kwargs),
+            form_for(exchange.headers.get(b"accept", b"")),
             admin_problem,
             self._heartbeat_s,
         )
 
     async def _handle(self, request: AdminRequest) -> tuple[Handle, Sequence[Any], dict[str, Any]]:
         """Returns the handle for a call, and the call's arguments."""
-        body = members(request.body, (), ("args", "kwargs", "options"))
-        args, kwargs = _arguments(body, "args", "kwargs")
-        _, options = _arguments(body, "", "options")
+        body = members(request.body, _CALL)
+        args = array("args", body.get("args", []))
+        kwargs = mapping("kwargs", body.get("kwargs", {}))
+        options = mapping("options", body.get("options", {}))
         handle = await self._client.get_handle(request.names["name"])
         if options:
-            handle = handle.options(**members(options, (), _OPTIONS))
+            handle = handle.options(**members(options, _OPTIONS))
         return handle, args, kwargs
 
-    def _checked_config(self, config: Any) -> Any:
-        if isinstance(config, Mapping):
-            return self._imports.checked_config(cast("Mapping[str, Any]", config))
-        return config  # pyright: ignore[reportUnknownVariableType] (checked by the client)
 
-    def _checked_path(self, what: str, path: Any) -> str:
-        if not isinstance(path, str):
-            raise TypeError(
-                f"{what} must be an import path such as 'package.module:Name', not {path!r}"
-            )
-        return self._imports.checked(path)
-
-
-def _arguments(
-    body: Mapping[str, Any], positional: str, named: str
-) -> tuple[Sequence[Any], dict[str, Any]]:
-    args, kwargs = body.get(positional, []), body.get(named, {})
-    if not isinstance(args, list):
-        raise TypeError(f"{positional} must be an array, not {args!r}")
-    if not isinstance(kwargs, dict):
-        raise TypeError(f"{named} must be an object, not {kwargs!r}")
-    return cast("Sequence[Any]", args), cast("dict[str, Any]", kwargs)
+def _flag(name: str, request: AdminRequest) -> bool:
+    query: bytes = request.exchange.scope.get("query_string", b"")
+    if query not in (b"", f"{name}=0".encode(), f"{name}=1".encode()):
+        raise ValueError(f"the query must be empty, ?{name}=0 or ?{name}=1")
+    return query.endswith(b"1")

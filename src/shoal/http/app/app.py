@@ -11,14 +11,12 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
 from shoal.core.options.names import suggested
 from shoal.core.traffic import Shadow, Traffic
-from shoal.http.admin.imports import ImportRule
 from shoal.http.app.code import declared_on
 from shoal.http.app.declarations import (
     Declarations,
@@ -27,17 +25,18 @@ from shoal.http.app.declarations import (
     checked_name,
 )
 from shoal.http.app.lifespan import run_lifespan
-from shoal.http.app.middleware import check_middleware, with_middleware
+from shoal.http.app.middleware import with_middleware
 from shoal.http.app.pages import Pages
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.routing import NotOpenRoute, Routes
-from shoal.http.requests.settings import HttpSettings
+from shoal.http.requests.routing import Mounts, NotOpenRoute, PathTable
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.keywords import refuse_unknown
 from shoal.serving.controller.controller import Controller
+from shoal.serving.http_options import APP_OPTIONS, HttpOptions, checked_middleware
+from shoal.serving.imports import ImportRule
 from shoal.serving.names import (
     DEFAULT_METHODS,
     checked_methods,
@@ -48,16 +47,16 @@ from shoal.serving.names import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-    from typing import Never, Unpack
+    from typing import Unpack
 
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from shoal.http.app.health import Phase
-    from shoal.http.requests.routing import Route
-    from shoal.http.requests.settings import OverloadStatus
+    from shoal.http.app.pages import Phase
+    from shoal.http.requests.routing import Found
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
+    from shoal.serving.http_options import AppKeywords
     from shoal.serving.state.file import StateFile
 
 H = TypeVar("H", bound="Callable[..., Any]")
@@ -79,24 +78,13 @@ class App:
     ``metrics``, ``routes``.
 
     Args:
-        max_body_bytes: The largest body that a request may have, in bytes.
-        max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
-            are small arrays and objects, which take more memory while they are parsed.
-        send_timeout_s: How long a client may take to accept one message of an answer, in seconds.
-        answer_timeout_s: How long a call with one result may take if its endpoint has no
-            ``request_timeout_s``, in seconds; None for no limit. A server does not always notice
-            that a client is gone, so every call should have a time limit.
-        heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
-            seconds.
-        overload_status: The status of the answer to a call that met a full queue, 503 or 429.
-        retry_after_s: The ``Retry-After`` of such an answer, in seconds.
-        debug: Whether an answer to an internal error shows the traceback.
         middleware: Middleware around the endpoints and the mounted applications: Starlette's
             `Middleware`, or functions that take an ASGI application and return another, the first
             outermost. It does not wrap the application's own routes under ``/-/``.
+        **settings: The options of `HttpOptions` from ``max_body_bytes`` to ``debug``.
 
     Attributes:
-        settings: All of these except the middleware, as one record.
+        settings: These options as a record, which has the defaults for the others.
         file: The file that declares it; None if a program does.
 
     Raises:
@@ -107,31 +95,14 @@ class App:
     def __init__(
         self,
         *,
-        max_body_bytes: int = 16 * 2**20,
-        max_json_elements: int = 2**18,
-        send_timeout_s: float = 10.0,
-        answer_timeout_s: float | None = 60.0,
-        heartbeat_s: float = 15.0,
-        overload_status: OverloadStatus = 503,
-        retry_after_s: int = 1,
-        debug: bool = False,
         middleware: Sequence[Middleware | Callable[[ASGIApp], ASGIApp]] = (),
-        **unknown: Never,
+        **settings: Unpack[AppKeywords],
     ) -> None:
-        for name in unknown:
-            known = (*HttpSettings.__slots__, "middleware")
+        for name in settings.keys() - APP_OPTIONS:
+            known = (*APP_OPTIONS, "middleware")
             hint = suggested(name, known) or f"there are {', '.join(known)}"
             raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
-        self.settings = HttpSettings(
-            max_body_bytes=max_body_bytes,
-            max_json_elements=max_json_elements,
-            send_timeout_s=send_timeout_s,
-            answer_timeout_s=answer_timeout_s,
-            heartbeat_s=heartbeat_s,
-            overload_status=overload_status,
-            retry_after_s=retry_after_s,
-            debug=debug,
-        )
+        self.settings = HttpOptions(**settings)
         self.file: AppFile | None = None
         self.controller: Controller | None = None
         self.state: StateFile | None = None
@@ -141,16 +112,16 @@ class App:
         self._dispatcher = RouteDispatcher(self.settings)
         self._table: EndpointTable | None = None
         self._not_open = NotOpenRoute(self.settings)
-        self._routes = Routes()
-        check_middleware("middleware", middleware)
-        self._entered = with_middleware(middleware, self._respond)
-        Pages(self._routes, self._declared, self._dispatcher, self.settings, self._now)
+        self._pages = PathTable()
+        self._mounts = Mounts()
+        self._entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
+        pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
+        pages.add_to(self._pages)
 
     @classmethod
     def of_file(cls, file: AppFile) -> App:
         """Creates the application that a file declares; its replicas import the code."""
-        settings = {one.name for one in fields(HttpSettings)} & file.server.keys()
-        app = cls(**{name: file.server[name] for name in settings})
+        app = cls(**{name: file.server[name] for name in APP_OPTIONS if name in file.server})
         app.file = file
         for tag, one in file.backends.items():
             code = Definition(one.import_path, one.init_args, tuple(one.init_kwargs.items()))
@@ -189,7 +160,9 @@ class App:
         generator handler answers with a stream; see `shoal.http.requests.streaming`.
 
         Args:
-            path: The endpoint's path; plain text, without parameters.
+            path: The endpoint's path. It may have parameters, as in Starlette:
+                ``/users/{id:int}``. The code finds them as ``"path_params"`` in its request's
+                metadata, or in a Starlette `Request`.
             methods: The HTTP methods of the endpoint.
             name: The name in messages and metrics; the handler's name by default.
             **config: As in `BackendConfig`: how batches are formed, and where the code runs.
@@ -319,10 +292,12 @@ class App:
             TypeError: An argument has the wrong type.
             ValueError: The path is malformed, or is taken by another mount.
         """
-        prefix = checked_path(path, 'app.mount("/static", application)').rstrip("/")
+        prefix = checked_path(
+            path, 'app.mount("/static", application)', may_have_parameters=False
+        ).rstrip("/")
         if not callable(app):
             raise TypeError(f"mount() takes an ASGI application, not {app!r}")
-        self._routes.mount(prefix, app)
+        self._mounts.add(prefix, app)
 
     def _endpoint_to_change(self, name: str) -> EndpointDeclaration:
         self._check_not_open(name)
@@ -403,7 +378,7 @@ class App:
         kind = scope["type"]
         if kind == "lifespan":
             await run_lifespan(self.lifespan, receive, send)
-        elif kind == "http" and self._routes.at(split_path(scope)[1]) is not None:
+        elif kind == "http" and self._pages.at(split_path(scope)[1]) is not None:
             await self._respond(scope, receive, send)
         else:
             await self._entered(scope, receive, send)
@@ -411,30 +386,30 @@ class App:
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         root, path = split_path(scope)
-        routes = self._at(path) if kind == "http" else None
-        if routes is None and (mounted := self._routes.mounted_at(path)) is not None:
+        found = self._at(path) if kind == "http" else None
+        if found is None and (mounted := self._mounts.at(path)) is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
             await self._dispatcher.answer_by(app, below, receive, send)
         elif kind == "http":
-            await self._dispatcher.answer(scope, receive, send, routes)
+            await self._dispatcher.answer(scope, receive, send, found)
         elif kind == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
 
-    def _at(self, path: str) -> dict[str, Route] | None:
-        """Returns the routes at a path by method; None if there are none."""
-        if (page := self._routes.at(path)) is not None:
+    def _at(self, path: str) -> Found | None:
+        """Returns the routes at a path; None if there are none."""
+        if (page := self._pages.at(path)) is not None:
             return page
         if self._table is not None and self._phase != "closed":
             return self._table.at(path)
-        declared: dict[str, Route] = {}
+        declared = PathTable()
         for endpoint in self._declared.endpoints.values():
-            if endpoint.path == path:
-                declared |= dict.fromkeys(endpoint.methods, self._not_open)
-        return declared or None
+            if endpoint.path is not None:
+                declared.add(endpoint.path, endpoint.methods, self._not_open)
+        return declared.at(path)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

@@ -104,7 +104,7 @@ def _has_route(tag: str, declared: Declarations) -> bool:
 def _inspected(plan: BackendPlan, definition: Definition, has_route: bool) -> BackendPlan:
     """Returns the plan completed by the code; raises `Complaint` for the first mistake."""
     path, config = ("backends", plan.tag), plan.config
-    if config.replica.python is not None:
+    if "python" in config.placed:
         return plan  # this interpreter may not be able to import the code
     function = _function_of(path, definition)
     with _complaining((*path, "code")):

@@ -1,33 +1,18 @@
-"""Middleware: checking it, putting it around an application, and finding that application again."""
+"""Middleware: putting it around an application, and finding that application again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from starlette.types import ASGIApp
 
 T = TypeVar("T")
 
 _DEEPEST: Final = 100
-
-
-def check_middleware(name: str, given: Any) -> None:
-    """Checks a list of middleware.
-
-    Raises:
-        TypeError: It is not a list of middleware.
-    """
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise TypeError(f"{name} must be a list, not {given!r}")
-    for one in list[Any](given):  # pyright: ignore[reportUnknownArgumentType]
-        if not callable(getattr(one, "cls", one)):
-            raise TypeError(
-                f"{name} takes Starlette's, such as Middleware(CORSMiddleware, allow_origins=[...])"
-                f", or functions that take an application and return another, not {one!r}"
-            )
 
 
 def with_middleware(given: Sequence[Callable[[ASGIApp], ASGIApp] | Any], app: ASGIApp) -> ASGIApp:

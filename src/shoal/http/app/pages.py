@@ -1,36 +1,53 @@
-"""The application's own pages under ``/-/``."""
+"""The application's own pages under ``/-/``, for operators.
+
+========================  ==========================================================================
+``/-/healthz``            200 while the process answers at all
+``/-/readyz``             200 while every backend can take calls and nothing drains, else 503; with
+                          the state of each endpoint
+``/-/metrics``            the metrics, for Prometheus
+``/-/routes``             the endpoints and mounted applications, and their paths
+========================  ==========================================================================
+"""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
-from shoal.http.app import health
+from shoal.http.requests.exchange import JSON
+from shoal.http.requests.payload import encoded, reader_for
 from shoal.http.requests.routing import Page
 from shoal.observe.metrics import ShoalCollector
+from shoal.serving.backends.status import state_of
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from shoal.core.counters import BatcherStatistics
     from shoal.http.app.declarations import Declarations
-    from shoal.http.app.health import Phase
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.routing import Routes
-    from shoal.http.requests.settings import HttpSettings
+    from shoal.http.requests.payload import Reader
+    from shoal.http.requests.routing import Mounts, PathTable
     from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.http_options import HttpOptions
     from shoal.serving.status import Status
+
+Phase = Literal["not open", "opening", "open", "draining", "closed"]
+"""The phase of an application's life."""
+
+_FRESH = ((b"cache-control", b"no-store"),)
 
 
 class Pages:
-    """Adds the pages to the routes of an application.
+    """The pages of an application.
 
     Args:
-        routes: The routes that they are added to.
+        mounts: The application's mounted applications.
         declared: The application's declarations.
         dispatcher: The dispatcher that counts answers.
         settings: The application's settings.
@@ -39,26 +56,29 @@ class Pages:
 
     def __init__(
         self,
-        routes: Routes,
+        mounts: Mounts,
         declared: Declarations,
         dispatcher: RouteDispatcher,
-        settings: HttpSettings,
+        settings: HttpOptions,
         now: Callable[[], tuple[Phase, Controller | None]],
     ) -> None:
-        self._routes = routes
+        self._mounts = mounts
         self._declared = declared
         self._settings = settings
         self._now = now
-        registry = CollectorRegistry()
-        registry.register(ShoalCollector(self._statistics, dispatcher.answers, self._status))
+        self._registry = CollectorRegistry()
+        self._registry.register(ShoalCollector(self._statistics, dispatcher.answers, self._status))
+
+    def add_to(self, table: PathTable) -> None:
+        """Adds the pages to a table of routes."""
         pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {
-            "healthz": health.answer_alive,
+            "healthz": self._answer_alive,
             "readyz": self._answer_ready,
-            "metrics": partial(health.answer_metrics, registry=registry),
+            "metrics": self._answer_metrics,
             "routes": self._answer_routes,
         }
         for name, answer in pages.items():
-            routes.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
+            table.add(f"{RESERVED}/{name}", ("GET",), Page(answer))
 
     def _statistics(self) -> Iterator[tuple[str, BatcherStatistics]]:
         _, controller = self._now()
@@ -71,12 +91,90 @@ class Pages:
         _, controller = self._now()
         return None if controller is None else controller.status_now()
 
+    async def _answer_alive(self, exchange: Exchange) -> None:
+        await exchange.answer(200, JSON, b'{"status":"alive"}', _FRESH)
+
     async def _answer_ready(self, exchange: Exchange) -> None:
         phase, controller = self._now()
-        await health.answer_ready(exchange, phase, controller, debug=self._settings.debug)
+        endpoints: Mapping[str, Endpoint] = {} if controller is None else controller.endpoints
+        debug = self._settings.debug
+        states = {name: _state(endpoint, debug=debug) for name, endpoint in endpoints.items()}
+        stopped = [name for name, state in states.items() if not state["alive"]]
+        if phase == "open" and stopped:
+            status = f"not ready: {', '.join(stopped)}"
+        else:
+            status = "ready" if phase == "open" else phase
+        body = encoded({"status": status, "endpoints": states})
+        await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
+
+    async def _answer_metrics(self, exchange: Exchange) -> None:
+        accept = exchange.headers.get(b"accept", b"").decode("latin-1")
+        encode, media_type = choose_encoder(accept)
+        await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)
 
     async def _answer_routes(self, exchange: Exchange) -> None:
         phase, controller = self._now()
-        is_up = phase in ("open", "draining")
-        shown = controller if is_up else None
-        await health.answer_routes(exchange, self._declared, shown, self._routes.mounts)
+        if controller is None or phase not in ("open", "draining"):
+            routes = [
+                _route(e.name, e.path, e.methods, e.reader, streams=bool(e.code and e.code.streams))
+                for e in self._declared.endpoints.values()
+            ]
+        else:
+            routes = [_route_of(endpoint) for endpoint in controller.endpoints.values()]
+        mounts = [prefix or "/" for prefix in self._mounts.by_prefix]
+        await exchange.answer(200, JSON, encoded({"endpoints": routes, "mounts": mounts}), _FRESH)
+
+
+def _route_of(endpoint: Endpoint) -> dict[str, Any]:
+    for backend in endpoint.backends():
+        method_batcher = backend.method_batchers.get("__call__")
+        if method_batcher is not None:
+            try:
+                reader = reader_for(method_batcher.batcher.signature)
+            except TypeError:  # it can be called by handles only, even if it has a route
+                reader = None
+            return _route(
+                endpoint.name,
+                endpoint.route,
+                endpoint.methods,
+                reader,
+                streams=method_batcher.streams,
+            )
+    return _route(endpoint.name, endpoint.route, endpoint.methods, None, streams=False)
+
+
+def _route(
+    name: str,
+    path: str | None,
+    methods: Sequence[str],
+    reader: Reader | None,
+    *,
+    streams: bool,
+) -> dict[str, Any]:
+    return {
+        "path": path,
+        "methods": methods,
+        "name": name,
+        "takes": None if reader is None else reader.takes,
+        "streams": streams,
+    }
+
+
+def _state(endpoint: Endpoint, *, debug: bool) -> dict[str, Any]:
+    backends = {backend.tag: backend for backend in endpoint.backends()}
+    words = {tag: state_of(backend) for tag, backend in backends.items()}
+    alive = all(word in ("ready", "degraded") for word in words.values())
+    state: dict[str, Any] = {
+        "path": endpoint.route,
+        "state": "held" if not words else "open" if alive else "not ready",
+        "alive": alive,
+        "queued": endpoint.held + sum([b.queued for b in backends.values()]),
+        "running": sum([b.running for b in backends.values()]),
+        "backends": words,
+    }
+    for backend in backends.values():
+        failure = backend.failure
+        if failure is not None:
+            # The text of an error is internal; its type is enough to find it in the log.
+            state["failure"] = repr(failure) if debug else type(failure).__name__
+    return state

@@ -8,19 +8,21 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from starlette.exceptions import HTTPException
+from typing_extensions import override
 
+from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
-from shoal.http.requests.exchange import ClientLeft, Exchange
-from shoal.http.requests.payload import encoded
+from shoal.http.requests.codec import problem_json
+from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import (
-    PROBLEM_JSON,
     Refused,
     explained,
     method_not_allowed,
     method_unknown,
     not_found,
 )
+from shoal.http.requests.routing import Found, Route
 from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts
 from shoal.serving.names import METHODS
 
@@ -29,8 +31,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from shoal.http.requests.routing import Route
-    from shoal.http.requests.settings import HttpSettings
+    from shoal.serving.http_options import HttpOptions
 
 _log: Final = logging.getLogger("shoal.http")
 
@@ -42,7 +43,7 @@ class RouteDispatcher:
         answers: The number of answers by endpoint and status.
     """
 
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, settings: HttpOptions) -> None:
         self.answers = AnswerCounts()
         self._settings = settings
         # Unique among processes that share a log, and cheap to make for each request.
@@ -50,17 +51,21 @@ class RouteDispatcher:
         self._id_count = itertools.count(1)
 
     @holds_ctrl_c
-    async def answer(
-        self, scope: Scope, receive: Receive, send: Send, routes: Mapping[str, Route] | None
-    ) -> None:
+    async def answer(self, scope: Scope, receive: Receive, send: Send, found: Found | None) -> None:
         """Answers one request.
 
         Args:
             scope: The ASGI scope.
             receive: The ASGI callable.
             send: The ASGI callable.
-            routes: The routes at the request's path by method; None if there are none.
+            found: The routes at the request's path; None if there are none.
         """
+        routes = None
+        if found is not None:
+            routes = found.routes
+            if found.params:
+                params = {**scope.get("path_params", {}), **found.params}
+                scope = {**scope, "path_params": params}
         exchange = Exchange(
             scope,
             receive,
@@ -69,6 +74,7 @@ class RouteDispatcher:
             fallback_id=f"{self._id_prefix}-{next(self._id_count):x}",
         )
         name = NO_ENDPOINT
+        write_problem = problem_json
         try:
             try:
                 route = _route_for(scope, routes)
@@ -76,19 +82,19 @@ class RouteDispatcher:
                     allow = (b"allow", ", ".join(_allowed(routes)).encode("ascii"))
                     await exchange.answer_without_body(204, [allow] if routes else [])
                 else:
-                    name = route.name
+                    name, write_problem = route.name, route.problem
                     with holding():  # the classes of items and results may do anything
                         await route.answer(exchange)
-            except ClientLeft:
+            except CallerLeft:
                 raise
             except Exception as error:
                 with holding():
                     problem = explained(error, self._settings, name, exchange.request_id)
                 if exchange.status:
                     raise  # too late for another answer; the server aborts the connection
-                body = encoded(problem.members(exchange.request_id))
-                await exchange.answer(problem.status, PROBLEM_JSON, body, problem.headers)
-        except ClientLeft as left:
+                media_type, body = write_problem(problem, exchange.request_id)
+                await exchange.answer(problem.status, media_type, body, problem.headers)
+        except CallerLeft as left:
             _log.debug("%s: request %s: %s", name, exchange.request_id, left)
         finally:
             if exchange.status:
@@ -108,18 +114,18 @@ class RouteDispatcher:
         except HTTPException as refusal:
             if has_begun or scope["type"] != "http":
                 raise
-            await self.answer(scope, receive, send, {scope["method"]: _Refusal(refusal)})
+            await self.answer(scope, receive, send, Found({scope["method"]: _Refusal(refusal)}, {}))
 
 
-class _Refusal:
+class _Refusal(Route):
     """A route that raises the `HTTPException` of a mounted application."""
 
     def __init__(self, refusal: HTTPException) -> None:
-        self.name = NO_ENDPOINT
+        super().__init__()
         self._refusal = refusal
 
+    @override
     async def answer(self, exchange: Exchange) -> None:
-        """Raises the exception."""
         raise self._refusal
 
 

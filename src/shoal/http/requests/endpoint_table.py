@@ -1,42 +1,59 @@
-"""The current endpoints of a controller as routes."""
+"""The current endpoints of a controller as routes, in each protocol."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.http.requests.codec import Codecs
 from shoal.http.requests.endpoint import EndpointRoute
-from shoal.http.requests.readers import Readers
+from shoal.http.requests.json_codec import JsonCodec
+from shoal.http.requests.routing import PathTable
 
 if TYPE_CHECKING:
-    from shoal.http.requests.routing import Route
-    from shoal.http.requests.settings import HttpSettings
+    from collections.abc import Iterable
+
+    from shoal.http.requests.routing import Found, Route
     from shoal.serving.controller.controller import Controller
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.http_options import HttpOptions
+
+
+class JsonRoutes:
+    """The routes of Shoal's own protocol: each endpoint is at the path that it was given."""
+
+    def __init__(self, options: HttpOptions) -> None:
+        self._codecs = Codecs(JsonCodec)
+        self._options = options
+
+    def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
+        """Yields the path, the method and the route of each way to call an endpoint."""
+        if endpoint.route is not None:
+            route = EndpointRoute(endpoint, self._codecs, self._options)
+            for method in endpoint.methods:
+                yield endpoint.route, method, route
+
+
+PROTOCOLS = (JsonRoutes,)
+"""The protocols in which endpoints are served; if two have a route at a path, the first counts."""
 
 
 class EndpointTable:
-    """The routes of one controller's endpoints, rebuilt when the endpoints change.
+    """The routes of one controller's endpoints, rebuilt when the endpoints change."""
 
-    Attributes:
-        readers: The readers that make items from bodies.
-    """
-
-    def __init__(self, controller: Controller, settings: HttpSettings) -> None:
-        self.readers = Readers()
+    def __init__(self, controller: Controller, options: HttpOptions) -> None:
+        self._protocols = [make(options) for make in PROTOCOLS]
         self._controller = controller
-        self._settings = settings
         self._version = -1
-        self._routes: dict[str, dict[str, Route]] = {}
+        self._routes = PathTable()
 
-    def at(self, path: str) -> dict[str, Route] | None:
-        """Returns the routes at a path by method; None if there are none."""
+    def at(self, path: str) -> Found | None:
+        """Returns the routes at a path; None if there are none."""
         controller = self._controller
         if controller.version != self._version:
             self._version = controller.version
-            self._routes = {
-                route: {
-                    method: EndpointRoute(endpoint, self.readers, self._settings)
-                    for method, endpoint in methods.items()
-                }
-                for route, methods in controller.routes.items()
-            }
-        return self._routes.get(path)
+            self._routes = PathTable()
+            for protocol in self._protocols:
+                for endpoint in controller.endpoints.values():
+                    for path_, method, route in protocol.of(endpoint):
+                        self._routes.add(path_, (method,), route)
+        return self._routes.at(path)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from shoal.batching.calls.leaving import CallerLeft
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from shoal.http.requests.settings import HttpSettings
+    from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
 
@@ -44,10 +45,6 @@ _WANTED: Final = frozenset(
         b"x-serve-shard-key",
     }
 )
-
-
-class ClientLeft(Exception):
-    """The client has disconnected, or does not read its answer."""
 
 
 class Exchange:
@@ -77,7 +74,7 @@ class Exchange:
     )
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, settings: HttpSettings, fallback_id: str
+        self, scope: Scope, receive: Receive, send: Send, settings: HttpOptions, fallback_id: str
     ) -> None:
         self.scope = scope
         self.receive = receive
@@ -94,6 +91,15 @@ class Exchange:
         self.send_timeout_s = settings.send_timeout_s
         self.max_json_elements = settings.max_json_elements
 
+    async def client_left(self) -> None:
+        """Waits until the client disconnects; the body must have been read.
+
+        A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
+        servers can't tell the two cases apart without writing.
+        """
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
     async def answer(
         self,
         status: int,
@@ -104,7 +110,7 @@ class Exchange:
         """Sends a whole answer.
 
         Raises:
-            ClientLeft: The client is gone, or did not read in time.
+            CallerLeft: The client is gone, or did not read in time.
         """
         length = str(len(body)).encode("ascii")
         described = [(b"content-type", media_type), (b"content-length", length), *headers]
@@ -118,7 +124,7 @@ class Exchange:
         """Sends an answer that has no body.
 
         Raises:
-            ClientLeft: As for `answer`.
+            CallerLeft: As for `answer`.
         """
         await self._deliver(self._begin(status, headers), _body(b"", more=False))
 
@@ -126,7 +132,7 @@ class Exchange:
         """Begins an answer whose body follows piece by piece.
 
         Raises:
-            ClientLeft: As for `answer`.
+            CallerLeft: As for `answer`.
         """
         await self._deliver(self._begin(status, headers))
 
@@ -134,7 +140,7 @@ class Exchange:
         """Sends one piece of the body; the caller sets the deadline.
 
         Raises:
-            ClientLeft: The client has disconnected.
+            CallerLeft: The client has disconnected.
         """
         await self._pass_on(_body(data, more=True))
 
@@ -142,13 +148,13 @@ class Exchange:
         """Sends the last piece of the body.
 
         Raises:
-            ClientLeft: As for `answer`.
+            CallerLeft: As for `answer`.
         """
         await self._deliver(_body(data, more=False))
 
-    def gave_up(self) -> ClientLeft:
+    def gave_up(self) -> CallerLeft:
         """Returns the error for a client that does not read its answer."""
-        return ClientLeft(f"the client did not read for {self.send_timeout_s} s")
+        return CallerLeft(f"the client did not read for {self.send_timeout_s} s")
 
     def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> Message:
         self.status = status
@@ -169,7 +175,7 @@ class Exchange:
         try:
             await self._send(message)
         except OSError as error:  # from servers that report a lost connection
-            raise ClientLeft("the connection was lost") from error
+            raise CallerLeft("the connection was lost") from error
 
 
 def split_path(scope: Scope) -> tuple[str, str]:
@@ -208,7 +214,7 @@ async def read_body(receive: Receive, declared: bytes | None, max_bytes: int) ->
 
     Raises:
         Refused: The body is too large, or arrives in too many pieces.
-        ClientLeft: The client disconnected before it had sent the whole body.
+        CallerLeft: The client disconnected before it had sent the whole body.
     """
     if declared is not None and declared.isdigit() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -217,7 +223,7 @@ async def read_body(receive: Receive, declared: bytes | None, max_bytes: int) ->
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft("the client left before its request was complete")
+            raise CallerLeft("the client left before its request was complete")
         piece: bytes = message.get("body", b"")
         if piece:
             size += len(piece)

@@ -31,7 +31,7 @@ from shoal.http.requests.header_check import check_headers
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shoal.http.requests.settings import HttpSettings
+    from shoal.serving.http_options import HttpOptions
 
 PROBLEM_JSON: Final = b"application/problem+json"
 
@@ -83,7 +83,7 @@ class Refused(Exception):
         self.problem = problem
 
 
-def explained(error: Exception, settings: HttpSettings, endpoint: str, request_id: str) -> Problem:
+def explained(error: Exception, settings: HttpOptions, endpoint: str, request_id: str) -> Problem:
     """Returns the problem for an error, as `problem_of` does, and logs it if it is internal.
 
     A failing handler fails a whole batch, each request with a copy of one error. The traceback is
@@ -106,7 +106,7 @@ def explained(error: Exception, settings: HttpSettings, endpoint: str, request_i
     return problem
 
 
-def problem_of(error: Exception, settings: HttpSettings) -> Problem:
+def problem_of(error: Exception, settings: HttpOptions) -> Problem:
     """Returns the problem for an error.
 
     Args:
@@ -198,7 +198,7 @@ def method_unknown() -> Problem:
     return Problem(501, "method-unknown", "The method is not known here")
 
 
-def not_open(settings: HttpSettings) -> Problem:
+def not_open(settings: HttpOptions) -> Problem:
     """Returns the problem of a call to an application whose lifespan has not been entered."""
     return Problem(
         503,

@@ -1,108 +1,164 @@
-"""Routing: a table of whole paths, and prefixes of mounted applications.
+"""Routing: a table of paths, and prefixes of mounted applications.
 
-Paths have no parameters, since the arguments of a call are in its body. So one look-up finds a
-route. The application's routes take precedence over mounted applications.
+One look-up finds a route at a path without parameters. A path may have parameters, as in Starlette:
+``/users/{id:int}``; such paths are tried in the order in which they were added, after the others.
+The application's routes take precedence over mounted applications.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from starlette.routing import compile_path
+from typing_extensions import override
+
+from shoal.http.requests.codec import problem_json
 from shoal.http.requests.problem import Refused, not_open
 from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    import re
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from starlette.convertors import Convertor
     from starlette.types import ASGIApp
 
     from shoal.http.requests.exchange import Exchange
-    from shoal.http.requests.settings import HttpSettings
+    from shoal.http.requests.problem import Problem
+    from shoal.serving.http_options import HttpOptions
 
 
-class Route(Protocol):
-    """Answers the requests with one method at a path."""
+class Route(ABC):
+    """Answers the requests with one method at a path.
 
-    @property
-    def name(self) -> str:
-        """The name that its answers are counted under."""
-        ...
+    Attributes:
+        name: The name that its answers are counted under.
+    """
 
+    def __init__(self, name: str = NO_ENDPOINT) -> None:
+        self.name = name
+
+    @abstractmethod
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request."""
-        ...
+
+    def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+        """Returns the media type and the body of the answer to a request that failed."""
+        return problem_json(problem, request_id)
 
 
-class Page:
+class Page(Route):
     """A route of the application itself, other than an endpoint."""
 
-    name = NO_ENDPOINT
-
     def __init__(self, answer: Callable[[Exchange], Awaitable[None]]) -> None:
+        super().__init__()
         self._answer = answer
 
+    @override
     async def answer(self, exchange: Exchange) -> None:
-        """Answers one request."""
         await self._answer(exchange)
 
 
-class NotOpenRoute:
+class NotOpenRoute(Route):
     """Answers at the paths of endpoints while the application is not open."""
 
-    name = NO_ENDPOINT
+    def __init__(self, options: HttpOptions) -> None:
+        super().__init__()
+        self._options = options
 
-    def __init__(self, settings: HttpSettings) -> None:
-        self._settings = settings
-
+    @override
     async def answer(self, exchange: Exchange) -> None:
-        """Refuses one request."""
-        raise Refused(not_open(self._settings))
+        raise Refused(not_open(self._options))
 
 
-class Routes:
-    """The table of routes.
+class Found(NamedTuple):
+    """What a table has at a path.
 
     Attributes:
-        mounts: Mounted applications by prefix, the longest first, so that the first match is the
+        routes: The routes, by method.
+        params: The values of the path's parameters.
+    """
+
+    routes: Mapping[str, Route]
+    params: Mapping[str, Any]
+
+
+class _Pattern(NamedTuple):
+    """A path with parameters."""
+
+    regex: re.Pattern[str]
+    convertors: Mapping[str, Convertor[Any]]
+    routes: dict[str, Route]
+
+
+class PathTable:
+    """Routes by path and method; the first that is added for both counts."""
+
+    def __init__(self) -> None:
+        self._plain: dict[str, Found] = {}
+        self._by_path: dict[str, dict[str, Route]] = {}
+        self._patterns: list[_Pattern] = []
+
+    def add(self, path: str, methods: tuple[str, ...], route: Route) -> None:
+        """Adds a route at a path."""
+        routes = self._by_path.get(path)
+        if routes is None:
+            routes = self._by_path[path] = {}
+            if "{" in path:
+                regex, _, convertors = compile_path(path)
+                self._patterns.append(_Pattern(regex, convertors, routes))
+            else:
+                self._plain[path] = Found(routes, {})
+        for method in methods:
+            routes.setdefault(method, route)
+
+    def at(self, path: str) -> Found | None:
+        """Returns the routes at a path; None if there are none."""
+        found = self._plain.get(path)
+        if found is not None or not self._patterns:
+            return found
+        for pattern in self._patterns:
+            match = pattern.regex.match(path)
+            if match is None:
+                continue
+            with suppress(ValueError):  # such as a number of too many digits
+                return Found(
+                    pattern.routes,
+                    {
+                        name: convertor.convert(match[name])
+                        for name, convertor in pattern.convertors.items()
+                    },
+                )
+        return None
+
+
+class Mounts:
+    """Mounted applications.
+
+    Attributes:
+        by_prefix: The applications by prefix, the longest first, so that the first match is the
             most specific one.
     """
 
     def __init__(self) -> None:
-        self._table: dict[str, dict[str, Route]] = {}
-        self.mounts: dict[str, ASGIApp] = {}
+        self.by_prefix: dict[str, ASGIApp] = {}
 
-    def at(self, path: str) -> dict[str, Route] | None:
-        """Returns the routes at a path by method; None if there are none."""
-        return self._table.get(path)
-
-    def check_free(self, path: str, methods: tuple[str, ...]) -> None:
-        """Checks that a path has no route for any of these methods yet.
-
-        Raises:
-            ValueError: It has one.
-        """
-        for method in methods:
-            if (taken := self._table.get(path, {}).get(method)) is not None:
-                raise ValueError(f"{method} {path} is declared already, as {taken.name!r}")
-
-    def add(self, path: str, methods: tuple[str, ...], route: Route) -> None:
-        """Adds a route at a path."""
-        self._table.setdefault(path, {}).update(dict.fromkeys(methods, route))
-
-    def mount(self, prefix: str, app: ASGIApp) -> None:
+    def add(self, prefix: str, app: ASGIApp) -> None:
         """Mounts an application under a prefix, which has no slash at its end.
 
         Raises:
             ValueError: The prefix is taken.
         """
-        if prefix in self.mounts:
+        if prefix in self.by_prefix:
             raise ValueError(f"{prefix or '/'!r} is mounted already")
-        self.mounts[prefix] = app
-        self.mounts = dict(sorted(self.mounts.items(), key=lambda item: -len(item[0])))
+        self.by_prefix[prefix] = app
+        self.by_prefix = dict(sorted(self.by_prefix.items(), key=lambda item: -len(item[0])))
 
-    def mounted_at(self, path: str) -> tuple[str, ASGIApp] | None:
+    def at(self, path: str) -> tuple[str, ASGIApp] | None:
         """Returns the mounted application for a path, with its prefix; None if there is none."""
-        for prefix, app in self.mounts.items():
+        for prefix, app in self.by_prefix.items():
             if path == prefix or path.startswith(f"{prefix}/"):
                 return prefix, app
         return None

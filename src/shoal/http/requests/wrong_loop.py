@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.replicas.run_soon import into_this_loop
+from shoal.replicas.threads import into_this_loop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The configuration of a server, and the outcome of one run."""
+"""What a server makes of its options, and the outcome of one run."""
 
 from __future__ import annotations
 
@@ -13,54 +13,7 @@ from shoal.http.server.listeners import Inherited, Tcp, Unix
 if TYPE_CHECKING:
     from shoal.http.server.lifespan import Lifespan
     from shoal.http.server.listeners import Address
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerConfig:
-    """The configuration of a server.
-
-    Attributes:
-        host: The address to listen at: IPv4, IPv6, or a name.
-        port: The port, or 0 for a free one.
-        uds: The path of a UNIX socket to listen at in place of host and port, or None.
-        uds_mode: The permissions of that socket's file.
-        fd: An inherited socket to listen at in place of host and port, or None.
-        graceful_timeout_s: How long running requests may take to finish after shutdown began.
-        send_timeout_s: How long a client may take to receive each 256 KiB; a slower client is
-            disconnected.
-        max_connections: How many connections may be open at once at one address; further ones wait
-            to be accepted.
-        keep_alive_timeout_s: How long a connection may be idle.
-        access_log: Whether each request is logged; see `shoal.http.server.access_log`.
-
-    Raises:
-        ValueError: Both a UNIX socket and an inherited one are given.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None
-    uds_mode: int = 0o600
-    fd: int | None = None
-    graceful_timeout_s: float = 20.0
-    send_timeout_s: float = 10.0
-    max_connections: int = 1000
-    keep_alive_timeout_s: float = 5.0
-    access_log: bool = False
-
-    def __post_init__(self) -> None:
-        if self.uds is not None and self.fd is not None:
-            raise ValueError(
-                f"uds={self.uds!r} and fd={self.fd!r} are two addresses; give one of them, and "
-                "further ones as extra_listeners="
-            )
-
-    @property
-    def address(self) -> Address:
-        """The address to listen at."""
-        if self.uds is not None:
-            return Unix(self.uds, self.uds_mode)
-        return Tcp(self.host, self.port) if self.fd is None else Inherited(self.fd)
+    from shoal.serving.http_options import HttpOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,13 +37,20 @@ class Drained:
     failure: str | None = None
 
 
-def hypercorn_config(config: ServerConfig) -> Config:
+def address_of(options: HttpOptions) -> Address:
+    """Returns the address to listen at."""
+    if options.uds is not None:
+        return Unix(options.uds)
+    return Tcp(options.host, options.port) if options.fd is None else Inherited(options.fd)
+
+
+def hypercorn_config(options: HttpOptions) -> Config:
     """Returns the configuration for Hypercorn's protocols."""
     hypercorn = Config()
     hypercorn.errorlog = logging.getLogger("shoal.server")
     hypercorn.accesslog = None
     hypercorn.include_server_header = False
-    hypercorn.keep_alive_timeout = config.keep_alive_timeout_s
+    hypercorn.keep_alive_timeout = options.keep_alive_timeout_s
     return hypercorn
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from shoal.http.server.access_log import AccessLog
-from shoal.http.server.config import Drained, ServerConfig, ServerRun, hypercorn_config
+from shoal.http.server.config import Drained, ServerRun, address_of, hypercorn_config
 from shoal.http.server.connection import ClientConnection, Shared
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.lifespan import Lifespan
@@ -34,13 +34,14 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from shoal.http.server.client_socket import ClientSocket
+    from shoal.serving.http_options import HttpOptions
 
-__all__ = ["Drained", "ServerConfig", "serve"]
+__all__ = ["Drained", "serve"]
 
 
 async def serve(
     app: ASGIApp,
-    config: ServerConfig,
+    options: HttpOptions,
     *,
     shutdown: Callable[[], Awaitable[object]],
     started: Callable[[str], object] = lambda _: None,
@@ -55,7 +56,7 @@ async def serve(
 
     Args:
         app: Any ASGI 3 application.
-        config: The configuration of the server.
+        options: The options of the server.
         shutdown: Awaited beside the server; when it returns, the server drains and ends.
         started: Called with the URL once clients can connect.
         extra_listeners: Further addresses to listen at, each with its own application.
@@ -70,11 +71,11 @@ async def serve(
 
     Cancellation: Closes everything at once, without a drain.
     """
-    main_listener = AppListener(address=config.address, app=app, started=started)
+    main_listener = AppListener(address=address_of(options), app=app, started=started)
     with ExitStack() as open_sockets:
-        server = _Server(config, Lifespan(app) if lifespan else None)
+        server = _Server(options, Lifespan(app) if lifespan else None)
         for listener in (main_listener, *extra_listeners):
-            bound = LimitedListener(bind(listener.address), config.max_connections)
+            bound = LimitedListener(bind(listener.address), options.max_connections)
             open_sockets.callback(bound.close)
             server.add(listener, bound)
         await server.run(shutdown)
@@ -116,8 +117,8 @@ class _OpenListener:
 class _Server:
     """One run of `serve`: its state, and the tasks that share it."""
 
-    def __init__(self, config: ServerConfig, lifespan: Lifespan | None) -> None:
-        self._config = config
+    def __init__(self, options: HttpOptions, lifespan: Lifespan | None) -> None:
+        self._options = options
         self._lifespan = lifespan
         self._listeners: list[_OpenListener] = []
         self._until_shutdown = anyio.CancelScope()
@@ -129,10 +130,10 @@ class _Server:
         has_state = self._lifespan is not None and not self._listeners
         app = listener.app
         shared = Shared(
-            app=AccessLog(app) if self._config.access_log else app,
-            config=hypercorn_config(self._config),
+            app=AccessLog(app) if self._options.access_log else app,
+            config=hypercorn_config(self._options),
             state=self._lifespan.state if self._lifespan is not None and has_state else {},
-            send_timeout_s=self._config.send_timeout_s,
+            send_timeout_s=self._options.send_timeout_s,
         )
         self._listeners.append(_OpenListener(listener, bound, shared))
 
@@ -152,7 +153,7 @@ class _Server:
                 if self._outcome.is_up:
                     self._drain(connections)
             self._outcome.took_s = anyio.current_time() - drain_began_at
-            await self._outcome.end_application(self._config.graceful_timeout_s)
+            await self._outcome.end_application(self._options.graceful_timeout_s)
             tasks.cancel_scope.cancel()
 
     def drained(self) -> Drained:
@@ -193,7 +194,7 @@ class _Server:
     async def _cut_off(self, connections: TaskGroup) -> None:
         try:
             await self._draining.wait()
-            await anyio.sleep(self._config.graceful_timeout_s)
+            await anyio.sleep(self._options.graceful_timeout_s)
             self._outcome.cut = sum(listener.shared.running for listener in self._listeners)
         finally:
             # Sends are shielded: cancelling alone would wait for their deadlines.

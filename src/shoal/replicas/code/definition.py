@@ -1,20 +1,28 @@
 """The definition of a backend's code: a function or a class, as an object or as an import path.
 
+`accept_batch` marks whether code takes lists, where its annotations do not say so.
+
 An import path is loaded where the replica runs. So the code of a process replica need not be
 imported here, nor be importable by this interpreter.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from shoal.batching.failures.held import held
+from shoal.batching.handlers.items_or_lists import MARK
 from shoal.errors import NotAllowed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+C = TypeVar("C", bound="Callable[..., Any]")
 
 
 class OwnPath(str):
@@ -130,6 +138,40 @@ class Definition:
             )
 
 
+@overload
+def accept_batch(code: C, /) -> C: ...
+@overload
+def accept_batch(code: bool, /) -> Callable[[C], C]: ...
+def accept_batch(code: Any, /) -> Any:
+    """Marks a function, a method, or a class as code that takes lists, and returns it.
+
+    It is needed only without annotations: ``def f(items: list[T]) -> list[R]`` is known to take
+    lists. ``@accept_batch(False)`` marks code that takes one item at a time, where that item is a
+    list.
+
+    Args:
+        code: A function, a method or a class; of a class its ``__call__`` is marked.
+
+    Raises:
+        TypeError: It is none of these.
+    """
+    if isinstance(code, bool):
+        return partial(_marked, accepts=code)
+    return _marked(code, accepts=True)
+
+
+def _marked(code: C, *, accepts: bool) -> C:
+    given: Any = code
+    marked: Any = given.__call__ if isinstance(given, type) else given
+    try:
+        setattr(marked, MARK, accepts)
+    except AttributeError:
+        raise TypeError(
+            f"accept_batch() marks a function, a method or a class, not {code!r}"
+        ) from None
+    return code
+
+
 def named_arguments(init_kwargs: Any) -> tuple[tuple[str, Any], ...]:
     """Checks the keyword arguments of a class, and returns them as pairs.
 
@@ -165,7 +207,8 @@ def imported(path: str) -> Any:
     """Returns the object that an import path names.
 
     Raises:
-        ValueError: It is not an import path, or names nothing that exists.
+        ValueError: It is not an import path, or names nothing that exists; caused by a
+            `ModuleNotFoundError` if the module does not exist.
         NotAllowed: It is an `OwnPath` that names an object of another package.
         Exception: What the module raised when it was imported.
     """
@@ -179,7 +222,7 @@ def _imported(path: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise  # the module exists; one that it imports does not
-        raise ValueError(f"{path!r}: there is no module {error.name!r}") from None
+        raise ValueError(f"{path!r}: there is no module {error.name!r}") from error
     for part in name.split("."):
         try:
             found = getattr(found, part)
@@ -187,7 +230,7 @@ def _imported(path: str) -> Any:
             raise ValueError(f"{path!r}: {module_name} has no attribute {name!r}") from None
     if isinstance(path, OwnPath):
         code = found
-        while isinstance(code, functools.partial):  # belongs to its function's module
+        while isinstance(code, partial):  # belongs to its function's module
             code = code.func
         origin = getattr(code, "__module__", None)
         if not isinstance(origin, str) or _package(origin) != _package(module_name):

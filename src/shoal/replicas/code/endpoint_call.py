@@ -1,15 +1,93 @@
-"""A call to an endpoint from code that runs in a replica."""
+"""A call to an endpoint: its options, and its form when code in a process sends it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final, TypedDict, cast
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from shoal.core.options.checks import seconds, whole
+from shoal.core.options.names import suggested
+from shoal.core.options.option import Option, option, options_of
 
 
-@dataclass(frozen=True, kw_only=True)
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be text, not {value!r}")
+    return value
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping, not {value!r}")
+    return cast("Mapping[str, Any]", value)
+
+
+def _level(name: str, value: Any) -> int:
+    return whole(name, value, least=1)
+
+
+@dataclass(frozen=True)
+class HandleOptions:
+    """The options of a handle, for each of its calls.
+
+    Attributes:
+        method_name: The method of the backend's code to call.
+        shard_key: Calls with equal keys go to the same backend, while the traffic is the same.
+        http_method: The value of ``"method"`` in the request's metadata.
+        http_headers: The value of ``"headers"`` there.
+        timeout_s: How long a call may take from when it is made, in seconds.
+        priority: The priority level of the request, from 1, the highest.
+    """
+
+    method_name: str = option("__call__", _text)
+    shard_key: str | None = option(None, _text)
+    http_method: str | None = option(None, _text)
+    http_headers: Mapping[str, str] | None = option(None, _mapping)
+    timeout_s: float | None = option(None, seconds)
+    priority: int | None = option(None, _level)
+
+    def with_changes(self, given: Mapping[str, Any]) -> HandleOptions:
+        """Checks options, and returns these with those that are not None.
+
+        Raises:
+            TypeError: A name is unknown, or a value has the wrong type.
+            ValueError: A value is out of its range.
+        """
+        changes: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in HANDLE_OPTIONS:
+                hint = suggested(name, HANDLE_OPTIONS) or f"it has {', '.join(HANDLE_OPTIONS)}"
+                raise TypeError(f"a handle has no option {name!r}; {hint}")
+            if value is not None:
+                changes[name] = HANDLE_OPTIONS[name].check(name, value)
+        return HandleOptions(**{**vars(self), **changes})
+
+    def changed(self) -> dict[str, Any]:
+        """Returns the options that differ from their defaults."""
+        return {
+            name: value for name, value in vars(self).items() if value != getattr(_DEFAULTS, name)
+        }
+
+
+HANDLE_OPTIONS: Final[Mapping[str, Option]] = options_of(HandleOptions)
+"""The fields of `HandleOptions`, by their names."""
+
+_DEFAULTS: Final = HandleOptions()
+
+
+class HandleKeywords(TypedDict, total=False):
+    """The fields of `HandleOptions`, for type checkers; None leaves an option as it is."""
+
+    method_name: str | None
+    shard_key: str | None
+    http_method: str | None
+    http_headers: Mapping[str, str] | None
+    timeout_s: float | None
+    priority: int | None
+
+
+@dataclass(frozen=True)
 class CallOut:
     """A call that code in a process makes to an endpoint.
 
@@ -18,21 +96,11 @@ class CallOut:
         args: The positional arguments.
         kwargs: The keyword arguments.
         stream: Whether to return a stream.
-        method_name: The method of the backend to call.
-        shard_key: Calls with equal keys go to the same backend.
-        timeout_s: How long the call may take, in seconds.
-        priority: The priority of the request.
-        http_method: The value of ``"method"`` in the request's metadata.
-        http_headers: The value of ``"headers"`` in the request's metadata.
+        options: The options of the call.
     """
 
     endpoint: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stream: bool = False
-    method_name: str = "__call__"
-    shard_key: str | None = None
-    timeout_s: float | None = None
-    priority: int | None = None
-    http_method: str | None = None
-    http_headers: Mapping[str, str] | None = None
+    options: HandleOptions = _DEFAULTS

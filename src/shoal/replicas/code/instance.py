@@ -20,7 +20,6 @@ from shoal.batching.handlers.handler import Handler
 from shoal.batching.handlers.items_or_lists import takes_lists
 from shoal.batching.open.batch import OpenBatch
 from shoal.replicas.code.description import Description, Method
-from shoal.replicas.code.hooks import NOT_FOR_CALLERS, RAYS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -34,6 +33,21 @@ _METHODS: Final[tuple[type[Any], ...]] = (
     partialmethod,
     Decorated,
 )
+
+HOOKS: Final = ("reconfigure", "health", "warm_up", "close")
+"""The names of the hooks."""
+
+_RAYS: Final = {"health": "check_health"}
+"""Ray Serve's names of hooks, where they differ; they work as well."""
+
+_NOT_FOR_CALLERS: Final = frozenset({*HOOKS, *_RAYS.values()})
+"""The methods that callers can't call."""
+
+
+@held
+def is_async(function: Callable[..., Any]) -> bool:
+    """Returns whether a hook must be awaited."""
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
 
 
 class Instance:
@@ -82,8 +96,8 @@ class Instance:
         if inspect.isroutine(self._target):
             return None
         found = getattr(self._target, name, None)
-        if not callable(found) and name in RAYS:
-            found = getattr(self._target, RAYS[name], None)
+        if not callable(found) and name in _RAYS:
+            found = getattr(self._target, _RAYS[name], None)
         return found if callable(found) else None
 
 
@@ -93,7 +107,7 @@ def _methods(target: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
         return
     cls = cast("Any", type(target))
     for name in dir(cls):
-        if name.startswith("_") or name in NOT_FOR_CALLERS:
+        if name.startswith("_") or name in _NOT_FOR_CALLERS:
             continue
         static: Any = inspect.getattr_static(cls, name)
         if any(isinstance(static, kind) for kind in _METHODS) and _is_its_own(cls, name):

@@ -12,6 +12,8 @@ import inspect
 import logging
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -24,13 +26,11 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.held import held, shown
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ReplicaNotStarted
-from shoal.replicas.code.as_plain import as_plain
-from shoal.replicas.code.hooks import is_async
-from shoal.replicas.code.instance import Instance
+from shoal.replicas.code.instance import Instance, is_async
 from shoal.replicas.code.jobs import DONE, Job, PlainMethod
 from shoal.replicas.contract import Replica
-from shoal.replicas.inner_calls import InnerCalls, waited_for
 from shoal.replicas.local.work import UnderWay
+from shoal.replicas.threads import InnerCalls, waited_for
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from shoal.replicas.contract import Blueprint
 
 logger: Final = logging.getLogger("shoal.replicas")
+
+_REFUSED: Final = (str, bytes, bytearray, Mapping, AbstractSet)
+"""Types that can't be results; the batcher rejects them."""
 
 
 class LocalReplica(Replica):
@@ -108,10 +111,10 @@ class LocalReplica(Replica):
         if handler.threaded:
             plain = PlainMethod(handler, batched=batched)
             with waited_for() as calls:
-                job = Job(lambda: as_plain(plain.results(items)))
+                job = Job(lambda: _as_plain(plain.results(items)))
                 return await self._in_thread(job, calls=calls)
         with self._work.at_work():
-            return as_plain(await handler.results(items))
+            return _as_plain(await handler.results(items))
 
     @holds_ctrl_c
     async def run_stream(self, method: str, items: list[Any]) -> AsyncGenerator[Any, None]:
@@ -128,13 +131,13 @@ class LocalReplica(Replica):
                         await steps.aclose()
             return
         plain = PlainMethod(handler, batched=batched).steps(items)
-        job = Job(lambda: as_plain(plain.next()), undo=plain.close)
+        job = Job(lambda: _as_plain(plain.next()), undo=plain.close)
         calls = InnerCalls()
         try:
             while (step := await self._next_in_thread(job, calls)) is not DONE:
                 yield step
                 self._work.check_open()
-                job = Job(lambda: as_plain(plain.next()), undo=plain.close)
+                job = Job(lambda: _as_plain(plain.next()), undo=plain.close)
         finally:
             if plain.is_open and not job.is_given_up and self._has_threads:
                 with anyio.CancelScope(shield=True):
@@ -201,12 +204,12 @@ class LocalReplica(Replica):
             # Batchers that the code opens belong to this replica.
             block = BatcherBlock(told=self._work.told, is_private=True)
             async with block:
-                self._work.block = block
+                self._work.open_batchers_in(block)
                 await self._serve(task_status)
 
     async def _serve(self, task_status: TaskStatus[Description]) -> None:
         await self._start()
-        self._work.is_open = True
+        self._work.open()
         task_status.started(self.instance.description)
         await self._work.ended.wait()
         if not self._was_killed:
@@ -235,7 +238,7 @@ class LocalReplica(Replica):
         except Exception as error:
             cause = error
         if self._starting.cancel_called:
-            why = self._work.end or f"was not ready within {timeout_s} s"
+            why = self._work.end or f"was not ready within {timeout_s:g} s"
         elif cause is not None:
             why = f"could not be started: {shown(cause)}"
         else:
@@ -294,7 +297,7 @@ class LocalReplica(Replica):
     @holds_ctrl_c
     async def _next(self, steps: AsyncGenerator[Any, None], scope: anyio.CancelScope) -> Any:
         with self._work.cancellable(scope), self._work.running():
-            step = as_plain(await anext(steps, DONE))
+            step = _as_plain(await anext(steps, DONE))
         if scope.cancel_called:
             raise self._work.died()  # whatever the code did on cancellation
         return step
@@ -335,3 +338,23 @@ class LocalReplica(Replica):
         self._work.check_open()
         batched = self.instance.description.method(method).batched
         return self.instance.handlers[method], batched
+
+
+def _as_plain(results: Any) -> Any:
+    """Returns results as a list, unless they are already plain or no valid results.
+
+    The batcher must see only plain lists: ``__len__`` and other methods of a user's class may raise
+    anything, and have to run as part of the code that returned the object.
+
+    Raises:
+        BaseException: What the class of the results raised.
+    """
+    if type(results) in (list, tuple) or isinstance(results, _REFUSED):
+        return results  # pyright: ignore[reportUnknownVariableType]
+    try:
+        count = len(results)
+    except TypeError:
+        return results
+    if getattr(results, "__iter__", None) is not None:
+        return list(results)
+    return [results[index] for index in range(count)]

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 import anyio.to_thread
 
-from shoal.replicas.code.hooks import HOOKS, is_async
+from shoal.replicas.code.instance import HOOKS, is_async
 from shoal.replicas.local.replica import LocalReplica
-from shoal.replicas.run_soon import loop_of_caller
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     from shoal.replicas.code.jobs import Job
     from shoal.replicas.contract import Blueprint
-    from shoal.replicas.run_soon import Soon
+    from shoal.replicas.threads import Soon
 
 _MISSING: Final = object()
 

@@ -36,7 +36,6 @@ class UnderWay:
         end: How the replica ended, for messages; None before.
         ended: Set when the replica has ended.
         jobs: The jobs that threads still run.
-        block: The block in which batchers that the code calls are opened; None for the default.
     """
 
     def __init__(self, identity: Identity, kill: Callable[[str], object]) -> None:
@@ -45,10 +44,18 @@ class UnderWay:
         self.end: str | None = None
         self.ended = anyio.Event()
         self.jobs: set[Job] = set()
-        self.block: BatcherBlock | None = None
+        self._block: BatcherBlock | None = None
         self._identity = identity
         self._scopes: set[anyio.CancelScope] = set()
         self._idle = anyio.Event()
+
+    def open_batchers_in(self, block: BatcherBlock) -> None:
+        """Sets the block in which batchers that the code calls are opened."""
+        self._block = block
+
+    def open(self) -> None:
+        """Accepts work from now on."""
+        self.is_open = True
 
     def check_open(self) -> None:
         """Raises an error before the replica is ready, and after its end.
@@ -69,7 +76,7 @@ class UnderWay:
         """Sets the current replica, and its batchers, for user code in this block."""
         token = running_replica.set(self._identity)
         try:
-            with nullcontext() if self.block is None else self.block.in_context():
+            with nullcontext() if self._block is None else self._block.in_context():
                 yield
         finally:
             running_replica.reset(token)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.connection import FrameConnection
     from shoal.replicas.process.wire.frames import Frame
 
-FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CALL_OUT_STREAM, Kind.CREDIT, Kind.CANCEL})
+FROM_CODE: Final = frozenset({Kind.CALL_OUT, Kind.CREDIT, Kind.CANCEL})
 """The kinds of frames on the control channel that belong to such calls."""
 
 
@@ -48,7 +48,7 @@ class EndpointCalls:
 
     def handle(self, frame: Frame) -> None:
         """Handles a frame of a kind in `FROM_CODE`."""
-        if frame.kind in (Kind.CALL_OUT, Kind.CALL_OUT_STREAM):
+        if frame.kind is Kind.CALL_OUT:
             self._jobs[frame.id] = _Job()
             self._asked.append(frame)
             self._has_some.set()
@@ -80,7 +80,7 @@ class EndpointCalls:
                 if make is None:
                     raise RuntimeError("code in this process can't call endpoints")
                 call: CallOut = unpickled(frame.body, frame.buffers)
-                if frame.kind is Kind.CALL_OUT_STREAM:
+                if call.stream:
                     await self._stream(frame.id, job, await make(call))
                     self._send(Kind.END, frame.id, EMPTY)
                 else:

@@ -33,6 +33,7 @@ from shoal.errors import ReplicaDied, ReplicaNotStarted
 from shoal.replicas.code.definition import split_import_path
 from shoal.replicas.contract import Replica
 from shoal.replicas.process.calls import Conversation
+from shoal.replicas.process.options import ProcessOptions
 from shoal.replicas.process.wire.batch import batch_as_data
 from shoal.replicas.process.wire.frames import Kind
 from shoal.replicas.process.wire.messages import packed
@@ -74,6 +75,7 @@ class ProcessReplica(Replica):
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
+        self._options = ProcessOptions(**blueprint.placement_options)
         self.on_call_out: Callable[[CallOut], Awaitable[Any]] | None = None
         self._worker: Worker | None = None
         self._conversation: Conversation | None = None
@@ -90,14 +92,13 @@ class ProcessReplica(Replica):
         try:
             start_message = self._start_message()
             self._check_not_ended()
-            worker = Worker(self.blueprint)
+            worker = Worker(self.blueprint.identity, self._options)
         except ReplicaNotStarted:
             raise
         except Exception as error:
             raise ReplicaNotStarted(f"replica {self.tag} can't be started: {error}") from error
-        options = self.blueprint.options
         where = f"the process of replica {self.tag}"
-        conversation = Conversation(worker, where, options.cancel_grace_s)
+        conversation = Conversation(worker, where, self.blueprint.options.cancel_grace_s)
         self._worker, self._conversation = worker, conversation
         failure: Exception | None = None
         try:
@@ -111,8 +112,8 @@ class ProcessReplica(Replica):
                 tasks.start_soon(conversation.data.write)
                 try:
                     self._description = await self._start(worker, conversation, start_message)
-                    if options.max_memory_bytes is not None:
-                        limit = 2 * options.max_memory_bytes
+                    if self._options.max_memory_bytes is not None:
+                        limit = 2 * self._options.max_memory_bytes
                         tasks.start_soon(self._watch_memory, worker, conversation, limit)
                     task_status.started(self._description)
                     await self._live(worker, conversation)
@@ -205,7 +206,7 @@ class ProcessReplica(Replica):
                 "before what starts them"
             )
         blueprint = self.blueprint
-        options = blueprint.options
+        options = self._options
         code = pickled_code(blueprint.definition, blueprint.user_config)
         cpus = options.cpu_affinity
         return StartMessage(

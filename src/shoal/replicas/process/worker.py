@@ -28,7 +28,8 @@ from shoal.replicas.process.wire.shared_memory import SharedMemory, new_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from shoal.replicas.contract import Blueprint
+    from shoal.replicas.code.current import Identity
+    from shoal.replicas.process.options import ProcessOptions
 
 logger: Final = logging.getLogger("shoal.replicas")
 
@@ -52,15 +53,15 @@ class Worker:
         was_killed: Whether this process killed it.
 
     Args:
-        blueprint: The specification of its replica.
+        identity: The tags of its replica and its backend.
+        options: How it runs.
 
     Raises:
         OSError: The process could not be started.
     """
 
-    def __init__(self, blueprint: Blueprint) -> None:
-        options = blueprint.options
-        self._tag = blueprint.identity.replica
+    def __init__(self, identity: Identity, options: ProcessOptions) -> None:
+        self._tag = identity.replica
         self._reason: str | None = None
         self.was_stopped = self.was_killed = False
         self.ended = anyio.Event()
@@ -106,7 +107,7 @@ class Worker:
             if memory is not None:
                 os.close(memory)
         self.pid = self._process.pid
-        log = logging.getLogger(f"shoal.replica.{blueprint.identity.backend}")
+        log = logging.getLogger(f"shoal.replica.{identity.backend}")
         kept = options.log_lines
         self.stdout = Output(self._process.stdout, log, self._tag, kept)
         self.stderr = Output(self._process.stderr, log, self._tag, kept, beside=self.stdout)

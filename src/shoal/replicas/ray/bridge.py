@@ -19,7 +19,7 @@ import anyio
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from shoal.replicas.run_soon import Soon
+    from shoal.replicas.threads import Soon
 
 _AHEAD: Final = 2
 """How many steps of a stream are fetched in advance."""

@@ -23,6 +23,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from shoal.replicas.ray.actor import GROUPS, WORK_THREADS, ReplicaActor
+from shoal.replicas.ray.options import RayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,7 +75,7 @@ def actor_options(blueprint: Blueprint) -> dict[str, Any]:
     Raises:
         ValueError: ``ray_options`` has an option that users can't set.
     """
-    options = blueprint.options
+    options = RayOptions(**blueprint.placement_options)
     given = dict(options.ray_options)
     refused = [name for name in given if name in _OURS or name in _NOT_FOR_MANY]
     if refused:

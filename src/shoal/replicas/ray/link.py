@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from shoal.replicas.ray.actor import Answer
-    from shoal.replicas.run_soon import Soon
+    from shoal.replicas.threads import Soon
 
 _STEPS_AHEAD: Final = 4
 """How many steps of a stream an actor runs before they are fetched."""

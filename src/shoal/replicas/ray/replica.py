@@ -27,7 +27,7 @@ from shoal.replicas.process.wire.errors import slots_as_exceptions
 from shoal.replicas.ray.actor import HOOKS
 from shoal.replicas.ray.cluster import actor_options, join, new_actor, put_if_large
 from shoal.replicas.ray.link import Link
-from shoal.replicas.run_soon import loop_of_caller
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

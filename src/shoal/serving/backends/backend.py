@@ -91,7 +91,12 @@ class Backend:
         self._prepare = prepare
         self._opening = anyio.Lock()
         self._logged_oddity: str | None = None
-        self._scaling = Scaling(self)
+        self._scaling = Scaling(
+            lambda: (self.queued, self.ongoing),
+            lambda: self.supervisor.wanted,
+            self.set_wanted,
+            self.start_task,
+        )
         self._ended = anyio.Event()
         self._closing = anyio.Event()
 
@@ -322,6 +327,7 @@ class Backend:
                 definition=self.definition,
                 user_config=config.user_config,
                 options=config.replica,
+                placement_options=config.for_placement(),
             )
         )
         self._prepare(replica)

@@ -11,7 +11,7 @@ the error as their cause.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -89,14 +89,13 @@ class MethodBatcher:
         enter()
         is_open = False
 
-        class Opened:
-            def started(self, _value: object = None) -> None:
-                nonlocal is_open
-                is_open = True
-                task_status.started()
+        def on_open() -> None:
+            nonlocal is_open
+            is_open = True
+            task_status.started()
 
         try:
-            await self.batcher.run(task_status=cast("Any", Opened()))
+            await self.batcher.serve(on_open)
         except Exception as error:
             if not is_open:
                 raise

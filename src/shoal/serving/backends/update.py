@@ -47,7 +47,7 @@ async def changed(backend: Backend, config: BackendConfig) -> AsyncGenerator[Non
     Cancellation: in the block or before, the change is undone; after it, the change stays.
     """
     before, supervisor = backend.config, backend.supervisor
-    placement_of(config.placement)
+    placement_of(config.placement, config.for_placement())
     for method_batcher in backend.method_batchers.values():
         method_batcher.check(backend.batch_options(method_batcher.method, config))
     is_told = not same_user_config(config, before)

@@ -16,7 +16,8 @@ import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from shoal.errors import ShutDown
-from shoal.serving.clients.sync import PortalBridge, check_may_block
+from shoal.replicas.threads import check_may_block
+from shoal.serving.clients.sync import PortalBridge
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

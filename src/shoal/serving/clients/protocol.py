@@ -1,21 +1,30 @@
-"""The protocols of clients and handles, for a controller in this process or behind HTTP.
+"""What clients and handles are, for a controller in this process or behind HTTP.
 
 A `Client` has the verbs that operate a controller. Its `get_handle` returns a `Handle`, which calls
 one endpoint.
 """
 
+# mypy: disable-error-code="empty-body"
+# `verb` makes the bodies of the methods of `Client`.
+
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from collections.abc import Callable, Mapping, Sequence
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
+from shoal.serving.clients import arguments as forms
+from shoal.serving.clients.verbs import Verb, verb
+from shoal.serving.config.config import BackendConfig
 from shoal.serving.names import DEFAULT_METHODS
+from shoal.serving.status import Status
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable
     from types import TracebackType
+    from typing import Unpack
 
-    from shoal.serving.config.config import BackendConfig
-    from shoal.serving.status import Status
+    from shoal.replicas.code.endpoint_call import HandleKeywords
 
 
 class SyncClient(Protocol):
@@ -27,7 +36,7 @@ class SyncClient(Protocol):
     def __getattr__(self, verb: str) -> Callable[..., Any]: ...
 
 
-class Client(Protocol):
+class Client:
     """Operates a controller.
 
     Each change is atomic, and has taken effect when its verb returns. A client that was shut down
@@ -39,6 +48,15 @@ class Client(Protocol):
         """A client with blocking verbs, for threads."""
         ...
 
+    @verb(
+        "POST",
+        "backends",
+        tag=forms.NEW_BACKEND,
+        definition=forms.DEFINITION,
+        init_args=forms.INIT_ARGS,
+        config=forms.CONFIG,
+        init_kwargs=forms.INIT_KWARGS,
+    )
     async def create_backend(
         self,
         tag: str,
@@ -65,8 +83,8 @@ class Client(Protocol):
             ReplicaNotStarted: No replica could be started, for example since the import path leads
                 to nothing; the backend is not created.
         """
-        ...
 
+    @verb("PATCH", "backends/{tag}", body="config", config=forms.CHANGES)
     async def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
@@ -90,8 +108,8 @@ class Client(Protocol):
         Cancellation: a change that is not complete is undone. A complete one stays, and the call
         does not wait for the old replicas to end.
         """
-        ...
 
+    @verb("GET", "backends/{tag}")
     async def get_backend_config(self, tag: str) -> BackendConfig:
         """Returns a backend's config.
 
@@ -100,10 +118,12 @@ class Client(Protocol):
         """
         ...
 
+    @verb("GET", "backends")
     async def list_backends(self) -> Mapping[str, BackendConfig]:
         """Returns the config of each backend, by tag."""
         ...
 
+    @verb("POST", "backends/{tag}/scale")
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
         """Changes the number of replicas, and waits until that many are ready.
 
@@ -114,8 +134,8 @@ class Client(Protocol):
 
         Cancellation: as for `update_backend_config`.
         """
-        ...
 
+    @verb("POST", "backends/{tag}/restart")
     async def restart_backend(self, tag: str) -> None:
         """Replaces the replicas: the old ones drain when all new ones are ready.
 
@@ -125,8 +145,8 @@ class Client(Protocol):
 
         Cancellation: as for `update_backend_config`.
         """
-        ...
 
+    @verb("DELETE", "backends/{tag}", query="force")
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
         """Deletes a backend, once its queued requests have been answered.
 
@@ -141,8 +161,8 @@ class Client(Protocol):
         Cancellation: once the deletion has begun, queued requests are still answered. Another call
         waits for that too, and one with `force` ends it.
         """
-        ...
 
+    @verb("POST", "endpoints", name=forms.NEW_ENDPOINT, route=forms.ROUTE, methods=forms.METHODS)
     async def create_endpoint(
         self,
         name: str,
@@ -166,20 +186,21 @@ class Client(Protocol):
             TypeError: An argument has the wrong type.
             ValueError: An argument is out of its range.
         """
-        ...
 
+    @verb("GET", "endpoints")
     async def list_endpoints(self) -> Mapping[str, Mapping[str, Any]]:
         """Returns ``{"route", "methods", "traffic", "shadows"}`` of each endpoint, by name."""
         ...
 
+    @verb("DELETE", "endpoints/{name}")
     async def delete_endpoint(self, name: str) -> None:
         """Deletes an endpoint; its backends stay. Requests that it holds fail.
 
         Raises:
             NoSuchName: There is no such endpoint.
         """
-        ...
 
+    @verb("PUT", "endpoints/{endpoint}/traffic", body="weights", weights=forms.WEIGHTS)
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
         """Divides an endpoint's requests among backends.
 
@@ -192,8 +213,13 @@ class Client(Protocol):
             TypeError: A weight is not a number.
             ValueError: A weight is negative, or the weights don't sum to 1.
         """
-        ...
 
+    @verb(
+        "PUT",
+        "endpoints/{endpoint}/shadows/{backend}",
+        proportion=forms.PROPORTION,
+        compare=forms.COMPARE,
+    )
     async def shadow_traffic(
         self,
         endpoint: str,
@@ -219,7 +245,6 @@ class Client(Protocol):
             TypeError: The proportion is not a number, or `compare` is not a function.
             ValueError: The proportion is not from 0 to 1.
         """
-        ...
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> Handle:
         """Returns a handle of an endpoint.
@@ -236,10 +261,12 @@ class Client(Protocol):
         """
         ...
 
+    @verb("GET", "status")
     async def status(self) -> Status:
         """Returns the status of all backends and endpoints."""
         ...
 
+    @verb("POST", "shutdown", goes_on=True)
     async def shutdown(self) -> None:
         """Ends the controller, once pending requests have been answered or have timed out.
 
@@ -247,7 +274,14 @@ class Client(Protocol):
 
         Cancellation: the call stops waiting, and the controller ends nevertheless.
         """
-        ...
+
+
+VERBS: Final[Mapping[str, Verb | None]] = {
+    name: getattr(method, "verb", None)
+    for name, method in vars(Client).items()
+    if iscoroutinefunction(method)
+}
+"""The verbs of a `Client`, by name; None for `get_handle`, which is no request of its own."""
 
 
 class ResultIterator(Protocol):
@@ -284,7 +318,7 @@ class SyncHandle(Protocol):
         """Does the same as `call`; Ray Serve's name for it."""
         ...
 
-    def options(self, **options: Any) -> SyncHandle:
+    def options(self, **options: Unpack[HandleKeywords]) -> SyncHandle:
         """Returns a copy of the handle with other options; see `Handle.options`."""
         ...
 
@@ -324,24 +358,14 @@ class Handle(Protocol):
         """Returns the stream of a call, which is made when the stream is entered."""
         ...
 
-    def options(
-        self,
-        *,
-        method_name: str | None = None,
-        shard_key: str | None = None,
-        http_method: str | None = None,
-        http_headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        priority: int | None = None,
-    ) -> Handle:
+    def options(self, **options: Unpack[HandleKeywords]) -> Handle:
         """Returns a copy of the handle with other options; those not given stay as they are.
 
         Args:
-            method_name: The method of the backend's code to call.
-            shard_key: Calls with equal keys go to the same backend, while the traffic is the same.
-            http_method: The value of ``"method"`` in the request's metadata.
-            http_headers: The value of ``"headers"`` there.
-            timeout_s: How long a call may take from when it is made, in seconds.
-            priority: The priority level of the request, from 1, the highest.
+            **options: The fields of `shoal.replicas.code.endpoint_call.HandleOptions`.
+
+        Raises:
+            TypeError: An option is unknown, or has the wrong type.
+            ValueError: An option is out of its range.
         """
         ...

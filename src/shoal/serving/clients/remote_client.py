@@ -8,29 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from shoal.core.options.checks import yes_or_no
-from shoal.core.traffic import Shadow, Traffic
-from shoal.errors import NoSuchName
-from shoal.replicas.code.definition import named_arguments
+from shoal.serving.clients.arguments import ENDPOINT
 from shoal.serving.clients.portal_thread import PortalThread
+from shoal.serving.clients.protocol import VERBS, Client
 from shoal.serving.clients.remote_connection import ConnectionPool
 from shoal.serving.clients.remote_handle import RemoteHandle
-from shoal.serving.clients.sync import VERBS, SyncFace, SyncHandleFace
-from shoal.serving.clients.wire_forms import changes_given, check_keys, config_given, made
-from shoal.serving.config.config import BackendConfig
-from shoal.serving.names import (
-    DEFAULT_METHODS,
-    checked_methods,
-    checked_route,
-    checked_tag,
-    is_tag,
-)
-from shoal.serving.status import Status
+from shoal.serving.clients.sync import SyncFace, SyncHandleFace
+from shoal.serving.clients.wire_forms import made
+from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     import httpx
+
+    from shoal.replicas.code.endpoint_call import HandleOptions
+    from shoal.serving.clients.verbs import Verb
 
 
 def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600.0) -> RemoteClient:
@@ -59,8 +52,8 @@ def connect(url: str, *, token: str | None = None, timeout_s: float | None = 600
     return RemoteClient(url, token=token, timeout_s=timeout_s)
 
 
-class RemoteClient:
-    """Operates a server's controller; see `shoal.serving.clients.protocol.Client` and `connect`.
+class RemoteClient(Client):
+    """Operates a server's controller; see `Client` and `connect`.
 
     Every verb also raises:
         ConnectionError: The server can't be reached, or the connection broke; in the second case
@@ -121,124 +114,23 @@ class RemoteClient:
             await self._sync.aclose()
         await self._connection.aclose()
 
-    async def create_backend(
-        self,
-        tag: str,
-        definition: Any,
-        *init_args: Any,
-        config: BackendConfig | Mapping[str, Any] | None = None,
-        init_kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
-        """See `Client.create_backend`; the definition is an import path."""
-        checked_tag("a backend's tag", tag)
-        keywords = dict(named_arguments(init_kwargs))
-        check_keys("init_args", init_args)
-        check_keys("init_kwargs", keywords)
-        body = {
-            "tag": tag,
-            "definition": definition,
-            "init_args": init_args,
-            "init_kwargs": keywords,
-            "config": config_given(config),
-        }
-        await self._connection.ask("POST", "backends", body)
-
-    async def update_backend_config(
-        self, tag: str, config: BackendConfig | Mapping[str, Any]
-    ) -> None:
-        """See `Client.update_backend_config`."""
-        path = _backend(tag)
-        await self._connection.ask("PATCH", path, changes_given(config))
-
-    async def get_backend_config(self, tag: str) -> BackendConfig:
-        """See `Client.get_backend_config`."""
-        return BackendConfig.of(await self._connection.ask("GET", _backend(tag)))
-
-    async def list_backends(self) -> Mapping[str, BackendConfig]:
-        """See `Client.list_backends`."""
-        shown = await self._connection.ask("GET", "backends")
-        return {tag: BackendConfig.of(options) for tag, options in shown.items()}
-
-    async def scale_backend(self, tag: str, num_replicas: int) -> None:
-        """See `Client.scale_backend`."""
-        await self._connection.ask("POST", f"{_backend(tag)}/scale", {"num_replicas": num_replicas})
-
-    async def restart_backend(self, tag: str) -> None:
-        """See `Client.restart_backend`."""
-        await self._connection.ask("POST", f"{_backend(tag)}/restart")
-
-    async def delete_backend(self, tag: str, *, force: bool = False) -> None:
-        """See `Client.delete_backend`."""
-        at_once = yes_or_no("force", force)
-        await self._connection.ask("DELETE", f"{_backend(tag)}?force={int(at_once)}")
-
-    async def create_endpoint(
-        self,
-        name: str,
-        *,
-        backend: str | None,
-        route: str | None = None,
-        methods: Sequence[str] = DEFAULT_METHODS,
-    ) -> None:
-        """See `Client.create_endpoint`."""
-        checked_tag("an endpoint's name", name)
-        body = {
-            "name": name,
-            "backend": backend,
-            "route": checked_route(route),
-            "methods": checked_methods(methods),
-        }
-        await self._connection.ask("POST", "endpoints", body)
-
-    async def list_endpoints(self) -> Mapping[str, Mapping[str, Any]]:
-        """See `Client.list_endpoints`."""
-        shown: Mapping[str, Mapping[str, Any]] = await self._connection.ask("GET", "endpoints")
-        return shown
-
-    async def delete_endpoint(self, name: str) -> None:
-        """See `Client.delete_endpoint`."""
-        await self._connection.ask("DELETE", _endpoint(name))
-
-    async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
-        """See `Client.set_traffic`."""
-        path = f"{_endpoint(endpoint)}/traffic"
-        Traffic.checked(weights, weights)
-        await self._connection.ask("PUT", path, weights)
-
-    async def shadow_traffic(
-        self,
-        endpoint: str,
-        backend: str,
-        proportion: float,
-        *,
-        compare: Callable[[Any, Any], bool] | str | None = None,
-    ) -> None:
-        """See `Client.shadow_traffic`; `compare` is an import path."""
-        _check_name("backend", backend)
-        Shadow(backend, proportion)
-        await self._connection.ask(
-            "PUT",
-            f"{_endpoint(endpoint)}/shadows/{backend}",
-            {"proportion": proportion, "compare": compare},
-        )
+    async def _send(self, verb: Verb, *args: Any, **kwargs: Any) -> Any:
+        path, body = verb.request(*args, **kwargs)
+        return made(verb.result, await self._connection.ask(verb.method, path, body))
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:
         """See `Client.get_handle`."""
         if missing_ok:
             checked_tag("an endpoint's name", endpoint)
         else:
-            await self._connection.ask("GET", _endpoint(endpoint))
+            await self._connection.ask("GET", f"endpoints/{ENDPOINT.sent(endpoint)}")
         return RemoteHandle(endpoint, self._connection, self._sync_handle)
-
-    async def status(self) -> Status:
-        """See `Client.status`."""
-        return cast("Status", made(Status, await self._connection.ask("GET", "status")))
 
     async def shutdown(self) -> None:
         """See `Client.shutdown`: the server's controller ends, for all its clients."""
         if self._connection.is_closed:
             return
-        await self._connection.ask("POST", "shutdown")
+        await super().shutdown()
         self._connection.close_to(_SHUT_DOWN)
         if self._sync is not None:
             self._sync.close_to(_SHUT_DOWN)
@@ -247,9 +139,11 @@ class RemoteClient:
         """Refuses all further requests, for this reason."""
         self._connection.close_to(reason)
 
-    def handle(self, endpoint: str, chosen: Mapping[str, Any]) -> RemoteHandle:
+    def handle(self, endpoint: str, handle_options: HandleOptions) -> RemoteHandle:
         """Returns a handle with options, without checking that the endpoint exists."""
-        return RemoteHandle(endpoint, self._connection, self._sync_handle, chosen)
+        return RemoteHandle(
+            endpoint, self._connection, self._sync_handle, handle_options=handle_options
+        )
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -258,7 +152,7 @@ class RemoteClient:
         )
 
     def _sync_handle(self, handle: RemoteHandle) -> SyncHandleFace:
-        return self.sync.handle(handle.endpoint, handle.chosen)
+        return self.sync.handle(handle.endpoint, handle.handle_options)
 
 
 class RemoteSyncFace:
@@ -325,26 +219,10 @@ class RemoteSyncFace:
         """Refuses all further requests, for this reason."""
         self._remote.close_to(reason)
 
-    def handle(self, endpoint: str, chosen: Mapping[str, Any]) -> SyncHandleFace:
+    def handle(self, endpoint: str, handle_options: HandleOptions) -> SyncHandleFace:
         """Returns a handle with options, without checking that the endpoint exists."""
-        return SyncHandleFace(self._remote.handle(endpoint, chosen), self._thread)
+        return SyncHandleFace(self._remote.handle(endpoint, handle_options), self._thread)
 
 
 _SHUT_DOWN = "this client was shut down"
 _CLOSED = "this client is closed"
-
-
-def _backend(tag: str) -> str:
-    _check_name("backend", tag)
-    return f"backends/{tag}"
-
-
-def _endpoint(name: str) -> str:
-    _check_name("endpoint", name)
-    return f"endpoints/{name}"
-
-
-def _check_name(what: str, name: Any) -> None:
-    # An invalid name may contain a "/" and change the path; nothing can have that name anyway.
-    if not isinstance(name, str) or not is_tag(name):
-        raise NoSuchName(f"there is no {what} {name!r}")

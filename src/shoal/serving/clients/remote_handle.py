@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import math
 import weakref
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 import anyio.lowlevel
 
 from shoal.errors import DeadlineExceeded
-from shoal.serving.clients.handle_options import HandleOptions, Optioned
+from shoal.serving.clients.handles import AsyncHandle
 from shoal.serving.clients.wire_forms import check_keys
 
 if TYPE_CHECKING:
@@ -24,21 +24,17 @@ if TYPE_CHECKING:
 _LEAST_S = 0.001
 
 
-@dataclass(frozen=True, repr=False)
-class RemoteHandle(Optioned):
+@dataclass(frozen=True, eq=False, repr=False)
+class RemoteHandle(AsyncHandle):
     """Calls an endpoint of a server; see `Handle`. Arguments and results are JSON values.
 
     Attributes:
-        endpoint: The endpoint's name.
         connection: The connections to the server.
         to_sync: Makes the handle for threads.
-        chosen: The options that are not None.
     """
 
-    endpoint: str  # pyright: ignore[reportIncompatibleMethodOverride] (a field is read alike)
     connection: ConnectionPool
     to_sync: Callable[[RemoteHandle], SyncHandleFace]
-    chosen: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def sync(self) -> SyncHandleFace:
@@ -78,12 +74,6 @@ class RemoteHandle(Optioned):
 
         return RemoteStream(self.connection, open_)
 
-    def _optioned(self, given: dict[str, Any]) -> Self:
-        HandleOptions().with_changes(given)
-        if "http_headers" in given:
-            given["http_headers"] = dict(given["http_headers"])
-        return replace(self, chosen={**self.chosen, **given})
-
     def __repr__(self) -> str:
         return f"<Handle of the endpoint {self.endpoint!r} at {self.connection.url}>"
 
@@ -100,7 +90,7 @@ class RemoteHandle(Optioned):
     async def _time(self) -> tuple[float | None, float]:
         """Returns the call's time limit, and the scope's deadline if that is the limit."""
         await anyio.lowlevel.checkpoint_if_cancelled()
-        given_s: float | None = self.chosen.get("timeout_s")
+        given_s = self.handle_options.timeout_s
         if given_s == math.inf:
             given_s = None
         deadline = anyio.current_effective_deadline()
@@ -114,9 +104,9 @@ class RemoteHandle(Optioned):
     ) -> dict[str, Any]:
         check_keys("an argument", args)
         check_keys("an argument", kwargs)
-        options = {name: value for name, value in self.chosen.items() if name != "timeout_s"}
-        if timeout_s is not None:
-            options["timeout_s"] = timeout_s
+        options = replace(self.handle_options, timeout_s=timeout_s).changed()
+        if "http_headers" in options:
+            options["http_headers"] = dict(options["http_headers"])
         return {"args": args, "kwargs": kwargs, "options": options}
 
 

@@ -8,50 +8,30 @@ notebook's code inside an event loop, and that code is expected to block.
 
 from __future__ import annotations
 
-import builtins
 import functools
 import os
 import threading
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
-
-import anyio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ShutDown
-from shoal.replicas.inner_calls import inner_calls
 from shoal.replicas.process.child.endpoints import WorkCancelled
-from shoal.serving.clients.handle_options import SYNC_CALL, no_such_attribute
+from shoal.replicas.threads import check_may_block, inner_calls
+from shoal.serving.clients.handles import BlockingHandle
+from shoal.serving.clients.protocol import VERBS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from anyio.from_thread import BlockingPortal
 
-    from shoal.serving.clients.protocol import Client, Handle, ResultIterator
+    from shoal.serving.clients.protocol import Client, ResultIterator
 
 T = TypeVar("T")
-
-VERBS: Final = (
-    "create_backend",
-    "update_backend_config",
-    "get_backend_config",
-    "list_backends",
-    "scale_backend",
-    "restart_backend",
-    "delete_backend",
-    "create_endpoint",
-    "list_endpoints",
-    "delete_endpoint",
-    "set_traffic",
-    "shadow_traffic",
-    "get_handle",
-    "status",
-    "shutdown",
-)
-"""The verbs of a `Client`."""
 
 _OVER: Final[Any] = object()
 
@@ -121,31 +101,6 @@ async def _held(function: Callable[[], Awaitable[T]]) -> T:
         return await function()
 
 
-def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
-    """Checks that the current thread may block to wait for a client.
-
-    Args:
-        instead: What code in an event loop should write instead.
-        loop_thread_id: The thread of the client's event loop, which must never block.
-
-    Raises:
-        RuntimeError: The thread runs an event loop.
-    """
-    is_its_own = threading.get_ident() == loop_thread_id
-    if is_its_own or (_in_event_loop() and not hasattr(builtins, "get_ipython")):
-        raise RuntimeError(
-            f".sync is for threads, and this one runs an event loop; write:\n    {instead}"
-        )
-
-
-def _in_event_loop() -> bool:
-    try:
-        anyio.get_current_task()
-    except RuntimeError:
-        return False
-    return True
-
-
 class SyncFace:
     """The verbs of a client as plain functions; see `shoal.serving.clients.protocol.SyncClient`.
 
@@ -181,27 +136,11 @@ class SyncFace:
         return sorted({*super().__dir__(), *VERBS})
 
 
-class SyncHandleFace:
-    """A handle whose calls block; see `shoal.serving.clients.protocol.SyncHandle`.
+@dataclass(frozen=True, eq=False, repr=False)
+class SyncHandleFace(BlockingHandle):
+    """A handle whose calls block, for threads; see `shoal.serving.clients.protocol.SyncHandle`."""
 
-    Args:
-        handle: The handle.
-        bridge: Runs coroutines in its event loop.
-    """
-
-    def __init__(self, handle: Handle, bridge: Bridge) -> None:
-        self._handle = handle
-        self._bridge = bridge
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint's name."""
-        return self._handle.endpoint
-
-    @property
-    def sync(self) -> Self:
-        """This handle."""
-        return self
+    _bridge: Bridge  # runs coroutines in the handle's event loop
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Makes a call, and blocks until it is answered; see `Handle.call`."""
@@ -209,22 +148,9 @@ class SyncHandleFace:
             lambda: self._handle.call(*args, **kwargs), "await handle.call(...)"
         )
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Does the same as `call`; Ray Serve's name for it."""
-        return self.call(*args, **kwargs)
-
     def stream(self, *args: Any, **kwargs: Any) -> SyncStream:
         """Makes a call that is answered by a stream: ``with ... as stream: for r in stream``."""
         return SyncStream(lambda: self._handle.stream(*args, **kwargs), self._bridge)
-
-    def options(self, **options: Any) -> SyncHandleFace:
-        """Returns a copy of the handle with other options; see `Handle.options`."""
-        return SyncHandleFace(self._handle.options(**options), self._bridge)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> NoReturn:
-            raise no_such_attribute(name, SYNC_CALL)
 
 
 class SyncStream:

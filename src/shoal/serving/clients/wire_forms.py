@@ -12,8 +12,7 @@ from typing import Any, Final, Literal, Union, cast, get_args, get_origin, get_t
 
 from shoal.core.options.records import Same
 from shoal.errors import NotDurable
-from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.durable import durable_options
+from shoal.serving.config.config import BackendConfig, durable_options
 
 
 def written(value: Any) -> bytes:
@@ -60,34 +59,6 @@ HIDDEN: Final = "***"
 """The text that is shown in place of a secret."""
 
 
-def config_given(config: BackendConfig | Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Returns a config that a user gave, in the form in which it is sent.
-
-    Raises:
-        TypeError: It is not a config.
-        NotDurable: An option is an object that can't be sent.
-    """
-    if isinstance(config, Mapping):
-        for name, value in cast("Mapping[object, Any]", config).items():
-            if not isinstance(name, str):
-                BackendConfig.of(config)  # raises the error for that
-            if name == "user_config":
-                check_keys("user_config", value)
-        return config
-    return BackendConfig.of(config).durable()
-
-
-def changes_given(changes: Any) -> Mapping[str, Any]:
-    """Returns changes of a config that a user gave, in the form in which they are sent.
-
-    Raises:
-        As `config_given`, and also for None, which stands for the defaults only there.
-    """
-    if not isinstance(changes, (BackendConfig, Mapping)):
-        BackendConfig().changed(changes)  # raises the error for that
-    return config_given(cast("Any", changes))
-
-
 def config_shown(config: BackendConfig) -> dict[str, Any]:
     """Returns the options that a config was given, in the form in which they are shown.
 
@@ -116,8 +87,17 @@ def without_hidden(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "env" or not is_hidden}
 
 
+def shown(result: Any) -> Any:
+    """Returns the result of a verb in the form in which it is sent."""
+    if isinstance(result, BackendConfig):
+        return config_shown(result)
+    if isinstance(result, Mapping):
+        return {name: shown(one) for name, one in cast("Mapping[str, Any]", result).items()}
+    return result
+
+
 def made(wanted: Any, value: Any) -> Any:
-    """Makes dataclasses from JSON values, by their annotations.
+    """Makes the result of a verb from JSON values, by its annotation.
 
     Members for which the class has no field are ignored, since the other side may be newer.
 
@@ -128,6 +108,12 @@ def made(wanted: Any, value: Any) -> Any:
     Raises:
         TypeError: The value does not fit the annotation.
     """
+    if wanted is Any:
+        return value
+    if wanted is type(None):
+        return None
+    if wanted is BackendConfig:
+        return BackendConfig.of(value)
     if is_dataclass(wanted):
         return _made_dataclass(wanted, value)
     origin, arguments = get_origin(wanted), get_args(wanted)

@@ -9,17 +9,31 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Final, cast, get_args
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.batching.failures.held import held
 from shoal.batching.handlers.handler import Fill
-from shoal.core.options.checks import one_of, whole, yes_or_no
-from shoal.core.options.options import OPTIONS
+from shoal.core.options.checks import mapping, more_than_0, named_values, whole, yes_or_no
+from shoal.core.options.option import (
+    choice,
+    defaults_of,
+    option,
+    options_of,
+    plain_record,
+    table,
+)
+from shoal.core.options.options import OPTIONS, BatchOptions
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.contract import ReplicaOptions
+from shoal.replicas.placements import (
+    BUILT_IN,
+    check_options,
+    checked_placement,
+    takes_open_batches,
+)
 from shoal.serving.config.batching import (
-    DEFAULTS,
     SERVED_DEFAULTS,
     batch_size,
     checked_batching,
@@ -28,62 +42,21 @@ from shoal.serving.config.batching import (
     loaded,
     one_at_a_time,
 )
-from shoal.serving.config.durable import durable_options
+from shoal.serving.config.json import durable
 from shoal.serving.config.keywords import NAMES, BackendKeywords, renamed
-from shoal.serving.config.replicas import (
-    checked_mapping,
-    checked_placement,
-    checked_replica_options,
-    more_than_0,
-)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from typing import Unpack
 
     from shoal.replicas.contract import Placement
-
-OWN_DEFAULTS: Final[Mapping[str, Any]] = {
-    "num_replicas": 1,
-    "placement": "task",
-    "max_ongoing_requests": None,
-    "retries": 0,
-    "user_config": None,
-    "health_check_period_s": 10.0,
-    "health_check_timeout_s": 30.0,
-    "autoscaling": None,
-    "max_batches_per_replica": None,
-    "fill": "closed",
-    "streams": False,
-}
-"""The defaults of the options that are neither a batcher's nor a replica's."""
-
-
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks options that are given under Shoal's names.
-
-    Returns:
-        Their checked values, in the order in which they were given.
-
-    Raises:
-        TypeError: A value has the wrong type.
-        ValueError: A value is out of its range, or two options do not go together.
-    """
-    own = {name: _CHECKS[name](name, given[name]) for name in OWN_DEFAULTS if name in given}
-    values = {
-        **own,
-        **checked_replica_options(given, own.get("placement", OWN_DEFAULTS["placement"])),
-        **checked_batching(given, own.get("fill", OWN_DEFAULTS["fill"])),
-    }
-    return {name: values[name] for name in given}
-
 
 MOST_REPLICAS: Final = 4096
 """A greater number is most likely a typing error, and all would be started at once."""
 
 
-def _at_least(least: int) -> Callable[[str, Any], int]:
-    return lambda name, value: whole(name, value, least=least)
+def _as_it_is(*named: Any) -> Any:
+    return named[-1]
 
 
 def _replicas(name: str, value: Any) -> int:
@@ -93,48 +66,26 @@ def _replicas(name: str, value: Any) -> int:
     return number
 
 
-def _at_least_1_or_none(name: str, value: Any) -> int | None:
-    return None if value is None else whole(name, value, least=1)
-
-
-def _autoscaling(_: str, value: Any) -> AutoscalingOptions | None:
-    return None if value is None else AutoscalingOptions.of(value)
-
-
-_CHECKS: Final[Mapping[str, Callable[[str, Any], Any]]] = {
-    "num_replicas": _replicas,
-    "placement": lambda _, value: checked_placement(value),
-    "max_ongoing_requests": _at_least_1_or_none,
-    "retries": _at_least(0),
-    "user_config": lambda _, value: value,
-    "health_check_period_s": more_than_0,
-    "health_check_timeout_s": more_than_0,
-    "autoscaling": _autoscaling,
-    "max_batches_per_replica": _at_least_1_or_none,
-    "fill": lambda name, value: one_of(name, value, get_args(Fill)),
-    "streams": yes_or_no,
-}
-
-
 ONGOING_WHERE_CODE_GATHERS: Final = 100
 """The default of ``max_ongoing_requests`` for code that forms batches by itself."""
 
-_REPLICA_NAMES: Final = tuple(field.name for field in fields(ReplicaOptions))
 
-
-@dataclass(frozen=True, init=False, repr=False, eq=False)
+@dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class BackendConfig:
     """The options of a backend.
 
-    Besides the options below it takes every option of `BatchOptions` and of `ReplicaOptions`, by
-    name. A function among them may be given as an import path ``"package.module:name"``, a record
-    as a mapping of its fields. ``max_queued_requests`` is 1,024 by default.
+    Besides the options below it takes every option of `BatchOptions`, of `ReplicaOptions` and of
+    its placement, by name. A function among them may be given as an import path
+    ``"package.module:name"``, a record as a mapping of its fields. ``max_queued_requests`` is 1,024
+    by default.
 
     Attributes:
         num_replicas: The number of replicas; with autoscaling, the number at the start, by default
             the greater of 1 and ``min_replicas``.
         placement: Where the replicas run: ``"task"``, ``"thread"``, ``"process"``, ``"ray"``, or a
             function that makes a `Replica` of a `Blueprint`, or its import path.
+        placement_options: The options of a placement of the user's own, which gets them in
+            `Blueprint.placement_options`. Those of Shoal's placements are given by name.
         max_ongoing_requests: The most requests that a replica may have at once; None leaves that to
             ``max_batch_size`` and ``max_concurrent_batches``. Ray Serve's older name for it,
             ``max_concurrent_queries``, is accepted too.
@@ -148,7 +99,8 @@ class BackendConfig:
         fill: When a batch is complete, as in `shoal.Batcher`; other than ``"closed"`` only with the
             placement ``"task"``, or one that takes open batches.
         streams: Whether calls to an open batch are answered by streams.
-        replica: The options of its replicas.
+        replica: The options that its replicas have with any placement.
+        placed: The options of Shoal's placements that were given, and differ from the default.
         batching: The batch options that were given; import paths are not loaded.
 
     Raises:
@@ -156,31 +108,39 @@ class BackendConfig:
         ValueError: A value is out of its range, or two options do not go together.
     """
 
-    num_replicas: int
-    placement: str | Placement
-    max_ongoing_requests: int | None
-    retries: int
-    user_config: Any
-    health_check_period_s: float
-    health_check_timeout_s: float
-    autoscaling: AutoscalingOptions | None
-    max_batches_per_replica: int | None
-    fill: Fill
-    streams: bool
+    num_replicas: int = option(1, _replicas)
+    placement: str | Placement = option(
+        "task", lambda _, value: checked_placement(value), is_function=True
+    )
+    placement_options: Mapping[str, Any] = table(partial(named_values, example="slots"))
+    max_ongoing_requests: int | None = option(None, partial(whole, least=1))
+    retries: int = option(0, partial(whole, least=0))
+    user_config: Any = option(None, _as_it_is, to_plain=_as_it_is)
+    health_check_period_s: float = option(10.0, more_than_0)
+    health_check_timeout_s: float = option(30.0, more_than_0)
+    autoscaling: AutoscalingOptions | None = option(
+        None, lambda _, value: AutoscalingOptions.of(value), to_plain=plain_record
+    )
+    max_batches_per_replica: int | None = option(None, partial(whole, least=1))
+    fill: Fill = choice("closed", Fill)
+    streams: bool = option(False, yes_or_no)
     replica: ReplicaOptions
+    placed: Mapping[str, Any]
     batching: Mapping[str, Any]
     _given: Mapping[str, Any]
 
     def __init__(self, **given: Unpack[BackendKeywords]) -> None:
-        values = checked(renamed(given))
-        replicas = {name: values[name] for name in _REPLICA_NAMES if name in values}
-        batching = {name: values[name] for name in OPTIONS if name in values}
+        values = _checked(renamed(given))
+        defaults = _defaults()
         put = object.__setattr__  # the record is frozen; this is its own constructor
         put(self, "_given", values)
-        put(self, "replica", ReplicaOptions(**replicas))
-        put(self, "batching", batching)
-        for name, default in OWN_DEFAULTS.items():
-            put(self, name, values.get(name, default))
+        for name in options_of(BackendConfig):
+            put(self, name, values.get(name, defaults[name]))
+        of_replicas = {name: values[name] for name in options_of(ReplicaOptions) if name in values}
+        put(self, "replica", ReplicaOptions(**of_replicas))
+        placed = {name: values[name] for name in _PLACED if name in values}
+        put(self, "placed", {name: one for name, one in placed.items() if one != defaults[name]})
+        put(self, "batching", {name: values[name] for name in OPTIONS if name in values})
         if self.autoscaling is not None and "num_replicas" not in values:
             put(self, "num_replicas", max(1, self.autoscaling.min_replicas))
         self._check_together()
@@ -197,9 +157,8 @@ class BackendConfig:
                 "streams=True is for fill='open' and fill='continuous'; "
                 "code that streams to closed batches is a generator function"
             )
-        if self.fill != "closed" and not (
-            self.placement == "task" or getattr(self.placement, "takes_open_batches", False)
-        ):
+        check_options(self.placement, self.placed, self.placement_options)
+        if self.fill != "closed" and not takes_open_batches(self.placement):
             raise ValueError(
                 f"fill={self.fill!r} needs placement='task', not {self.placement!r}: "
                 "an open batch can't leave this event loop"
@@ -321,13 +280,18 @@ class BackendConfig:
         """
         return _what_replicas_are_made_with(self) != _what_replicas_are_made_with(before)
 
+    def for_placement(self) -> dict[str, Any]:
+        """Returns the options of its placement, for `Blueprint.placement_options`."""
+        return {**self.placed, **self.placement_options}
+
     def given(self) -> dict[str, Any]:
         """Returns the options that were given, with their checked values."""
         return dict(self._given)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns all options with their values."""
-        return {name: self._value(name) for name in NAMES}
+        values = {**_defaults(), **self._given, "num_replicas": self.num_replicas}
+        return {name: values[name] for name in NAMES}
 
     def durable(self) -> dict[str, Any]:
         """Returns the options that were given as JSON, from which `of` makes an equal config.
@@ -336,13 +300,6 @@ class BackendConfig:
             NotDurable: The value of an option can't be written as JSON.
         """
         return durable_options(self._given)
-
-    def _value(self, name: str) -> Any:
-        if name in _REPLICA_NAMES:
-            return getattr(self.replica, name)
-        if name in OPTIONS:
-            return self.batching.get(name, getattr(DEFAULTS, name))
-        return getattr(self, name)
 
     def _takes_lists(self, batched: bool) -> bool:
         return batched or self.fill != "closed"
@@ -365,14 +322,58 @@ class BackendConfig:
         return f"BackendConfig({given})"
 
 
+_RECORDS: Final = (
+    BackendConfig,
+    ReplicaOptions,
+    *(one.options for one in BUILT_IN.values()),
+    BatchOptions,
+)
+
+BACKEND_OPTIONS: Final = {name: one for cls in _RECORDS for name, one in options_of(cls).items()}
+"""All options of a backend, by their names."""
+
+_PLACED: Final = tuple(name for one in BUILT_IN.values() for name in options_of(one.options))
+"""The options of Shoal's placements."""
+
+
+def _defaults() -> dict[str, Any]:
+    found = {name: one for cls in _RECORDS for name, one in defaults_of(cls).items()}
+    return {**found, **SERVED_DEFAULTS}
+
+
+def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the checked values of options that are given under Shoal's names, in their order.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: A value is out of its range, or two options do not go together.
+    """
+    values = {
+        name: one.checked(name, one.from_plain(name, given[name]))
+        for name, one in BACKEND_OPTIONS.items()
+        if name in given and name not in OPTIONS
+    }
+    values |= checked_batching(given, values.get("fill", BackendConfig.fill))
+    return {name: values[name] for name in given}
+
+
+def durable_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns checked options as JSON, from which the same options can be made.
+
+    Raises:
+        NotDurable: The value of an option can't be written as JSON.
+    """
+    return {name: durable(name, BACKEND_OPTIONS[name], value) for name, value in given.items()}
+
+
 def _what_replicas_are_made_with(config: BackendConfig) -> object:
     # The start timeout does not matter to a replica that has started.
     options = replace(config.replica, start_timeout_s=None)
-    return config.placement, config.fill, config.streams, options
+    return config.placement, config.fill, config.streams, options, config.for_placement()
 
 
 def _keywords(given: Any) -> Any:
-    keywords = checked_mapping("config", given, 'config={"num_replicas": 2}, or a BackendConfig')
+    keywords = mapping("config", given, 'config={"num_replicas": 2}, or a BackendConfig')
     for name in keywords:
         if not isinstance(name, str):
             raise TypeError(f"{name!r} is not an option of a backend: an option has a name")

@@ -1,4 +1,4 @@
-"""Checks that a value survives JSON unchanged, which all state that is kept or sent must do.
+"""Values as JSON: checks that each survives it unchanged, as all that is kept or sent must.
 
 ``json`` alone is not strict enough. It writes a tuple as a list, the key 1 as ``"1"``, and NaN,
 which is not valid JSON. Such a value would come back changed after a restart, and the user's code
@@ -8,9 +8,12 @@ would fail only then. So it is refused when it is given.
 from __future__ import annotations
 
 import json
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.errors import NotDurable
+
+if TYPE_CHECKING:
+    from shoal.core.options.option import Option
 
 _DEEPEST: Final = 100
 
@@ -26,6 +29,24 @@ def exact_json(what: str, value: Any) -> Any:
         NotDurable: It holds something else; the message says where, and what to give instead.
     """
     return _checked(what, value, 0)
+
+
+def durable(name: str, option: Option, value: Any) -> Any:
+    """Returns the checked value of an option as JSON, from which the same value can be made.
+
+    Raises:
+        NotDurable: It can't be written as JSON.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return str(value)  # an import path may be an `OwnPath`
+    if option.is_function:
+        raise NotDurable(
+            f"{name}={value!r} is an object of this process, which can't be kept or sent; "
+            f'give its import path: {name}="package.module:name"'
+        )
+    return exact_json(name, option.to_plain(value))
 
 
 def encoded(value: Any) -> str:

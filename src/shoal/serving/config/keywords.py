@@ -17,6 +17,7 @@ class BackendKeywords(ValueKeywords, total=False):
 
     num_replicas: int
     placement: str | Placement
+    placement_options: Mapping[str, Any]
     max_ongoing_requests: int | None
     retries: int
     user_config: Any
@@ -30,6 +31,8 @@ class BackendKeywords(ValueKeywords, total=False):
     # ReplicaOptions
     start_timeout_s: float | None
     cancel_grace_s: float
+
+    # of Shoal's placements
     python: str | None
     env: Mapping[str, str]
     cpu_affinity: Sequence[Sequence[int]] | None

@@ -19,7 +19,8 @@ from shoal.replicas.code.definition import Definition, named_arguments
 from shoal.replicas.placements import placement_of
 from shoal.serving.backends.status import status_of
 from shoal.serving.backends.update import changed, restart
-from shoal.serving.clients.child_handle import IS_THERE, running_controller
+from shoal.serving.clients.in_replica import IS_THERE, running_controller
+from shoal.serving.clients.protocol import Client
 from shoal.serving.clients.sync import SyncFace
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.backends import Backends
@@ -35,17 +36,17 @@ from shoal.serving.status import Status
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from shoal.replicas.code.endpoint_call import CallOut
+    from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
     from shoal.replicas.contract import Replica
     from shoal.serving.backends.backend import Backend
-    from shoal.serving.clients.handle_options import HandleOptions
     from shoal.serving.clients.sync import Bridge
     from shoal.serving.controller.backends import Deletion
-    from shoal.serving.controller.journal import Imports, Program
+    from shoal.serving.controller.journal import Program
+    from shoal.serving.imports import ImportRule
     from shoal.serving.state.file import StateFile
 
 
-class Controller:
+class Controller(Client):
     """Owns and operates backends and endpoints; see `Client` for its verbs.
 
     Open it with ``async with``. It starts nothing before that, and leaves nothing running after.
@@ -62,7 +63,7 @@ class Controller:
     def __init__(
         self,
         state: StateFile | None = None,
-        imports: Imports | None = None,
+        imports: ImportRule | None = None,
         program: Program | None = None,
     ) -> None:
         self.url: str | None = None
@@ -85,6 +86,10 @@ class Controller:
             "let it connect with shoal.connect()"
         )
 
+    def served_at(self, url: str) -> None:
+        """Notes the URL at which it is served over HTTP."""
+        self.url = url
+
     @property
     def backends(self) -> Mapping[str, Backend]:
         """The backends, by tag."""
@@ -94,11 +99,6 @@ class Controller:
     def endpoints(self) -> Mapping[str, Endpoint]:
         """The endpoints, by name."""
         return self._endpoints.by_name
-
-    @property
-    def routes(self) -> Mapping[str, Mapping[str, Endpoint]]:
-        """The endpoints, by path and method."""
-        return self._endpoints.by_route
 
     @property
     def version(self) -> int:
@@ -127,7 +127,6 @@ class Controller:
         config: BackendConfig | Mapping[str, Any] | None = None,
         init_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        """See `Client.create_backend`."""
         self.check_open()
         checked_tag("a backend's tag", tag)
         code = definition
@@ -149,7 +148,7 @@ class Controller:
         Raises:
             As `create_backend`.
         """
-        placement_of(config.placement)
+        placement_of(config.placement, config.for_placement())
         self._declarations.check_backend(tag, code, config)
         async with self._backends.starting(tag, code, config) as backend:
             if after is not None:
@@ -162,7 +161,6 @@ class Controller:
     async def update_backend_config(
         self, tag: str, config: BackendConfig | Mapping[str, Any]
     ) -> None:
-        """See `Client.update_backend_config`."""
         async with self._backends.changing(tag) as backend:
             config = backend.config.changed(config)
             self._declarations.check_backend(tag, backend.definition, config)
@@ -171,26 +169,21 @@ class Controller:
                 await self._declarations.put_backend(tag, backend.definition, config)
 
     async def scale_backend(self, tag: str, num_replicas: int) -> None:
-        """See `Client.scale_backend`."""
         await self.update_backend_config(tag, {"num_replicas": num_replicas})
 
     async def restart_backend(self, tag: str) -> None:
-        """See `Client.restart_backend`."""
         async with self._backends.changing(tag) as backend:
             await restart(backend)
 
     async def get_backend_config(self, tag: str) -> BackendConfig:
-        """See `Client.get_backend_config`."""
         self.check_open()
         return self._backends.find(tag).config
 
     async def list_backends(self) -> dict[str, BackendConfig]:
-        """See `Client.list_backends`."""
         self.check_open()
         return {tag: backend.config for tag, backend in self.backends.items()}
 
     async def delete_backend(self, tag: str, *, force: bool = False) -> None:
-        """See `Client.delete_backend`."""
         self.check_open()
         at_once = yes_or_no("force", force)
         deletion = self._backends.deletion(tag)
@@ -219,7 +212,6 @@ class Controller:
         route: str | None = None,
         methods: Sequence[str] = DEFAULT_METHODS,
     ) -> None:
-        """See `Client.create_endpoint`."""
         weights = None if backend is None else {backend: 1.0}
         await self.declare_endpoint(name, route=route, methods=methods, weights=weights)
 
@@ -263,7 +255,6 @@ class Controller:
             self._endpoints.add(endpoint)
 
     async def list_endpoints(self) -> dict[str, dict[str, Any]]:
-        """See `Client.list_endpoints`."""
         self.check_open()
         return {
             name: {
@@ -276,7 +267,6 @@ class Controller:
         }
 
     async def delete_endpoint(self, name: str) -> None:
-        """See `Client.delete_endpoint`."""
         self.check_open()
         async with self._declaring:
             self.check_open()
@@ -285,7 +275,6 @@ class Controller:
             self._endpoints.remove(endpoint)
 
     async def set_traffic(self, endpoint: str, weights: Mapping[str, float]) -> None:
-        """See `Client.set_traffic`."""
         self.check_open()
         async with self._declaring:
             self.check_open()
@@ -302,7 +291,6 @@ class Controller:
         *,
         compare: Callable[[Any, Any], bool] | str | None = None,
     ) -> None:
-        """See `Client.shadow_traffic`."""
         self.check_open()
         async with self._declaring:
             self.check_open()
@@ -318,16 +306,14 @@ class Controller:
                 found.shadows = shadows
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> EndpointHandle:
-        """See `Client.get_handle`."""
         self.check_open()
         if missing_ok:
             checked_tag("an endpoint's name", endpoint)
         else:
             self.endpoint(endpoint)
-        return EndpointHandle(self._lifetime, self._endpoints, endpoint)
+        return EndpointHandle(endpoint, self._lifetime, self._endpoints)
 
     async def status(self) -> Status:
-        """See `Client.status`."""
         self.check_open()
         return self.status_now()
 
@@ -370,7 +356,6 @@ class Controller:
         self._lifetime.check_open()
 
     async def shutdown(self) -> None:
-        """See `Client.shutdown`."""
         await self._lifetime.shutdown()
 
     async def wait_ended(self) -> None:
@@ -385,10 +370,10 @@ class Controller:
         self._endpoints.drain()
         self._backends.drain()
 
-    def handle(self, endpoint: str, handle_options: HandleOptions | None = None) -> EndpointHandle:
+    def handle(self, endpoint: str, handle_options: HandleOptions) -> EndpointHandle:
         """Makes a handle for code in a replica of this controller."""
         return EndpointHandle(
-            self._lifetime, self._endpoints, endpoint, handle_options, is_inside=True
+            endpoint, self._lifetime, self._endpoints, True, handle_options=handle_options
         )
 
     async def answer_call_out(self, call: CallOut) -> Any:
@@ -397,16 +382,9 @@ class Controller:
         Raises:
             Exception: As for a call by a handle.
         """
-        if call.method_name == IS_THERE:
+        if call.options == IS_THERE:
             return call.endpoint in self.endpoints
-        handle = self.handle(call.endpoint).options(
-            method_name=call.method_name,
-            shard_key=call.shard_key,
-            http_method=call.http_method,
-            http_headers=call.http_headers,
-            timeout_s=call.timeout_s,
-            priority=call.priority,
-        )
+        handle = self.handle(call.endpoint, call.options)
         if call.stream:
             return handle.stream(*call.args, **call.kwargs)
         return await handle.call(*call.args, **call.kwargs)

@@ -16,13 +16,12 @@ class Endpoints:
 
     Attributes:
         by_name: The endpoints, by name.
-        by_route: The endpoints, by path and method.
         version: A number that changes whenever an endpoint is added or removed.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Endpoint] = {}
-        self.by_route: dict[str, dict[str, Endpoint]] = {}
+        self._by_route: dict[str, dict[str, Endpoint]] = {}
         self.version = 0
 
     def find(self, name: str) -> Endpoint:
@@ -52,7 +51,7 @@ class Endpoints:
                 + ("; set its traffic to send it to another backend" if same else "")
             )
         for method in endpoint.methods if endpoint.route is not None else ():
-            taken = self.by_route.get(endpoint.route or "", {}).get(method)
+            taken = self._by_route.get(endpoint.route or "", {}).get(method)
             if taken is not None:
                 raise NameTaken(
                     f"{method} {endpoint.route} is answered by the endpoint {taken.name!r} already"
@@ -64,18 +63,18 @@ class Endpoints:
         self.by_name[endpoint.name] = endpoint
         if endpoint.route is not None:
             by_method = dict.fromkeys(endpoint.methods, endpoint)
-            self.by_route.setdefault(endpoint.route, {}).update(by_method)
+            self._by_route.setdefault(endpoint.route, {}).update(by_method)
 
     def remove(self, endpoint: Endpoint) -> None:
         """Removes an endpoint, and fails the requests that wait for its traffic."""
         self.version += 1
         del self.by_name[endpoint.name]
         if endpoint.route is not None:
-            methods = self.by_route[endpoint.route]
+            methods = self._by_route[endpoint.route]
             for method in endpoint.methods:
                 del methods[method]
             if not methods:
-                del self.by_route[endpoint.route]
+                del self._by_route[endpoint.route]
         endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
 
     def drain(self) -> None:

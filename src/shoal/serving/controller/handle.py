@@ -1,70 +1,57 @@
-"""The handle of an endpoint in this process: `Handle` of the client's protocol."""
+"""The handle of an endpoint in this process: `Handle` of the client's protocol, and its streams."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+import anyio
+import anyio.lowlevel
+
 from shoal.batching.current import running_batch
+from shoal.core.forming.call_options import CallOptions
 from shoal.core.request import shared_options
-from shoal.serving.clients.child_handle import handle_again
-from shoal.serving.clients.handle_options import HandleOptions, Optioned, routed
+from shoal.serving.clients.handles import AsyncHandle
+from shoal.serving.clients.in_replica import handle_again
 from shoal.serving.clients.sync import SyncHandleFace
-from shoal.serving.controller.endpoint_stream import EndpointStream
+from shoal.serving.endpoints.compared_stream import ComparedStream
+from shoal.serving.query import item_without_data
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from shoal.batching.calls.entry import Entry
+    from shoal.batching.calls.stream import ResultStream
+    from shoal.core.request import RequestOptions
+    from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.controller.endpoints import Endpoints
     from shoal.serving.controller.lifetime import Lifetime
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
 
 
-class EndpointHandle(Optioned):
-    """Calls one endpoint of a controller in this process.
+@dataclass(frozen=True, eq=False, repr=False)
+class EndpointHandle(AsyncHandle):
+    """Calls one endpoint of a controller in this process."""
 
-    Args:
-        lifetime: The controller's lifetime, which decides whether calls are accepted.
-        endpoints: The controller's endpoints.
-        endpoint: The name of the endpoint to call.
-        handle_options: The options of the calls.
-        is_inside: Whether it is used by code in a replica of the controller.
-    """
+    _lifetime: Lifetime  # decides whether calls are accepted
+    _endpoints: Endpoints
+    _is_inside: bool = False  # whether code in a replica of the controller uses it
+    _metadata: Mapping[str, Any] = field(init=False)  # of each request
+    _shared: RequestOptions = field(init=False)
 
-    def __init__(
-        self,
-        lifetime: Lifetime,
-        endpoints: Endpoints,
-        endpoint: str,
-        handle_options: HandleOptions | None = None,
-        *,
-        is_inside: bool = False,
-    ) -> None:
-        self._lifetime = lifetime
-        self._endpoints = endpoints
-        self._endpoint = endpoint
-        self._handle_options = handle_options or HandleOptions()
-        self._metadata = self._handle_options.metadata(endpoint)
-        self._shared = shared_options(self._metadata)
-        self._is_inside = is_inside
-
-    @property
-    def endpoint(self) -> str:
-        """The endpoint's name."""
-        return self._endpoint
+    def __post_init__(self) -> None:
+        metadata: dict[str, Any] = {"context": "python", "endpoint": self.endpoint}
+        method, headers = self.handle_options.http_method, self.handle_options.http_headers
+        if method is not None or headers is not None:
+            metadata |= {"method": method or "", "headers": headers or {}}
+        object.__setattr__(self, "_metadata", metadata)
+        object.__setattr__(self, "_shared", shared_options(metadata))
 
     @property
     def sync(self) -> SyncHandleFace:
         """A handle with blocking calls, for threads."""
         return SyncHandleFace(self, self._lifetime.threads)
-
-    def _optioned(self, given: dict[str, Any]) -> Self:
-        handle_options = self._handle_options.with_changes(given)
-        return type(self)(
-            self._lifetime,
-            self._endpoints,
-            self._endpoint,
-            handle_options,
-            is_inside=self._is_inside,
-        )
 
     async def call(self, *args: Any, **kwargs: Any) -> Any:
         """See `Handle.call`."""
@@ -72,18 +59,9 @@ class EndpointHandle(Optioned):
         endpoint.requests += 1
         answer: PrimaryAnswer | None = None
         try:
-            method_batcher, spent_s = await routed(endpoint, self._handle_options)
-            if method_batcher.streams:
-                raise TypeError(
-                    f"{method_batcher.batcher.name} answers by a stream; write\n"
-                    "    async with handle.stream(item) as stream: ..."
-                )
-            entry = method_batcher.entry()
-            if args or kwargs:
-                item = entry.item(args, kwargs)
-            else:
-                item = self._handle_options.item_without_data(method_batcher, entry)
-            call_options = self._handle_options.call_options(self._metadata, spent_s)
+            method_batcher, entry, item, call_options = await self._routed(
+                endpoint, args, kwargs, False
+            )
             if call_options is None:
                 call = entry.begin_shared(item, self._shared)
             else:
@@ -104,7 +82,16 @@ class EndpointHandle(Optioned):
     def stream(self, *args: Any, **kwargs: Any) -> EndpointStream:
         """See `Handle.stream`."""
         endpoint = self._found()
-        return EndpointStream(endpoint, self._handle_options, args, kwargs)
+        return EndpointStream(endpoint, lambda: self._begin_stream(endpoint, args, kwargs))
+
+    async def _begin_stream(
+        self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ResultStream[Any] | ComparedStream:
+        method_batcher, entry, item, call_options = await self._routed(endpoint, args, kwargs, True)
+        metadata = self._metadata
+        stream = entry.begin_stream_of(item, call_options or CallOptions(metadata=metadata))
+        answer = endpoint.copied(method_batcher, item, metadata) if endpoint.shadows else None
+        return stream if answer is None else ComparedStream(stream, answer)
 
     def _found(self) -> Endpoint:
         """Returns the endpoint.
@@ -113,11 +100,150 @@ class EndpointHandle(Optioned):
         """
         if not self._is_inside and running_batch.get(None) is None:
             self._lifetime.check_open()
-        return self._endpoints.find(self._endpoint)
+        return self._endpoints.find(self.endpoint)
+
+    async def _routed(
+        self,
+        endpoint: Endpoint,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        stream: bool,
+    ) -> tuple[MethodBatcher, Entry, Any, CallOptions | None]:
+        """Chooses the batcher of a call; returns it, its entry, the item, and the call options.
+
+        There are no options if the call has none but the metadata.
+        """
+        chosen, spent_s = self.handle_options, 0.0
+        backend = endpoint.backend_for(chosen.shard_key)
+        method_batcher = (
+            None if backend is None else backend.method_batchers.get(chosen.method_name)
+        )
+        if method_batcher is None:
+            started = anyio.current_time()
+            method_batcher = await endpoint.routed(
+                chosen.method_name, chosen.shard_key, chosen.timeout_s
+            )
+            spent_s = anyio.current_time() - started
+        batcher = method_batcher.batcher
+        if method_batcher.streams is not stream:
+            advice = (
+                "gives one result; write result = await handle.call(item)"
+                if stream
+                else "answers by a stream; write\n    async with handle.stream(item) as stream: ..."
+            )
+            raise TypeError(f"{batcher.name} {advice}")
+        entry, item = method_batcher.entry(), None
+        if not args and not kwargs:
+            item = item_without_data(batcher.signature, chosen.http_method, chosen.http_headers)
+        if item is None:
+            item = entry.item(args, kwargs)
+        return method_batcher, entry, item, self._call_options(spent_s)
+
+    def _call_options(self, spent_s: float) -> CallOptions | None:
+        """Returns the options of a call whose routing took this long, in seconds."""
+        timeout_s, priority = _time_left(), self.handle_options.priority
+        if self.handle_options.timeout_s is not None:
+            own_s = max(0.0, self.handle_options.timeout_s - spent_s)
+            timeout_s = own_s if timeout_s is None else min(own_s, timeout_s)
+        if timeout_s is None and priority is None:
+            return None
+        return CallOptions(timeout_s, self._metadata, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Unpickled in a replica's process, it makes its calls through this process.
-        return handle_again, (self._endpoint, vars(self._handle_options))
+        return handle_again, (self.endpoint, self.handle_options)
 
-    def __repr__(self) -> str:
-        return f"<Handle of the endpoint {self._endpoint!r}>"
+
+def _time_left() -> float | None:
+    """Returns the time left to the running batch that makes a call, in seconds; None for no limit.
+
+    This is the time until the last deadline of its requests: before it, a caller still waits.
+    """
+    batch = running_batch.get(None)
+    if batch is None:
+        return None
+    deadlines = [request.deadline for request in batch.members]
+    limits = [deadline for deadline in deadlines if deadline is not None]
+    if len(limits) < len(deadlines) or not limits:
+        return None
+    return max(0.0, max(limits) - anyio.current_time())
+
+
+class EndpointStream:
+    """The results of one call that is answered by a stream.
+
+    The call is routed and made when the stream is entered, or with the first item. Exceptions and
+    cancellation are those of `ResultStream`.
+
+    Args:
+        endpoint: The endpoint.
+        begin: Routes and makes the call.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, begin: Callable[[], Awaitable[ResultStream[Any] | ComparedStream]]
+    ) -> None:
+        self._endpoint = endpoint
+        self._begin = begin
+        self._stream: ResultStream[Any] | ComparedStream | None = None
+        self._is_entered = self._is_over = False
+
+    async def __aenter__(self) -> Self:
+        if not self._is_over:
+            stream = self._stream or await self._begun()
+            self._is_entered = True
+            try:
+                await stream.__aenter__()
+            except Exception:
+                self._fail()
+                raise
+            except BaseException:
+                self._leave()  # since __aexit__ will not be called
+                raise
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._leave()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._is_over:
+            raise StopAsyncIteration
+        stream = self._stream or await self._begun()
+        try:
+            return await stream.__anext__()
+        except StopAsyncIteration:
+            self._is_over = True
+            raise
+        except Exception:
+            self._fail()
+            raise
+        except BaseException:
+            if not self._is_entered:
+                self._leave()
+            raise
+
+    async def aclose(self) -> None:
+        """Leaves the stream. Idempotent; a checkpoint."""
+        self._leave()
+        await anyio.lowlevel.checkpoint()
+
+    def _leave(self) -> None:
+        self._is_over = True
+        if self._stream is not None:
+            self._stream.leave()
+
+    def _fail(self) -> None:
+        self._endpoint.errors += 1
+        self._is_over = True
+
+    async def _begun(self) -> ResultStream[Any] | ComparedStream:
+        self._endpoint.requests += 1
+        try:
+            self._stream = await self._begin()
+            return self._stream
+        except Exception:
+            self._fail()
+            raise

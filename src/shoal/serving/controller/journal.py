@@ -6,15 +6,14 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import anyio.lowlevel
 import anyio.to_thread
 
 from shoal.errors import NotAllowed, NotDurable, ShutDown
 from shoal.replicas.code.definition import Definition
-from shoal.serving.config.config import BackendConfig
-from shoal.serving.config.durable import durable_options
+from shoal.serving.config.config import BackendConfig, durable_options
 from shoal.serving.state.records import (
     BackendRecord,
     DeletedBackend,
@@ -29,31 +28,12 @@ if TYPE_CHECKING:
     from shoal.core.traffic import Traffic
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import ShadowFlow
+    from shoal.serving.imports import ImportRule
     from shoal.serving.state.file import StateFile
     from shoal.serving.state.records import Change, DeclaredState
 
 
 logger: Final = logging.getLogger("shoal.serving")
-
-
-class Imports(Protocol):
-    """Checks which import paths of a state file may be loaded; see `shoal.http.admin.imports`."""
-
-    def checked(self, path: str) -> str:
-        """Checks an import path, and returns the path to load instead of it.
-
-        Raises:
-            NotAllowed: It leads to a module that was not allowed.
-        """
-        ...
-
-    def checked_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Checks a backend's options, and returns them with their paths replaced as by `checked`.
-
-        Raises:
-            NotAllowed: An option chooses code that was not allowed.
-        """
-        ...
 
 
 class Program(NamedTuple):
@@ -93,7 +73,7 @@ class Journal:
     def __init__(
         self,
         state: StateFile | None,
-        imports: Imports | None = None,
+        imports: ImportRule | None = None,
         program: Program | None = None,
     ) -> None:
         # The program's own declarations, and those of them that were deleted and must stay so.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.lowlevel
+from anyio.abc import TaskStatus
 
 from shoal.batching.failures.exceptions import goes_on
 from shoal.batching.failures.held import held, shown
@@ -24,8 +25,6 @@ from shoal.replicas.contract import Blueprint, Replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
-
-    from anyio.abc import TaskStatus
 
     from shoal.replicas.code.current import Identity
     from shoal.replicas.code.description import Description
@@ -104,7 +103,7 @@ class ManagedReplica:
                 await anyio.sleep(delay_s)
                 self.began_at = anyio.current_time()
                 self.life.on("start")
-                await self.replica.serve(task_status=_Ready(self, on_ready))
+                await self.replica.serve(task_status=_ReadyStatus(self, on_ready))
         except (ReplicaDied, ReplicaNotStarted) as error:
             # The traceback's frames would keep this object and the replica's objects alive.
             self.failure = error.with_traceback(None)
@@ -245,8 +244,12 @@ def noted(message: str, *args: object) -> Generator[None]:
         logger.exception(message, *args)
 
 
-class _Ready:
-    """The task status by which `Replica.serve` reports that the replica is ready."""
+class _ReadyStatus(TaskStatus["Description"]):
+    """The task status by which `Replica.serve` reports that the replica is ready.
+
+    A nursery's `start` would tell it a pass of the scheduler later, when the replica may have died,
+    and would put what `serve` raises into a group.
+    """
 
     def __init__(
         self, managed: ManagedReplica, on_ready: Callable[[ManagedReplica, Description], None]
@@ -301,12 +304,12 @@ class NotMade(Replica):
 
 def may_wear_out(config: BackendConfig) -> bool:
     """Returns whether the config limits a replica's batches or memory."""
-    return config.max_batches_per_replica is not None or config.replica.max_memory_bytes is not None
+    return config.max_batches_per_replica is not None or "max_memory_bytes" in config.placed
 
 
 def worn_out(member: Member, config: BackendConfig) -> str | None:
     """Returns why a replica is worn out and to be replaced; None if it is not."""
-    most, cap = config.max_batches_per_replica, config.replica.max_memory_bytes
+    most, cap = config.max_batches_per_replica, config.placed.get("max_memory_bytes")
     if most is not None and member.total >= most:
         return f"has run {member.total} batches"
     memory = None if cap is None else member.replica.memory_bytes()

@@ -18,13 +18,13 @@ import anyio.to_thread
 
 from shoal.batching.failures.exceptions import goes_on, own_copy
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.replicas.code.hooks import is_async
+from shoal.replicas.code.instance import is_async
 from shoal.replicas.code.jobs import DONE, HANDLER, Job
 from shoal.replicas.process.child.endpoints import CancelToken
 from shoal.replicas.process.wire.connection import FrameConnection
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import EMPTY, packed
-from shoal.replicas.run_soon import loop_of_caller
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     import socket

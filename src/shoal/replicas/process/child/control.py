@@ -28,19 +28,28 @@ class Control:
     """The worker's end of the control channel, for all its threads.
 
     Attributes:
-        on_cancel: Called with the id of a cancelled call; does nothing until it is set.
-        on_health: Called with the id of a health check, which it must answer by `answer_health`.
         draining: Set when the backend begins to shut down.
-        on_answer: Called with each frame that answers a call of the code to an endpoint.
     """
 
     def __init__(self, sock: socket.socket) -> None:
-        self.on_cancel: Callable[[int], None] = _ignore
-        self.on_health: Callable[[int], None] = _ignore
-        self.on_answer: Callable[[Frame], None] = _ignore
+        self._cancel: Callable[[int], None] = _ignore
+        self._check_health: Callable[[int], None] = _ignore
+        self._answer: Callable[[Frame], None] = _ignore
         self.draining = ThreadsafeDraining()
         self._socket = sock
         self._sending = threading.Lock()
+
+    def cancel_by(self, cancel: Callable[[int], None]) -> None:
+        """Sets what is called with the id of a cancelled call."""
+        self._cancel = cancel
+
+    def check_health_by(self, check: Callable[[int], None]) -> None:
+        """Sets what is called with the id of a health check, and must call `answer_health`."""
+        self._check_health = check
+
+    def answer_by(self, answer: Callable[[Frame], None]) -> None:
+        """Sets what is called with each frame that answers a call of the code to an endpoint."""
+        self._answer = answer
 
     def send(self, kind: Kind, id_: int, message: Message = EMPTY) -> None:
         """Sends a frame."""
@@ -89,13 +98,13 @@ class Control:
         if frame.kind is Kind.PING:
             self.send(Kind.RESULT, frame.id, packed(None))
         elif frame.kind is Kind.CANCEL:
-            self.on_cancel(frame.id)
+            self._cancel(frame.id)
         elif frame.kind is Kind.DRAIN:
             self.draining.set()
         elif frame.kind is Kind.HEALTH:
-            self.on_health(frame.id)
+            self._check_health(frame.id)
         else:
-            self.on_answer(frame)
+            self._answer(frame)
 
 
 def _ignore(_what: object) -> None:

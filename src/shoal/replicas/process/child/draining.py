@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from shoal.replicas.run_soon import loop_of_caller
+from shoal.replicas.threads import loop_of_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable

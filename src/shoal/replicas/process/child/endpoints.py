@@ -22,7 +22,7 @@ import anyio.lowlevel
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import packed, unpickled
-from shoal.replicas.run_soon import loop_of_caller
+from shoal.replicas.threads import loop_of_caller, runs_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -77,7 +77,7 @@ class ParentChannel:
         self._ids = count(1)
         # The function that receives the frames of each call; the watchdog's thread calls it.
         self._takers: dict[int, Callable[[Frame], object]] = {}
-        control.on_answer = self._answered
+        control.answer_by(self._answered)
 
     def call(self, call: CallOut) -> Any:
         """Makes a call from plain code, and blocks until it is answered.
@@ -86,7 +86,7 @@ class ParentChannel:
             WorkCancelled: The work that this thread does was cancelled.
             RuntimeError: This thread runs an event loop, which would stand still.
         """
-        answers = _BlockingAnswers(self, Kind.CALL_OUT, call)
+        answers = _BlockingAnswers(self, call)
         try:
             return answers.next()
         finally:
@@ -99,7 +99,7 @@ class ParentChannel:
             WorkCancelled: The work that this thread does was cancelled.
             RuntimeError: This thread runs an event loop, which would stand still.
         """
-        answers = _BlockingAnswers(self, Kind.CALL_OUT_STREAM, call)
+        answers = _BlockingAnswers(self, call)
         try:
             while not answers.is_over:
                 step = answers.next()
@@ -113,7 +113,7 @@ class ParentChannel:
 
         Cancellation: is passed on to the called endpoint.
         """
-        answers = _Awaiting(self, Kind.CALL_OUT, call)
+        answers = _Awaiting(self, call)
         try:
             return await answers.next()
         finally:
@@ -124,7 +124,7 @@ class ParentChannel:
 
         Cancellation: is passed on to the called endpoint.
         """
-        answers = _Awaiting(self, Kind.CALL_OUT_STREAM, call)
+        answers = _Awaiting(self, call)
         try:
             while not answers.is_over:
                 step = await answers.next()
@@ -133,7 +133,7 @@ class ParentChannel:
         finally:
             answers.leave()
 
-    def begin(self, kind: Kind, call: CallOut, taker: Callable[[Frame], object]) -> int:
+    def begin(self, call: CallOut, taker: Callable[[Frame], object]) -> int:
         """Sends a call; its frames go to `taker`, in the watchdog's thread."""
         try:
             message = packed(call)
@@ -144,7 +144,7 @@ class ParentChannel:
             ) from error
         id_ = next(self._ids)
         self._takers[id_] = taker
-        self._control.send(kind, id_, message)
+        self._control.send(Kind.CALL_OUT, id_, message)
         return id_
 
     def took(self, id_: int, steps: int) -> None:
@@ -195,15 +195,15 @@ class _Answers:
 
 
 class _BlockingAnswers(_Answers):
-    def __init__(self, channel: ParentChannel, kind: Kind, call: CallOut) -> None:
+    def __init__(self, channel: ParentChannel, call: CallOut) -> None:
         super().__init__(channel)
-        if _runs_a_loop():
+        if runs_a_loop():
             raise RuntimeError(
                 f"a call to {call.endpoint!r} would block this event loop; await it instead"
             )
         self._frames: queue.SimpleQueue[Frame | None] = queue.SimpleQueue()
         self._cancel_token = current_cancel_token.get(None)
-        self.id = channel.begin(kind, call, self._frames.put)
+        self.id = channel.begin(call, self._frames.put)
         if self._cancel_token is not None:
             self._cancel_token.add(self._frames)
 
@@ -217,12 +217,12 @@ class _BlockingAnswers(_Answers):
 
 
 class _Awaiting(_Answers):
-    def __init__(self, channel: ParentChannel, kind: Kind, call: CallOut) -> None:
+    def __init__(self, channel: ParentChannel, call: CallOut) -> None:
         super().__init__(channel)
         self._frames: deque[Frame] = deque()
         self._came = anyio.Event()
         self._soon = loop_of_caller()[1]
-        self.id = channel.begin(kind, call, self._take)
+        self.id = channel.begin(call, self._take)
 
     async def next(self) -> Any:
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -234,11 +234,3 @@ class _Awaiting(_Answers):
     def _take(self, frame: Frame) -> None:
         self._frames.append(frame)
         self._soon(lambda: self._came.set())  # looked up when it runs
-
-
-def _runs_a_loop() -> bool:
-    try:
-        anyio.get_current_task()
-    except RuntimeError:
-        return False
-    return True

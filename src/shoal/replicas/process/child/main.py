@@ -1,14 +1,26 @@
 """The program of a worker process: ``python -m shoal.replicas.process.child.main``.
 
 Only `shoal.replicas.process.worker` starts it. Before it loads user code, it makes sure that it
-will die with its parent.
+will die with its parent, whatever either of them is doing.
+
+The problem: a parent that is killed can't notify its workers, and a worker that computes in C while
+it holds the GIL runs no Python code that could notice. So the kernel must do it. Linux sends a
+signal to the owner of a file descriptor when its state changes. Here the descriptor is the read end
+of a pipe that only the parent can write to, and the signal is SIGKILL. It is sent when the parent's
+end is closed, for whatever reason. The owner is the worker's process group, so its own children are
+killed as well.
+
+``PR_SET_PDEATHSIG`` was rejected: it fires when the *thread* that started the worker ends. On other
+platforms the worker's watchdog thread notices instead, as soon as it can run.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import runpy
+import select
 import signal
 import socket
 import sys
@@ -21,12 +33,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 
 from shoal.replicas.code.current import Identity, running_replica
-from shoal.replicas.code.hooks import HOOKS, is_async
-from shoal.replicas.code.instance import Instance
+from shoal.replicas.code.instance import HOOKS, Instance, is_async
 from shoal.replicas.process.child.calls import CallAnswers
 from shoal.replicas.process.child.control import Control
 from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
-from shoal.replicas.process.child.lifeline import die_with_the_parent
 from shoal.replicas.process.child.sync_loop import SyncWork
 from shoal.replicas.process.wire.errors import as_data
 from shoal.replicas.process.wire.frames import PROTOCOL, FrameReader, Kind, receive, send
@@ -71,6 +81,24 @@ def main(arguments: Sequence[str]) -> None:
         os.close(memory[0])
         codec = MessageCodec(shared_memory.replies, shared_memory.requests)
     Child(control, codec, socket.socket(fileno=data_fd)).run()
+
+
+def die_with_the_parent(lifeline: int) -> None:
+    """Makes the kernel kill this process and its group when the parent's end is closed.
+
+    Args:
+        lifeline: The read end of the pipe.
+    """
+    if sys.platform == "linux":
+        pid = os.getpid()
+        leads_its_group = os.getpgrp() == pid
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -pid if leads_its_group else pid)
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
+    # It was closed before the signal was set up.
+    if select.select([lifeline], [], [], 0)[0]:
+        os._exit(1)
 
 
 class Child:
@@ -129,10 +157,10 @@ class Child:
             self._say(frame, Kind.ERROR, as_data(error))
             sys.exit(1)
         context = copy_context()
-        self._control.on_cancel = work.cancel
+        self._control.cancel_by(work.cancel)
         if (health := instance.hook("health")) is not None:
-            self._control.on_health = lambda id_: self._control.check_in_thread(
-                id_, health, context
+            self._control.check_health_by(
+                lambda id_: self._control.check_in_thread(id_, health, context)
             )
         self._say(frame, Kind.RESULT, description_as_data(instance.description))
         work.run()
@@ -164,7 +192,7 @@ class Child:
             self._socket.setblocking(True)
             self._say(frame, Kind.ERROR, as_data(error))
             sys.exit(1)
-        self._control.on_health = work.check_health
+        self._control.check_health_by(work.check_health)
         work.send(Kind.RESULT, frame.id, packed(description_as_data(instance.description)))
         await work.run()
         if (close := instance.hook("close")) is not None:

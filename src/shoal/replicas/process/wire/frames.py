@@ -89,7 +89,6 @@ class Kind(IntEnum):
     """The end of a stream, or of a cancelled call; its last frame."""
     # Calls of the code to endpoints, child to parent, by the control channel:
     CALL_OUT = 14
-    CALL_OUT_STREAM = 15
 
 
 @dataclass(slots=True)

@@ -1,0 +1,229 @@
+"""What commands print: results as JSON for programs, as tables and lines for people."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.commands.support.mistake import CommandError, say
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from shoal.http.app.declarations import EndpointDeclaration
+    from shoal.serving.status import BackendStatus, EndpointStatus, Status
+
+_FIGURE: Final = re.compile(r"\d[\d,.]*(e[+-]\d+)?( ?(%|s|ms|µs|B|kiB|MiB|GiB))?")
+_NONE: Final = "-"
+
+
+def print_out(text: str) -> None:
+    """Prints a result.
+
+    Raises:
+        CommandError: It can't be written; without a message if the reader closed the pipe.
+    """
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        # Otherwise the interpreter would flush again at its end, and report the error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise CommandError("", 128 + signal.SIGPIPE) from None
+        raise CommandError(f"can't write the result: {error.strerror}", 1) from None
+
+
+def as_json(data: Any) -> str:
+    """Formats a result for programs."""
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def show(arguments: Namespace, data: Any, text: str) -> int:
+    """Prints a result, with ``--json`` the data, else the text; returns the exit code."""
+    print_out(as_json(data) if arguments.json else text)
+    return 0
+
+
+def confirm(arguments: Namespace, done: str) -> int:
+    """Reports that a change was made; returns the exit code."""
+    return show(arguments, {"done": done}, done)
+
+
+def save_plot(draw: Callable[[Path], None], path: Path) -> None:
+    """Draws a plot into a file, and reports it on stderr.
+
+    Raises:
+        CommandError: It can't be drawn or saved.
+    """
+    try:
+        draw(path)
+    except ImportError as error:
+        raise CommandError(str(error)) from None
+    except ValueError as error:
+        raise CommandError(f"no plot in {path}: {error}") from None
+    except OSError as error:
+        raise CommandError(f"can't write {path}: {error.strerror}") from None
+    say(f"Saved {path}")
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Formats a table, with columns of figures aligned to the right, all others to the left.
+
+    Without rows it is a line such as ``no backends``, by its first head.
+    """
+    if not rows:
+        return f"no {heads[0].lower()}s"
+    laid_out: list[list[str]] = []
+    for head, *cells in zip(heads, *rows, strict=True):
+        width = max(map(len, (head, *cells)))
+        values = [cell for cell in cells if cell != _NONE]
+        are_figures = bool(values) and all(map(_FIGURE.fullmatch, values))
+        align = str.rjust if are_figures else str.ljust
+        laid_out.append([align(cell, width) for cell in (head, *cells)])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*laid_out, strict=True))
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Formats pairs of a name and a value, one per line."""
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name:{width}}  {value}".rstrip() for name, value in pairs)
+
+
+def keywords(options: Mapping[str, Any]) -> list[str]:
+    """Formats options as keyword arguments."""
+    return [f"{name}={value!r}" for name, value in options.items()]
+
+
+def status_listed(status: Status) -> str:
+    """Returns the tables of a controller's backends, replicas and endpoints."""
+    parts = [backends_listed(status.backends.values())]
+    replicas = [
+        (
+            replica.tag,
+            replica.state,
+            str(replica.ongoing),
+            str(replica.batches),
+            _size(replica.memory_bytes),
+        )
+        for backend in status.backends.values()
+        for replica in backend.replicas
+    ]
+    if replicas:
+        parts.append(table(("REPLICA", "STATE", "ONGOING", "BATCHES", "MEMORY"), replicas))
+    parts.append(endpoints_listed(status.endpoints.values()))
+    parts += [
+        f"{backend.tag}: {backend.failure}"
+        for backend in status.backends.values()
+        if backend.failure is not None
+    ]
+    return "\n\n".join(parts)
+
+
+def backends_listed(backends: Iterable[BackendStatus]) -> str:
+    """Returns the table of backends."""
+    rows = [
+        (
+            one.tag,
+            one.code,
+            one.placement,
+            one.state,
+            f"{sum(replica.state == 'ready' for replica in one.replicas)}/{one.wanted}",
+            str(one.queued),
+            str(one.ongoing),
+            str(one.requests),
+            str(one.errors),
+            str(one.deaths),
+        )
+        for one in backends
+    ]
+    heads = ("BACKEND", "CODE", "PLACEMENT", "STATE", "READY", "QUEUED", "ONGOING", "REQUESTS")
+    return table((*heads, "ERRORS", "DEATHS"), rows)
+
+
+def endpoints_listed(endpoints: Iterable[EndpointStatus]) -> str:
+    """Returns the table of endpoints."""
+    rows = [
+        (
+            one.name,
+            one.route or _NONE,
+            ",".join(one.methods),
+            *routing(one),
+            str(one.held),
+            str(one.requests),
+            str(one.errors),
+        )
+        for one in endpoints
+    ]
+    heads = ("ENDPOINT", "ROUTE", "METHODS", "TRAFFIC", "SHADOWS", "HELD", "REQUESTS", "ERRORS")
+    return table(heads, rows)
+
+
+def traffic_listed(endpoints: Iterable[EndpointStatus]) -> str:
+    """Returns the table of traffic, with a line for each endpoint and backend."""
+    rows = [
+        (one.name, one.route or _NONE, tag, share)
+        for one in endpoints
+        for tag, share in [(tag, _percent(share)) for tag, share in one.traffic.items()]
+        or [("held until traffic is set", _NONE)]
+    ]
+    return table(("ENDPOINT", "ROUTE", "BACKEND", "SHARE"), rows)
+
+
+def shadows_listed(endpoints: Iterable[EndpointStatus]) -> str:
+    """Returns the table of shadow traffic, with a line for each endpoint and backend."""
+    rows = [
+        (
+            one.name,
+            shadow.backend,
+            _percent(shadow.proportion),
+            str(shadow.sent),
+            str(shadow.dropped),
+            str(shadow.failed),
+            shadow.compare or _NONE,
+            str(shadow.agreed),
+            str(shadow.disagreed),
+        )
+        for one in endpoints
+        for shadow in one.shadows
+    ]
+    if not rows:
+        return "no shadow traffic"
+    heads = ("ENDPOINT", "BACKEND", "SHARE", "SENT", "DROPPED", "FAILED", "COMPARE", "AGREED")
+    return table((*heads, "DISAGREED"), rows)
+
+
+def config_listed(config: Mapping[str, Any]) -> str:
+    """Returns options, with a line for each."""
+    return "\n".join(keywords(config)) or "all defaults"
+
+
+def routing(endpoint: EndpointStatus | EndpointDeclaration) -> tuple[str, str]:
+    """Returns an endpoint's traffic, and its shadow traffic, in the form of a table."""
+    shadows = {shadow.backend: shadow.proportion for shadow in endpoint.shadows}
+    return weights(endpoint.traffic) or "held", weights(shadows) or _NONE
+
+
+def weights(shares: Mapping[str, float]) -> str:
+    """Formats shares of traffic: ``small 90%, large 10%``; empty if there are none."""
+    return ", ".join(f"{tag} {_percent(share)}" for tag, share in shares.items())
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.4g}%"
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return _NONE
+    for unit in ("B", "kiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size //= 1024
+    return f"{size:,} GiB"

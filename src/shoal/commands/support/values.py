@@ -1,0 +1,232 @@
+"""Parses what is written on a command line: ``placement=process autoscaling.max_replicas=4``.
+
+A value is written as in an application's file. A list or an object may also be JSON. A value that
+looks like neither is text, so words need no quotes. ``none`` is None, which TOML can't express.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import tomllib
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from shoal.commands.support.mistake import CommandError, as_mistakes
+from shoal.core.options.options import OPTIONS, BatchOptions, no_option
+from shoal.core.simulation.results import Linear
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Mapping, Sequence
+
+_OPENING: Final = ("[", "{", '"', "'")
+# Other ways to write the values of a batcher's options, none of which is such a text.
+_WORDS: Final[Mapping[str, str]] = {
+    "None": "none",
+    "null": "none",
+    "True": "true",
+    "False": "false",
+}
+_OPTION: Final = "an option is written KEY=VALUE, like num_replicas=2"
+_BATCH_OPTION: Final = "an option is written KEY=VALUE, like priority_levels=3"
+_KWARG: Final = "--kwarg is written KEY=VALUE, like threads=4"
+_NUMBER: Final = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?"
+_PER_ITEM: Final = re.compile(rf"({_NUMBER})?\*?n")
+_FIXED: Final = re.compile(rf"({_NUMBER})s?")
+
+
+def config_of(texts: Sequence[str], form: str = _OPTION) -> dict[str, Any]:
+    """Parses options of the form KEY=VALUE; a dotted key names a value in a table.
+
+    Args:
+        texts: The options.
+        form: How one is written, for messages.
+
+    Raises:
+        CommandError: An option has another form, or is given twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, value = _pair(text, form)
+        *tables, name = key.split(".")
+        within = found
+        for table in tables:
+            inner = within.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise CommandError(f"{text}: {table} is already given, as {inner!r}")
+            within = cast("dict[str, Any]", inner)
+        if name in within:
+            raise CommandError(f"{text}: {key} is already given, as {within[name]!r}")
+        within[name] = value_of(value)
+    return found
+
+
+def kwargs_of(arguments: Namespace) -> dict[str, Any]:
+    """Parses the keyword arguments given by ``--kwarg``.
+
+    Raises:
+        CommandError: As `config_of`.
+    """
+    return config_of(arguments.kwarg, _KWARG)
+
+
+def init_arguments_of(arguments: Namespace) -> tuple[list[Any], dict[str, Any]]:
+    """Parses the init arguments of a class, given by ``--arg`` and ``--kwarg``.
+
+    Raises:
+        CommandError: As `config_of`.
+    """
+    return [value_of(text) for text in arguments.arg], kwargs_of(arguments)
+
+
+def option_pairs(texts: Sequence[str]) -> dict[str, Any]:
+    """Parses options of a batcher of the form KEY=VALUE; of equal keys the last counts.
+
+    A list may be written without its brackets.
+
+    Raises:
+        CommandError: An option has another form, does not exist, or is a function.
+    """
+    pairs: dict[str, Any] = {}
+    for text in texts:
+        key, value = _pair(text, _BATCH_OPTION)
+        name = key.replace("-", "_")
+        option = OPTIONS.get(name)
+        if option is None:
+            raise CommandError(no_option(name))
+        if option.is_function:
+            raise CommandError(
+                f"{name} is a function, which can't be given here; costs and buckets of requests "
+                "come from the columns 'cost' and 'bucket' of a trace"
+            )
+        with as_mistakes():
+            pairs[name] = option.from_plain(name, _option_value(value))
+    return pairs
+
+
+def checked(pairs: Mapping[str, Any]) -> BatchOptions:
+    """Returns the batching options, checked.
+
+    Raises:
+        CommandError: A value has the wrong type or is out of range, or two options conflict.
+    """
+    with as_mistakes():
+        return BatchOptions.of(pairs)
+
+
+def value_of(text: str) -> Any:
+    """Parses a value as in an application's file; words without quotes are text.
+
+    Raises:
+        CommandError: It begins like a TOML value, but is not one, nor JSON.
+    """
+    text = text.strip()
+    if text == "none":
+        return None
+    try:
+        parsed = tomllib.loads(f"it = {text}")
+    except tomllib.TOMLDecodeError as error:
+        if not text.startswith(_OPENING):
+            return text
+        with suppress(ValueError):
+            return json.loads(text)
+        raise CommandError(f"{text!r} is not a TOML value: {error}") from None
+    if parsed.keys() != {"it"}:
+        raise CommandError(f"{text!r} is more than one value")
+    return parsed["it"]
+
+
+def _option_value(text: str) -> Any:
+    text = text.strip()
+    if "," in text and not text.startswith(_OPENING):
+        with suppress(CommandError):
+            return value_of(f"[{text}]")
+    return value_of(_WORDS.get(text, text))
+
+
+def _pair(text: str, form: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    key = key.strip()
+    if not equals or not all(key.split(".")):
+        raise CommandError(f"{form}, not {text!r}")
+    return key, value
+
+
+def weights_of(texts: Sequence[str]) -> dict[str, float]:
+    """Parses traffic of the form BACKEND=WEIGHT.
+
+    Raises:
+        CommandError: An option has another form, or is given twice.
+    """
+    found: dict[str, float] = {}
+    for text in texts:
+        backend, equals, weight = text.rpartition("=")
+        try:
+            value = float(weight)
+        except ValueError:
+            equals = ""
+            value = 0.0
+        if not equals or not backend:
+            raise CommandError(f"traffic is written BACKEND=WEIGHT, like small=0.9, not {text!r}")
+        if backend in found:
+            raise CommandError(f"{backend} is given two weights")
+        found[backend] = value
+    return found
+
+
+def json_of(text: str, name: str | None = None) -> Any:
+    """Parses a JSON value.
+
+    Args:
+        text: The value; without a name, ``-`` reads it from stdin.
+        name: What it is called in messages; None for the text itself, shortened.
+
+    Raises:
+        CommandError: It is not JSON.
+    """
+    if text == "-" and name is None:
+        text = sys.stdin.read()
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        what = name or repr(text if len(text) <= 60 else f"{text[:60]}...")
+        raise CommandError(
+            f"{what} is not JSON: {error}; text is written '\"in quotes\"'"
+        ) from None
+
+
+def run_time(text: str, *, jitter: float = 0.0, seed: int = 0) -> Linear:
+    """Parses a run time: seconds per batch, seconds for each of its n items, or their sum.
+
+    Args:
+        text: For example ``0.002+0.00005n``, ``0.1`` or ``0.0005n``.
+        jitter: As in `Linear`.
+        seed: As in `Linear`.
+
+    Raises:
+        CommandError: The text has another form, or the run time is 0.
+    """
+    parts: dict[str, float] = {}
+    # Not every "+" is a sum: 5e+3 is a number.
+    for term in re.split(r"(?<![eE])\+", "".join(text.split())):
+        if (per_item := _PER_ITEM.fullmatch(term)) is not None:
+            name, value = "per_item_s", float(per_item[1] or 1)
+        elif (fixed := _FIXED.fullmatch(term)) is not None:
+            name, value = "fixed_s", float(fixed[1])
+        else:
+            raise _unreadable(text)
+        if name in parts or not math.isfinite(value):
+            raise _unreadable(text)
+        parts[name] = value
+    if not any(parts.values()):
+        raise CommandError(f"a run of the handler must take some time, but {text!r} is 0")
+    return Linear(parts.get("fixed_s", 0.0), parts.get("per_item_s", 0.0), jitter=jitter, seed=seed)
+
+
+def _unreadable(text: str) -> CommandError:
+    return CommandError(
+        f"a run time is written like 0.002+0.00005n (seconds for a batch of n items), not {text!r}"
+    )

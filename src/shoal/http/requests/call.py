@@ -1,0 +1,268 @@
+"""Calls of endpoints for clients of a network protocol: what stands between a codec and the engine.
+
+A call finds its backend by the endpoint's traffic, waits for one if there is none yet, has a time
+limit and a priority, is copied to shadow backends, is cancelled when its client leaves, and is
+counted. None of this depends on the protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+import anyio
+from starlette.datastructures import Headers
+
+from shoal.batching.calls.leaving import CallerLeft, run_unless_left
+from shoal.core.forming.call_options import CallOptions
+from shoal.errors import NoSuchName, NotOpen
+from shoal.http.requests.problem import (
+    Refused,
+    explained,
+    no_such_method,
+    no_such_priority,
+    not_found,
+    not_open,
+)
+from shoal.http.requests.wrong_loop import hint_for
+from shoal.serving.endpoints.compared_stream import ComparedStream
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from shoal.batching.batcher import Batcher
+    from shoal.batching.calls.entry import Entry
+    from shoal.batching.calls.leaving import Left
+    from shoal.core.options.options import BatchOptions
+    from shoal.http.requests.problem import Problem
+    from shoal.serving.backends.method_batcher import MethodBatcher
+    from shoal.serving.clients.protocol import ResultIterator
+    from shoal.serving.endpoints.endpoint import Endpoint
+    from shoal.serving.endpoints.shadow import PrimaryAnswer
+    from shoal.serving.http_options import HttpOptions
+
+_log: Final = logging.getLogger("shoal.http")
+
+
+class CallChoices(NamedTuple):
+    """What the client of a call has chosen.
+
+    Attributes:
+        method: The method of the backend's code.
+        shard_key: Calls with equal keys go to the same backend; None for no key.
+        priority: The priority level, as text; None for the default.
+    """
+
+    method: str = "__call__"
+    shard_key: str | None = None
+    priority: bytes | None = None
+
+
+class EndpointCalls:
+    """Makes the calls of one endpoint.
+
+    Attributes:
+        endpoint: The endpoint.
+        options: The options of the server.
+    """
+
+    def __init__(self, endpoint: Endpoint, options: HttpOptions) -> None:
+        self.endpoint = endpoint
+        self.options = options
+        self._has_hinted = False
+
+    def begin(self, request_id: str, left: Left) -> EndpointCall:
+        """Returns a call, to be entered as a context.
+
+        Args:
+            request_id: The id of the client's request, for the log.
+            left: Returns when the client has left.
+        """
+        return EndpointCall(self, request_id, left)
+
+    def failed(self, error: Exception) -> None:
+        """Counts a call that failed, and logs a hint if its code was written for another loop."""
+        self.endpoint.errors += 1
+        if not self._has_hinted:
+            original = error.__cause__ or error
+            hint = hint_for(f"{type(original).__name__}: {original}")
+            if hint is not None:
+                self._has_hinted = True
+                _log.error("%s: %s", self.endpoint.name, hint)
+
+
+class EndpointCall:
+    """One call: first `find`, then `result` or `stream`, all inside of its ``with`` block.
+
+    An exception that leaves the block is counted as a failed call, but for mistakes of clients.
+
+    Attributes:
+        streams: Whether it is answered by a stream; known after `find`.
+    """
+
+    streams: bool
+
+    def __init__(self, calls: EndpointCalls, request_id: str, left: Left) -> None:
+        self._calls = calls
+        self._endpoint = calls.endpoint
+        self._request_id = request_id
+        self._left = left
+        self._copies: PrimaryAnswer | None = None
+        self._spent_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._endpoint.requests += 1
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if self._copies is not None:
+            self._copies.end()
+        if isinstance(error, Exception) and not isinstance(error, (CallerLeft, Refused)):
+            self._calls.failed(error)
+
+    async def find(self, choices: CallChoices) -> Batcher[Any]:
+        """Finds the batcher of the call; waits for traffic, or for a first replica.
+
+        Returns:
+            The batcher, which determines the codec.
+
+        Raises:
+            Refused: The backend has no such method, there is no such priority, or the application
+                is not open in this event loop.
+            CallerLeft: The client left meanwhile.
+            Exception: The endpoint has no backend in time, or its batcher broke.
+        """
+        try:
+            backend = self._endpoint.backend_for(choices.shard_key)
+        except NoSuchName:  # the endpoint was deleted just now
+            raise Refused(not_found()) from None
+        found = None if backend is None else backend.method_batchers.get(choices.method)
+        if found is None:
+            started = anyio.current_time()
+            found = await self._awaited(choices)
+            self._spent_s = anyio.current_time() - started
+        self._method_batcher = found
+        self._entry = self._entry_of(found)
+        self.streams = found.streams
+        self._priority = _priority(choices.priority, found.batcher.options)
+        return found.batcher
+
+    async def result(self, item: Any, metadata: Mapping[str, Any]) -> Any:
+        """Makes a call with one result.
+
+        Args:
+            item: The item.
+            metadata: What the code may read as the request's metadata.
+
+        Raises:
+            CallerLeft: The client left; the call was cancelled.
+            Exception: As for any call.
+        """
+        options = self._call_options(item, metadata)
+        result = await self._entry.call_unless_left(item, options, self._left)
+        if self._copies is not None:
+            self._copies.set(result)
+        return result
+
+    def stream(self, item: Any, metadata: Mapping[str, Any]) -> ResultIterator:
+        """Returns the stream of a call, which is made when the stream is entered."""
+        stream = self._entry.begin_stream_of(item, self._call_options(item, metadata))
+        return stream if self._copies is None else ComparedStream(stream, self._copies)
+
+    def explained(self, error: Exception) -> Problem:
+        """Returns the problem for an error after the answer has begun; counts and logs it."""
+        self._calls.failed(error)
+        return explained(error, self._calls.options, self._endpoint.name, self._request_id)
+
+    def _call_options(self, item: Any, metadata: Mapping[str, Any]) -> CallOptions:
+        """Returns the options of the call, and begins its shadow copies."""
+        method_batcher = self._method_batcher
+        timeout_s = method_batcher.batcher.options.request_timeout_s
+        if timeout_s is None and not self.streams:
+            timeout_s = self._calls.options.answer_timeout_s
+        if timeout_s is not None and self._spent_s:
+            timeout_s = max(0.0, timeout_s - self._spent_s)
+        if self._endpoint.shadows:
+            self._copies = self._endpoint.copied(method_batcher, item, metadata)
+        return CallOptions(timeout_s, metadata, self._priority)
+
+    def _entry_of(self, method_batcher: MethodBatcher) -> Entry:
+        try:
+            return method_batcher.entry()
+        except NotOpen:
+            raise Refused(not_open(self._calls.options)) from None
+
+    async def _awaited(self, choices: CallChoices) -> MethodBatcher:
+        """Waits until the endpoint has traffic, or a replica has reported its methods."""
+        found: MethodBatcher | None = None
+
+        async def wait() -> None:
+            nonlocal found
+            limit_s = self._calls.options.answer_timeout_s
+            found = await self._endpoint.routed(choices.method, choices.shard_key, limit_s)
+
+        try:
+            await run_unless_left(self._left, wait)
+        except NoSuchName:
+            raise Refused(no_such_method()) from None
+        assert found is not None
+        return found
+
+
+def _priority(given: bytes | None, options: BatchOptions) -> int | None:
+    """Returns the chosen priority level; None for the default level.
+
+    Raises:
+        Refused: There is no such level.
+    """
+    if given is None or options.priority_levels == 1:
+        return None
+    try:
+        return options.checked_priority("X-Priority", int(given))
+    except ValueError:
+        raise Refused(no_such_priority(options.priority_levels)) from None
+
+
+class HttpMetadata(Mapping[str, Any]):
+    """The ``request.metadata`` of a call over HTTP.
+
+    Its keys are ``endpoint``, ``context`` (``"http"``), ``request_id``, ``method``, ``path``,
+    ``path_params`` (the values of the route's parameters) and ``headers`` (a Starlette `Headers`).
+    """
+
+    __slots__ = ("_endpoint", "_request_id", "_scope")
+
+    def __init__(self, endpoint: str, request_id: str, scope: Scope) -> None:
+        self._endpoint = endpoint
+        self._request_id = request_id
+        self._scope = scope
+
+    def __getitem__(self, key: str) -> Any:
+        match key:
+            case "endpoint":
+                return self._endpoint
+            case "context":
+                return "http"
+            case "request_id":
+                return self._request_id
+            case "method" | "path":
+                return self._scope[key]
+            case "path_params":
+                return self._scope.get("path_params", {})
+            case "headers":
+                return Headers(scope=self._scope)
+            case _:
+                raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_KEYS)
+
+    def __len__(self) -> int:
+        return len(_KEYS)
+
+
+_KEYS: Final = (
+    *("endpoint", "context", "request_id", "method", "path", "path_params"),
+    "headers",
+)

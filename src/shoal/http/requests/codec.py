@@ -1,0 +1,102 @@
+"""The seam between a protocol and the calls of endpoints.
+
+A codec reads the item of a request, writes an answer, writes the messages of a stream and its end,
+and writes a problem, all in the form of one protocol. What a call needs else, such as routing,
+deadlines and cancellation, is the same for all protocols; see `shoal.http.requests.call`. So a
+protocol is one module with a codec and the paths where it is spoken; see
+`shoal.http.requests.endpoint_table`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from shoal.http.requests.payload import encoded
+from shoal.http.requests.problem import PROBLEM_JSON
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from inspect import Signature
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.problem import Problem
+
+
+class StreamForm(ABC):
+    """The messages of one stream.
+
+    Attributes:
+        media_type: The media type of the answer.
+        heartbeat: A message that readers skip.
+    """
+
+    media_type: ClassVar[bytes]
+    heartbeat: ClassVar[bytes]
+
+    @abstractmethod
+    def item(self, value: Any) -> bytes:
+        """Returns the message with an item.
+
+        Raises:
+            TypeError: The item can't be written.
+        """
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """Returns the message that the stream has ended."""
+
+    @abstractmethod
+    def error(self, problem: Problem, request_id: str) -> bytes:
+        """Returns the message that the stream has failed."""
+
+
+class Codec(ABC):
+    """Reads the requests, and writes the answers, of one endpoint's code in one protocol."""
+
+    @abstractmethod
+    def item(self, exchange: Exchange, body: bytes) -> Any:
+        """Returns the item of a request; a tuple, in order, if the code has several parameters.
+
+        Raises:
+            Refused: The request does not fit the code's parameters.
+        """
+
+    @abstractmethod
+    async def answer(self, exchange: Exchange, result: Any) -> None:
+        """Answers a request with the result of its call.
+
+        Raises:
+            CallerLeft: The client is gone, or did not read in time.
+            TypeError: The result can't be written.
+        """
+
+    @abstractmethod
+    def stream(self, exchange: Exchange) -> StreamForm:
+        """Returns the form of a stream that answers a request."""
+
+
+def problem_json(problem: Problem, request_id: str) -> tuple[bytes, bytes]:
+    """Returns the media type and the body of a problem, as of RFC 9457."""
+    return PROBLEM_JSON, encoded(problem.members(request_id))
+
+
+class Codecs:
+    """The codecs of one protocol; each is dropped together with its batcher.
+
+    Args:
+        make: Makes the codec for code whose calls with one item have a signature.
+    """
+
+    def __init__(self, make: Callable[[Signature], Codec]) -> None:
+        self._make = make
+        self._codecs: WeakKeyDictionary[Batcher[Any], Codec] = WeakKeyDictionary()
+
+    def of(self, batcher: Batcher[Any]) -> Codec:
+        """Returns the codec for a batcher's calls."""
+        codec = self._codecs.get(batcher)
+        if codec is None:
+            codec = self._codecs[batcher] = self._make(batcher.signature)
+        return codec

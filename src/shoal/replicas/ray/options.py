@@ -1,0 +1,31 @@
+"""The options of replicas in Ray actors; to know them takes no Ray."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.options.checks import named_values
+from shoal.core.options.option import check_options, table
+from shoal.replicas.process.options import environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """The options of ``placement="ray"``.
+
+    Attributes:
+        env: Environment variables of the actor; they override this process's own.
+        ray_options: The Ray options of the actor: ``num_cpus``, ``num_gpus``, ``resources``,
+            ``runtime_env``, ``scheduling_strategy`` and so on.
+    """
+
+    env: Mapping[str, str] = table(environment)
+    ray_options: Mapping[str, Any] = table(partial(named_values, example="num_gpus"))
+
+    def __post_init__(self) -> None:
+        check_options(self)

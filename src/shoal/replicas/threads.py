@@ -1,0 +1,126 @@
+"""Between threads and the event loop: calls in the loop, and the calls that a thread blocks on.
+
+A thread can't be interrupted, but the calls that it waits for can be cancelled. So when its work is
+cancelled, the calls that it makes for that work end, and the thread continues with an error.
+"""
+
+from __future__ import annotations
+
+import builtins
+import threading
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio
+import anyio.lowlevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+
+class InnerCalls:
+    """The calls that one piece of work waits for. Used from its thread and from the event loop.
+
+    Attributes:
+        is_cancelled: Whether the work was cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._lock = threading.Lock()
+        self._waiting: set[Callable[[], object]] = set()
+
+    @contextmanager
+    def waiting(self, give_up: Callable[[], object]) -> Generator[None]:
+        """Registers the call that the block waits for; `give_up` cancels it."""
+        with self._lock:
+            self._waiting.add(give_up)
+            is_cancelled = self.is_cancelled
+        if is_cancelled:
+            give_up()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting.discard(give_up)
+
+    def cancel(self) -> None:
+        """Cancels the calls that are waited for, and all later ones."""
+        with self._lock:
+            self.is_cancelled = True
+            waiting = tuple(self._waiting)
+        for give_up in waiting:
+            give_up()
+
+
+inner_calls: Final[ContextVar[InnerCalls]] = ContextVar("shoal.inner_calls")
+"""The calls of the work that this thread does."""
+
+
+@contextmanager
+def waited_for(calls: InnerCalls | None = None) -> Generator[InnerCalls]:
+    """Collects the calls of the plain code that is started in the block."""
+    calls = InnerCalls() if calls is None else calls
+    token = inner_calls.set(calls)
+    try:
+        yield calls
+    finally:
+        inner_calls.reset(token)
+
+
+class Soon(Protocol):
+    """Schedules a call of a function in the event loop; from any thread."""
+
+    def __call__(self, function: Callable[..., object], *args: Any) -> None: ...
+
+
+def into_this_loop() -> tuple[str, Soon]:
+    """Returns the name of the caller's event loop, and a function that schedules calls in it.
+
+    That function raises a RuntimeError when the loop is closed.
+    """
+    native: Any = anyio.lowlevel.current_token().native_token
+    if hasattr(native, "run_sync_soon"):
+        return "trio", native.run_sync_soon
+    return "asyncio", native.call_soon_threadsafe
+
+
+def loop_of_caller() -> tuple[str, Soon]:
+    """Returns the name of the caller's event loop, and a function that schedules calls in it.
+
+    Calls are dropped when the loop is closed.
+    """
+    name, hand_over = into_this_loop()
+
+    def soon(function: Callable[..., object], *args: Any) -> None:
+        with suppress(RuntimeError):
+            hand_over(function, *args)
+
+    return name, soon
+
+
+def check_may_block(instead: str, loop_thread_id: int | None = None) -> None:
+    """Checks that the current thread may block to wait for a client.
+
+    Args:
+        instead: What code in an event loop should write instead.
+        loop_thread_id: The thread of the client's event loop, which must never block.
+
+    Raises:
+        RuntimeError: The thread runs an event loop.
+    """
+    is_its_own = threading.get_ident() == loop_thread_id
+    if is_its_own or (runs_a_loop() and not hasattr(builtins, "get_ipython")):
+        raise RuntimeError(
+            f".sync is for threads, and this one runs an event loop; write:\n    {instead}"
+        )
+
+
+def runs_a_loop() -> bool:
+    """Returns whether this thread runs an event loop."""
+    try:
+        anyio.get_current_task()
+    except RuntimeError:
+        return False
+    return True

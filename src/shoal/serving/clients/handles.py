@@ -1,0 +1,164 @@
+"""The common parts of all handles, of those that are awaited and of those that block.
+
+Methods as Ray Serve spells them (``handle.method``, ``result()``) raise errors that show what to
+write instead.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
+
+from shoal.replicas.code.endpoint_call import HandleOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from types import TracebackType
+    from typing import Unpack
+
+    from shoal.replicas.code.endpoint_call import HandleKeywords
+    from shoal.serving.clients.protocol import Handle
+
+
+class RemoteCall(Coroutine[Any, Any, Any]):
+    """The result of `remote`: a wrapper of the call's coroutine, with hints for users of Ray.
+
+    ``result()`` raises an error that shows what to write instead. So does the repr, which appears
+    in the error of ``ray.get``.
+
+    Args:
+        coroutine: The wrapped coroutine.
+        endpoint: The name of the endpoint that it calls.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], endpoint: str) -> None:
+        self._coroutine = coroutine
+        self._endpoint = endpoint
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any, /) -> Any:
+        """See `Coroutine.send`."""
+        return self._coroutine.send(value)
+
+    def throw(
+        self,
+        kind: Any,
+        value: BaseException | object = None,
+        traceback: TracebackType | None = None,
+        /,
+    ) -> Any:
+        """See `Coroutine.throw`."""
+        if value is None and traceback is None:
+            return self._coroutine.throw(kind)
+        return self._coroutine.throw(kind, value, traceback)
+
+    def close(self) -> None:
+        """See `Coroutine.close`."""
+        self._coroutine.close()
+
+    def result(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises an error that shows what to write instead.
+
+        Raises:
+            TypeError: Always.
+        """
+        self._coroutine.close()
+        raise TypeError(
+            f"a call of the endpoint {self._endpoint!r} has no result() to wait for; write\n"
+            f"    {_INSTEAD}"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # For attributes that event loops read, such as whether the coroutine runs.
+        return getattr(self._coroutine, name)
+
+    def __repr__(self) -> str:
+        return f"<a call of the endpoint {self._endpoint!r}, to be awaited: {_INSTEAD}>"
+
+
+_INSTEAD: Final = (
+    "result = await handle.remote(...), or in code without await handle.sync.call(...)"
+)
+
+
+class _Hinting:
+    """Its missing attributes raise the error for ``handle.method``, as Ray Serve calls methods."""
+
+    _HOW: ClassVar[str]
+    """How this kind of handle calls a method, for the message."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"a handle has no attribute {name!r}")
+            raise AttributeError(
+                f"a handle has no attribute {name!r}; to call the method of that name write\n"
+                f"    {self._HOW.format(name=name)}",
+                name=name,
+            )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AsyncHandle(_Hinting, ABC):
+    """The base of handles whose calls are awaited; see `Handle`.
+
+    Attributes:
+        endpoint: The endpoint's name.
+        handle_options: The options of the calls.
+    """
+
+    _HOW = "await handle.options(method_name={name!r}).call(...)"
+
+    endpoint: str
+    handle_options: HandleOptions = field(default=HandleOptions(), kw_only=True)
+
+    def options(self, **options: Unpack[HandleKeywords]) -> Self:
+        """Returns a copy of the handle with other options; see `Handle.options`."""
+        return replace(self, handle_options=self.handle_options.with_changes(options))
+
+    @abstractmethod
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        """See `Handle.call`."""
+
+    def remote(self, *args: Any, **kwargs: Any) -> RemoteCall:
+        """Does the same as `call`; Ray Serve's name for it."""
+        return RemoteCall(self.call(*args, **kwargs), self.endpoint)
+
+    def __repr__(self) -> str:
+        return f"<Handle of the endpoint {self.endpoint!r}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockingHandle(_Hinting, ABC):
+    """The base of handles whose calls block; see `SyncHandle`."""
+
+    _HOW = "handle.options(method_name={name!r}).call(...)"
+
+    _handle: Handle
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint's name."""
+        return self._handle.endpoint
+
+    @property
+    def sync(self) -> Self:
+        """This handle."""
+        return self
+
+    def options(self, **options: Unpack[HandleKeywords]) -> Self:
+        """Returns a copy of the handle with other options; see `Handle.options`."""
+        return replace(self, _handle=self._handle.options(**options))
+
+    @abstractmethod
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call, and blocks until it is answered; see `Handle.call`."""
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Does the same as `call`; Ray Serve's name for it."""
+        return self.call(*args, **kwargs)

@@ -1,0 +1,203 @@
+"""The options of an HTTP server: one frozen record, checked when it is made.
+
+All that take them read this table: `shoal.start`, an `App`, the table ``[server]`` of a file, and
+the command line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
+
+from shoal.core.options.checks import more_than_0, seconds, whole, yes_or_no
+from shoal.core.options.names import suggested
+from shoal.core.options.option import check_options, option, options_of
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+OverloadStatus = Literal[503, 429]
+
+
+class AppKeywords(TypedDict, total=False):
+    """The options of `HttpOptions` that an `App` takes."""
+
+    max_body_bytes: int
+    max_json_elements: int
+    send_timeout_s: float
+    answer_timeout_s: float | None
+    heartbeat_s: float
+    overload_status: OverloadStatus
+    retry_after_s: int
+    debug: bool
+
+
+def _text(name: str, value: Any, example: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError(f'{name} must be text, such as "{example}", not {value!r}')
+    return value
+
+
+def _port(name: str, value: Any) -> int:
+    found = whole(name, value, least=0)
+    if found > 65535:
+        raise ValueError(f"{name} must be from 0 to 65535, not {value!r}")
+    return found
+
+
+def _finite_seconds(name: str, value: Any) -> float:
+    found = seconds(name, value)
+    if math.isinf(found):
+        raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
+    return found
+
+
+def _overload_status(name: str, value: Any) -> int:
+    if value not in (503, 429):
+        raise ValueError(f"{name} must be 503 or 429, not {value!r}")
+    return int(value)
+
+
+def _list(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"{name} must be a list, not {value!r}")
+    return tuple[Any, ...](value)  # pyright: ignore[reportUnknownArgumentType]
+
+
+def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
+    """Checks a list of middleware, and returns it as a tuple.
+
+    Raises:
+        TypeError: It is not a list of middleware.
+    """
+    found = _list(name, value)
+    for one in found:
+        if not callable(getattr(one, "cls", one)):
+            raise TypeError(
+                f"{name} takes Starlette's, such as Middleware(CORSMiddleware, allow_origins=[...])"
+                f", or functions that take an application and return another, not {one!r}"
+            )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """How an application, or a controller, is served over HTTP.
+
+    Attributes:
+        host: The address to listen at: IPv4, IPv6, or a name.
+        port: The port, or 0 for a free one.
+        uds: The path of a UNIX socket to listen at in place of host and port. Only this user can
+            open it.
+        fd: The file descriptor of an inherited socket to listen at in place of host and port. The
+            server closes it at the end.
+        middlewares: Middleware around the endpoints: functions that take an ASGI application and
+            return another, or Starlette's `Middleware`; the first is the outermost.
+        token: The token for the admin API at `host` and `port`. Without a token the API is not
+            served there, even at a loopback address, since a relay may forward requests from
+            anywhere. At `uds`, a UNIX socket that only this user can open, it is always served.
+        admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
+        allowed_modules: The modules that import paths sent to the admin API may name, with their
+            submodules; ``["*"]`` for all.
+        graceful_timeout_s: How long running requests may take at the end, in seconds.
+        max_connections: How many connections may be open at once at one address; further ones wait
+            to be accepted.
+        keep_alive_timeout_s: How long a connection may be idle, in seconds.
+        access_log: Whether each request is logged, by the logger ``shoal.access``.
+        max_body_bytes: The largest body that a request may have, in bytes.
+        max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
+            are containers, since their memory may be no more than 12 times the body's size, plus
+            32 bytes for each permitted element, plus 1 MiB.
+        send_timeout_s: How long a client may take to accept one message of an answer, or each 256
+            KiB of it, in seconds; a slower client is disconnected.
+        answer_timeout_s: How long a call with one result may take if its endpoint has no
+            ``request_timeout_s``, in seconds; None for no limit. A server does not always notice
+            that a client is gone, so every call should have a time limit.
+        heartbeat_s: How long a stream may be silent before its client is sent a heartbeat, in
+            seconds.
+        overload_status: The status of the answer to a call that met a full queue, 503 or 429.
+        retry_after_s: The ``Retry-After`` of such an answer, in seconds.
+        debug: Whether an answer to an internal error shows the traceback.
+    """
+
+    host: str = option(
+        "127.0.0.1", partial(_text, example="127.0.0.1"), flag="address to listen at"
+    )
+    port: int = option(8000, _port, flag="port to listen at, 0 for a free one")
+    uds: str | None = option(None, partial(_text, example="/run/shoal.sock"))
+    fd: int | None = option(None, partial(whole, least=0))
+    middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = option((), checked_middleware)
+    token: str | None = field(default=None, repr=False)
+    admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
+    allowed_modules: Sequence[str] = option((), _list)
+    graceful_timeout_s: float = option(
+        20.0, _finite_seconds, flag="how long running requests may take at shutdown"
+    )
+    max_connections: int = option(
+        1000,
+        partial(whole, least=1),
+        flag="how many connections may be open at once; others wait",
+    )
+    keep_alive_timeout_s: float = option(5.0, more_than_0, flag="how long a connection may be idle")
+    access_log: bool = option(
+        False, yes_or_no, flag="write a line of JSON for each request to stderr"
+    )
+    max_body_bytes: int = option(16 * 2**20, partial(whole, least=1))
+    max_json_elements: int = option(2**18, partial(whole, least=1))
+    send_timeout_s: float = option(
+        10.0,
+        more_than_0,
+        flag="disconnect a client that takes longer to read 256 KiB of its response",
+    )
+    answer_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
+    heartbeat_s: float = option(15.0, more_than_0)
+    overload_status: OverloadStatus = option(503, _overload_status)
+    retry_after_s: int = option(1, partial(whole, least=1))
+    debug: bool = option(False, yes_or_no)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        token: Any = self.token
+        if token is not None and not isinstance(token, str):
+            raise TypeError(f"token must be text, not {type(token).__name__}")
+        if self.uds is not None and self.fd is not None:
+            raise ValueError(
+                f"uds={self.uds!r} and fd={self.fd!r} are two addresses; give one of them"
+            )
+
+    @classmethod
+    def of(cls, given: Any) -> HttpOptions:
+        """Creates the options from a user's argument.
+
+        Args:
+            given: Options, a mapping of them, or True for the defaults.
+
+        Raises:
+            TypeError: The argument is none of these, or an option is unknown.
+        """
+        if isinstance(given, HttpOptions):
+            return given
+        if given is True:
+            return cls()
+        if not isinstance(given, Mapping):
+            raise TypeError(f'http must be options such as {{"port": 8000}}, not {given!r}')
+        keywords = cast("Mapping[str, Any]", given)
+        names = [one.name for one in fields(cls)]
+        for name in keywords:
+            if name not in names:
+                hint = suggested(name, names) or f"it has {', '.join(names)}"
+                raise TypeError(f"http has no option {name!r}; {hint}")
+        return cls(**keywords)
+
+
+HTTP_OPTIONS: Final = options_of(HttpOptions)
+"""The options by their names, without the token, whose value no message may show."""
+
+APP_OPTIONS: Final = tuple(AppKeywords.__annotations__)
+"""The names of those that an `App` takes."""
+
+FILE_OPTIONS: Final = {n: one for n, one in HTTP_OPTIONS.items() if one.flag or n in APP_OPTIONS}
+"""Those that the table ``[server]`` of a file may have: all of an `App` and of the command line."""

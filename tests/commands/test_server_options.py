@@ -1,0 +1,78 @@
+"""The flags of the commands that serve, which are made from the table of the options."""
+
+from __future__ import annotations
+
+from argparse import ArgumentError, ArgumentParser
+
+import pytest
+
+from shoal.commands.server.options import add_server_options, event_loop, server_options
+from shoal.serving.http_options import HTTP_OPTIONS, HttpOptions
+
+FLAGS = [
+    ("--host", "::1", "host", "::1", "(127.0.0.1)"),
+    ("--host", "5", "host", "5", "(127.0.0.1)"),
+    ("--port", "0", "port", 0, "(8000)"),
+    ("--graceful-timeout", "2.5", "graceful_timeout_s", 2.5, "(20)"),
+    ("--max-connections", "7", "max_connections", 7, "(1000)"),
+    ("--keep-alive-timeout", "75", "keep_alive_timeout_s", 75.0, "(5)"),
+    ("--send-timeout", "3", "send_timeout_s", 3.0, "(10)"),
+    ("--access-log", None, "access_log", True, "for each request to stderr"),
+]
+
+
+@pytest.fixture
+def parser():
+    parser = ArgumentParser(exit_on_error=False)
+    add_server_options(parser)
+    return parser
+
+
+def test_every_flag_is_tested():
+    assert {name for _, _, name, _, _ in FLAGS} == {
+        n for n, one in HTTP_OPTIONS.items() if one.flag
+    }
+
+
+@pytest.mark.parametrize(("flag", "text", "name", "value", "default"), FLAGS)
+def test_a_flag_sets_its_option_and_goes_before_the_file(parser, flag, text, name, value, default):
+    given = parser.parse_args([flag] if text is None else [flag, text])
+    assert server_options(given, {name: object()}, None) == HttpOptions(**{name: value})
+    [shown] = [one.help for one in parser._actions if flag in one.option_strings]
+    assert shown.endswith(default)
+
+
+def test_what_is_not_given_is_that_of_the_file_or_the_default(parser):
+    given = parser.parse_args([])
+    assert server_options(given, {}, None) == HttpOptions()
+    in_file = {"port": 1, "answer_timeout_s": None, "event_loop": "asyncio"}
+    assert server_options(given, in_file, None) == HttpOptions(port=1, answer_timeout_s=None)
+    assert event_loop(given, in_file) == "asyncio"
+    assert event_loop(given, {}) == "trio"
+
+
+def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
+    (tmp_path / "token").write_text("s3cret\n")
+    words = ["--token-file", f"{tmp_path}/token", "--allow-module", "a", "--allow-module", "b"]
+    found = server_options(parser.parse_args(words), {}, tmp_path / "admin.sock")
+    assert found == HttpOptions(
+        token="s3cret", allowed_modules=["a", "b"], admin_socket=f"{tmp_path}/admin.sock"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "65536"], "port must be from 0 to 65535, not 65536"),
+        (["--port", "http"], "port must be a whole number, not 'http'"),
+        (
+            ["--graceful-timeout", "inf"],
+            "graceful_timeout_s must be a number of seconds, not 'inf'",
+        ),
+        (["--keep-alive-timeout", "0"], "keep_alive_timeout_s must be more than 0 seconds, not 0"),
+        (["--max-connections", "none"], "max_connections must be a whole number, not 'none'"),
+    ],
+)
+def test_a_wrong_value_is_told_as_in_a_file(parser, words, message):
+    with pytest.raises(ArgumentError, match=message):
+        parser.parse_args(words)

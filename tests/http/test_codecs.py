@@ -1,0 +1,141 @@
+"""The seam for protocols: another one is a codec and its paths, and gets all else of a call."""
+
+import anyio
+import pytest
+
+import shoal
+from shoal.http.requests import endpoint_table
+from shoal.http.requests.codec import Codec, Codecs, StreamForm
+from shoal.http.requests.endpoint import EndpointRoute
+from shoal.http.requests.problem import Problem, Refused
+from shoal.testing.asgi import Call, ask, calling
+
+pytestmark = pytest.mark.anyio
+
+
+class Text(StreamForm):
+    media_type = b"text/plain"
+    heartbeat = b"...\n"
+
+    def item(self, value):
+        return f"+ {value}\n".encode()
+
+    def end(self):
+        return b"end\n"
+
+    def error(self, problem, request_id):
+        return f"! {problem.kind} {request_id}\n".encode()
+
+
+class TextCodec(Codec):
+    """Numbers as decimal text."""
+
+    def __init__(self, signature):
+        [self.parameter] = signature.parameters
+
+    def item(self, exchange, body):
+        if not body.isdigit():
+            raise Refused(Problem(422, "not-a-number", f"{self.parameter} is no number"))
+        return int(body)
+
+    async def answer(self, exchange, result):
+        await exchange.answer(200, b"text/plain", str(result).encode())
+
+    def stream(self, exchange):
+        return Text()
+
+
+class TextRoute(EndpointRoute):
+    def problem(self, problem, request_id):
+        return b"text/plain", f"{problem.status} {problem.kind}".encode()
+
+
+class TextRoutes:
+    """Each endpoint at ``/text/<name>``."""
+
+    def __init__(self, options):
+        self.codecs, self.options = Codecs(TextCodec), options
+
+    def of(self, endpoint):
+        yield f"/text/{endpoint.name}", "POST", TextRoute(endpoint, self.codecs, self.options)
+
+
+@pytest.fixture(autouse=True)
+def text_is_spoken(monkeypatch):
+    protocols = (*endpoint_table.PROTOCOLS, TextRoutes)
+    monkeypatch.setattr(endpoint_table, "PROTOCOLS", protocols)
+
+
+async def doubled(items: list[int]) -> list[int]:
+    if 13 in items:
+        raise ValueError("thirteen")
+    return [2 * item for item in items]
+
+
+async def counted(items: list[int]):
+    for step in range(max(items)):
+        if step == 13:
+            raise ValueError("thirteen")
+        yield [step if step < item else shoal.END for item in items]
+
+
+async def test_a_call_in_another_form_shares_batches_with_the_usual_one():
+    app = shoal.App()
+    app.endpoint("/d", max_batch_size=2, batch_wait_timeout_s=60)(doubled)
+    async with app.lifespan():
+        usual, other = Call(app, "/d", item=3), Call(app, "/text/doubled", body=b"4")
+        async with calling(usual, other):
+            await usual.returned.wait()
+            await other.returned.wait()
+        assert usual.answer.json() == 6
+        assert (other.answer.status, other.answer.body) == (200, b"8")
+
+
+async def test_problems_have_its_form():
+    app = shoal.App()
+    app.endpoint("/d")(doubled)
+    async with app.lifespan():
+        refused = await ask(app, "/text/doubled", body=b"x")
+        assert (refused.status, refused.body) == (422, b"422 not-a-number")
+        failed = await ask(app, "/text/doubled", body=b"13")
+        assert (failed.status, failed.body) == (500, b"500 internal")
+        assert (await ask(app, "/text/doubled", method="PUT", body=b"1")).status == 405
+        (status,) = (await app.controller.status()).endpoints.values()
+        assert (status.requests, status.errors) == (2, 1)
+
+
+async def test_streams_have_its_form():
+    app = shoal.App()
+    app.endpoint("/c")(counted)
+    async with app.lifespan():
+        whole = await ask(app, "/text/counted", body=b"2")
+        assert (whole.headers["content-type"], whole.body) == ("text/plain", b"+ 0\n+ 1\nend\n")
+        broken = await ask(app, "/text/counted", body=b"14", headers=[("x-request-id", "r1")])
+        assert broken.body.endswith(b"+ 12\n! internal r1\n")
+
+
+async def test_a_client_that_leaves_cancels_its_call():
+    app, began, left = shoal.App(), anyio.Event(), anyio.Event()
+
+    @app.endpoint("/w")
+    async def waiting(items: list[int]) -> list[int]:
+        began.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            left.set()
+
+    async with app.lifespan():
+        call = Call(app, "/text/waiting", body=b"1")
+        async with calling(call):
+            await began.wait()
+            call.leave()
+        await left.wait()
+        assert call.status is None
+
+
+async def test_the_first_protocol_with_a_route_at_a_path_has_it():
+    app = shoal.App()
+    app.endpoint("/text/doubled")(doubled)
+    async with app.lifespan():
+        assert (await ask(app, "/text/doubled", 4)).headers["content-type"] == "application/json"

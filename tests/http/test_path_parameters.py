@@ -1,0 +1,113 @@
+"""Paths with parameters: which route answers, and what its code is told."""
+
+import pytest
+from starlette.requests import Request
+
+import shoal
+from shoal.serving.controller.controller import Controller
+from shoal.testing.asgi import ask
+
+pytestmark = pytest.mark.anyio
+
+
+async def told(items: list[int]) -> list[dict]:
+    return [dict(one.metadata["path_params"]) for one in shoal.current_batch().requests]
+
+
+async def told_by_request(requests: list[Request]) -> list[dict]:
+    return [dict(one.path_params) for one in requests]
+
+
+def named(name):
+    async def handler(items: list[int]) -> list[str]:
+        return [name for _ in items]
+
+    handler.__name__ = name
+    return handler
+
+
+@pytest.mark.parametrize("code", [told, told_by_request])
+async def test_code_is_told_the_values(code):
+    app = shoal.App()
+    app.endpoint("/{lang}/users/{id:int}")(code)
+    async with app.lifespan():
+        assert (await ask(app, "/de/users/12", 1)).json() == {"lang": "de", "id": 12}
+        assert (await ask(app, "/de/users/x", 1)).status == 404
+        assert (await ask(app, "/de/users/", 1)).status == 404
+
+
+async def test_a_path_without_parameters_comes_first_then_the_one_declared_first():
+    app = shoal.App()
+    for path, name in [
+        ("/{a}", "any"),
+        ("/{a:int}", "never"),
+        ("/me", "me"),
+        ("/x/{b:path}", "all"),
+    ]:
+        app.endpoint(path, name=name)(named(name))
+    async with app.lifespan():
+        assert (await ask(app, "/me", 1)).json() == "me"
+        assert (await ask(app, "/7", 1)).json() == "any"
+        assert (await ask(app, "/x/y/z", 1)).json() == "all"
+        assert (await ask(app, "/y/z", 1)).status == 404
+
+
+async def test_a_value_that_can_not_be_converted_is_not_found():
+    app = shoal.App()
+    app.endpoint("/{id:int}")(told)
+    async with app.lifespan():
+        assert (await ask(app, "/" + "9" * 5000, 1)).status == 404
+
+
+async def test_other_methods_and_a_closed_application_are_told():
+    app = shoal.App()
+    app.endpoint("/{id}", methods=("PUT",))(told)
+    assert (await ask(app, "/1", 1, method="PUT")).status == 503
+    assert (await ask(app, "/1/2", 1, method="PUT")).status == 404
+    async with app.lifespan():
+        answer = await ask(app, "/1", 1)
+        assert (answer.status, answer.headers["allow"]) == (405, "OPTIONS, PUT")
+
+
+async def test_a_client_creates_such_a_route():
+    app = shoal.App()
+    async with Controller() as controller, app.answering(controller):
+        await controller.create_backend("b", told)
+        await controller.create_endpoint("e", backend="b", route="/{id:uuid}")
+        id_ = "12345678-1234-5678-1234-567812345678"
+        assert (await ask(app, f"/{id_}", 1)).json() == {"id": id_}
+        await controller.delete_endpoint("e")
+        assert (await ask(app, f"/{id_}", 1)).status == 404
+
+
+async def test_the_parameters_of_an_outer_application_are_kept():
+    app = shoal.App()
+    app.endpoint("/{id}")(told)
+    async with app.lifespan():
+
+        async def outer(scope, receive, send):
+            params = {"tenant": "a", "id": "outer"}
+            await app({**scope, "path_params": params}, receive, send)
+
+        assert (await ask(outer, "/7", 1)).json() == {"tenant": "a", "id": "7"}
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/{}", "{name}, {name:int}"),
+        ("/{a b}", "braces"),
+        ("/{id", "braces"),
+        ("/{id:bytes}", "{name:path}"),
+        ("/{id}/{id:int}", "one name"),
+        ("/x?{id}", "no query"),
+    ],
+)
+def test_a_malformed_path_is_refused(path, words):
+    with pytest.raises(ValueError, match=words.replace("{", r"\{")):
+        shoal.App().endpoint(path)(told)
+
+
+def test_a_mount_has_no_parameters():
+    with pytest.raises(ValueError, match="braces"):
+        shoal.App().mount("/{tenant}", shoal.App())

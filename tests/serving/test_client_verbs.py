@@ -1,0 +1,156 @@
+"""The table of verbs: each is declared once, and goes over HTTP as the table says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import httpx
+import pytest
+
+from shoal.errors import NotAllowed
+from shoal.http.admin.api import AdminApi
+from shoal.http.admin.mount import AdminListener
+from shoal.serving.clients.protocol import VERBS, Client
+from shoal.serving.clients.remote_client import RemoteClient
+from shoal.serving.clients.verbs import verb
+from shoal.serving.config.config import BackendConfig
+from shoal.serving.controller.controller import Controller
+from shoal.serving.imports import ImportRule
+from shoal.serving.status import Status
+
+REQUESTS = {name: one for name, one in VERBS.items() if one is not None}
+EACH_REQUEST = pytest.mark.parametrize("name", REQUESTS)
+
+SAMPLES = {
+    "tag": "b",
+    "definition": "models:Model",
+    "init_args": (1, "x"),
+    "config": {"retries": 2},
+    "init_kwargs": {"size": 3},
+    "num_replicas": 4,
+    "force": True,
+    "name": "e",
+    "backend": "b",
+    "route": "/e",
+    "methods": ("POST",),
+    "endpoint": "e",
+    "weights": {"b": 0.25, "c": 0.75},
+    "proportion": 0.5,
+    "compare": "models:alike",
+}
+"""An argument of each parameter that a verb has."""
+
+RESULTS = {
+    "get_backend_config": BackendConfig(retries=1),
+    "list_backends": {"b": BackendConfig(retries=1)},
+    "list_endpoints": {"e": {"route": None, "methods": ["GET"], "traffic": {}, "shadows": {}}},
+    "status": Status(),
+}
+"""What the verbs that are not done with None return."""
+
+
+class Recording:
+    """A client each of whose verbs keeps its arguments, and returns its result."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __getattr__(self, name):
+        async def run(*args, **kwargs):
+            self.asked.append((name, args, kwargs))
+            return RESULTS.get(name)
+
+        return run
+
+
+def connected(client):
+    api = AdminListener(AdminApi(client, token=None, allowed_modules=["models"]))
+    return RemoteClient("http://localhost", transport=httpx.ASGITransport(app=api))
+
+
+def test_every_verb_but_get_handle_is_a_request():
+    assert VERBS.keys() - REQUESTS.keys() == {"get_handle"}
+
+
+def test_no_two_verbs_are_one_request():
+    requests = [(one.method, re.sub(r"{\w+}", "{}", one.path)) for one in REQUESTS.values()]
+    assert len({*requests}) == len(requests)
+
+
+@EACH_REQUEST
+def test_the_table_names_parameters_of_the_method(name):
+    declared = REQUESTS[name]
+    in_path = set(re.findall(r"{(\w+)}", declared.path))
+    named = in_path | {*declared.forms} | ({declared.query, declared.body} - {None})
+    assert named <= declared.signature.parameters.keys()
+    assert in_path <= declared.forms.keys()  # or the server could get another path
+
+
+@EACH_REQUEST
+def test_a_verb_with_a_body_is_of_a_method_that_has_one(name):
+    declared = REQUESTS[name]
+    assert declared.method in {"GET", "POST", "PUT", "PATCH", "DELETE"}
+    if declared.takes_body:
+        assert declared.method in {"POST", "PUT", "PATCH"}
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_controller_has_each_verb_with_the_parameters_of_its_declaration(name):
+    declared, its_own = getattr(Client, name), vars(Controller)[name]
+    assert inspect.signature(its_own).parameters == inspect.signature(declared).parameters
+
+
+def test_the_remote_client_has_of_its_own_only_what_the_table_cannot_say():
+    assert VERBS.keys() & vars(RemoteClient).keys() == {"get_handle", "shutdown"}
+    assert {"sync"} <= vars(RemoteClient).keys() & vars(Controller).keys()
+
+
+@EACH_REQUEST
+@pytest.mark.anyio
+async def test_a_verb_reaches_the_server_with_its_arguments_and_returns_its_result(name):
+    parameters = REQUESTS[name].signature.parameters
+    bound = inspect.BoundArguments(
+        REQUESTS[name].signature, {parameter: SAMPLES[parameter] for parameter in parameters}
+    )
+    server = Recording()
+    client = connected(server)
+    result = await getattr(client, name)(*bound.args, **bound.kwargs)
+    await client.aclose()
+    [(asked, args, kwargs)] = server.asked
+    assert asked == name
+    arrived = REQUESTS[name].signature.bind(*args, **kwargs).arguments
+    assert {key: tuple(v) if isinstance(v, list) else v for key, v in arrived.items()} == (
+        bound.arguments
+    )
+    assert result == RESULTS.get(name)
+    assert type(result) is type(RESULTS.get(name))
+
+
+@pytest.mark.anyio
+async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent():
+    server = Recording()
+    client = connected(server)
+    with pytest.raises(TypeError, match="num_replicas"):
+        await client.scale_backend("b")
+    with pytest.raises(TypeError, match="fast"):
+        await client.restart_backend("b", fast=True)
+    await client.aclose()
+    assert server.asked == []
+
+
+def test_only_a_known_name_may_be_in_a_path():
+    with pytest.raises(KeyError, match="file"):
+        verb("GET", "files/{file}")
+
+
+def test_import_paths_are_checked_by_the_rule():
+    rule = ImportRule(["models"])
+    for name, given in [
+        ("create_backend", {"definition": "os:system"}),
+        ("create_backend", {"config": {"batch_size_fn": "os:system"}}),
+        ("update_backend_config", {"config": {"batch_size_fn": "os:system"}}),
+        ("shadow_traffic", {"compare": "os:system"}),
+    ]:
+        with pytest.raises(NotAllowed):
+            REQUESTS[name].arguments(given, rule)

@@ -1,0 +1,161 @@
+"""The options of an HTTP server: what is accepted, and that all that take them refuse the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from typing import Any, get_type_hints
+
+import pytest
+
+import shoal
+from shoal.serving.app_file.file import read_app_file
+from shoal.serving.app_file.flaws import AppFileRefused
+from shoal.serving.http_options import (
+    APP_OPTIONS,
+    FILE_OPTIONS,
+    HTTP_OPTIONS,
+    AppKeywords,
+    HttpOptions,
+)
+
+
+def test_the_defaults_are_those_that_are_documented():
+    assert dataclasses.asdict(HttpOptions()) == {
+        "host": "127.0.0.1",
+        "port": 8000,
+        "uds": None,
+        "fd": None,
+        "middlewares": (),
+        "token": None,
+        "admin_socket": None,
+        "allowed_modules": (),
+        "graceful_timeout_s": 20.0,
+        "max_connections": 1000,
+        "keep_alive_timeout_s": 5.0,
+        "access_log": False,
+        "max_body_bytes": 16 * 2**20,
+        "max_json_elements": 2**18,
+        "send_timeout_s": 10.0,
+        "answer_timeout_s": 60.0,
+        "heartbeat_s": 15.0,
+        "overload_status": 503,
+        "retry_after_s": 1,
+        "debug": False,
+    }
+
+
+def test_every_option_has_its_check():
+    names = {field.name for field in dataclasses.fields(HttpOptions)}
+    assert names - HTTP_OPTIONS.keys() == {"token"}, "whose value no message may show"
+
+
+def test_every_option_is_documented_in_its_order():
+    documented = re.findall(r"^        (\w+): ", HttpOptions.__doc__, re.MULTILINE)
+    assert documented == [field.name for field in dataclasses.fields(HttpOptions)]
+
+
+def test_the_keywords_of_an_application_are_the_last_fields_with_their_types():
+    fields = get_type_hints(HttpOptions, localns={"ASGIApp": Any})
+    assert list(APP_OPTIONS) == list(fields)[-len(APP_OPTIONS) :]
+    assert get_type_hints(AppKeywords) == {name: fields[name] for name in APP_OPTIONS}
+
+
+@pytest.fixture
+def refusals(tmp_path):
+    """Each way to give an option, with the value refused: the error's type and its message."""
+
+    def refusals(name: str, value: Any) -> list[str]:
+        ways = [lambda: HttpOptions(**{name: value}), lambda: HttpOptions.of({name: value})]
+        if name in APP_OPTIONS:
+            ways.append(lambda: shoal.App(**{name: value}))
+        messages = []
+        for way in ways:
+            with pytest.raises((TypeError, ValueError)) as refused:
+                way()
+            messages.append(f"{refused.type.__name__}: {refused.value}")
+        if name in FILE_OPTIONS and value is not None:
+            file = tmp_path / "app.toml"
+            written = "nan" if value is math.nan else str(value)
+            written = json.dumps(value) if isinstance(value, bool | str | list) else written
+            file.write_text(f"[server]\n{name} = {written}")
+            with pytest.raises(AppFileRefused) as found:
+                read_app_file(file)
+            assert str(found.value) == f"{file}:2: server.{name}: {messages[0].split(': ', 1)[1]}"
+        return messages
+
+    return refusals
+
+
+WRONG = [
+    ("host", 5, 'TypeError: host must be text, such as "127.0.0.1", not 5'),
+    ("host", "", "TypeError: host must be text, such as \"127.0.0.1\", not ''"),
+    ("port", "80", "TypeError: port must be a whole number, not '80'"),
+    ("port", True, "TypeError: port must be a whole number, not True"),
+    ("port", -1, "ValueError: port must be at least 0, not -1"),
+    ("port", 65536, "ValueError: port must be from 0 to 65535, not 65536"),
+    ("uds", 5, 'TypeError: uds must be text, such as "/run/shoal.sock", not 5'),
+    ("fd", -1, "ValueError: fd must be at least 0, not -1"),
+    ("fd", "3", "TypeError: fd must be a whole number, not '3'"),
+    ("middlewares", 5, "TypeError: middlewares must be a list, not 5"),
+    ("token", b"s3cret", "TypeError: token must be text, not bytes"),
+    ("admin_socket", 5, 'TypeError: admin_socket must be text, such as "/run/shoal.sock", not 5'),
+    ("allowed_modules", "m", "TypeError: allowed_modules must be a list, not 'm'"),
+    (
+        "graceful_timeout_s",
+        -1,
+        "ValueError: graceful_timeout_s must be at least 0 seconds, not -1",
+    ),
+    (
+        "graceful_timeout_s",
+        math.inf,
+        "ValueError: graceful_timeout_s must be finite: inf would wait for stuck work for ever",
+    ),
+    ("max_connections", 0, "ValueError: max_connections must be at least 1, not 0"),
+    (
+        "keep_alive_timeout_s",
+        0,
+        "ValueError: keep_alive_timeout_s must be more than 0 seconds, not 0",
+    ),
+    ("access_log", 1, "TypeError: access_log must be True or False, not 1"),
+    ("max_body_bytes", "1", "TypeError: max_body_bytes must be a whole number, not '1'"),
+    ("max_body_bytes", 0, "ValueError: max_body_bytes must be at least 1, not 0"),
+    ("max_json_elements", 0, "ValueError: max_json_elements must be at least 1, not 0"),
+    ("send_timeout_s", 0, "ValueError: send_timeout_s must be more than 0 seconds, not 0"),
+    ("send_timeout_s", None, "TypeError: send_timeout_s must be a number of seconds, not None"),
+    (
+        "answer_timeout_s",
+        math.nan,
+        "ValueError: answer_timeout_s must be at least 0 seconds, not nan",
+    ),
+    ("heartbeat_s", True, "TypeError: heartbeat_s must be a number of seconds, not True"),
+    ("overload_status", 500, "ValueError: overload_status must be 503 or 429, not 500"),
+    ("retry_after_s", 1.5, "TypeError: retry_after_s must be a whole number, not 1.5"),
+    ("debug", "yes", "TypeError: debug must be True or False, not 'yes'"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG, ids=repr)
+def test_a_wrong_value_is_refused_with_one_message_wherever_it_is_given(
+    refusals, name, value, message
+):
+    assert set(refusals(name, value)) == {message}
+
+
+def test_a_wrong_value_of_every_option_is_tested():
+    assert {name for name, _, _ in WRONG} == {one.name for one in dataclasses.fields(HttpOptions)}
+
+
+def test_none_is_no_limit_of_an_answer():
+    assert HttpOptions(answer_timeout_s=None).answer_timeout_s is None
+
+
+def test_one_server_has_one_address():
+    with pytest.raises(ValueError, match="two addresses"):
+        HttpOptions(uds="/x", fd=3)
+
+
+def test_the_token_is_not_shown():
+    assert "s3cret" not in repr(HttpOptions(token="s3cret"))
