@@ -104,34 +104,26 @@ class Entry:
             return self._call_divided(item, options, call_options)
         return self.call(item, options)
 
-    async def call_unless_left(
+    def begin_unless_left(
         self, item: Any, call_options: CallOptions | None, left: Left
-    ) -> Any:
-        """Makes a call whose arguments are bound, for a caller that may just leave.
+    ) -> Coroutine[Any, Any, Any]:
+        """Returns the coroutine of a call whose arguments are bound, and whose caller may leave.
+
+        Besides the errors of any call it may raise `CallerLeft`: the call has been cancelled then.
 
         Args:
             item: Its item.
             call_options: Its options.
             left: Returns when the caller has left.
-
-        Raises:
-            CallerLeft: The caller left; the call was cancelled.
-            Exception: As for any call.
-
-        Cancellation: The call is cancelled.
         """
-        if not self._divides:
+        if self._divides:  # it may have several requests
+            call = self.begin_item(item, call_options)
+            return run_unless_left(left, lambda: call)
+        try:
             options = self.options_of(item, call_options)
-            return await call_unless_left(self.intake, item, options, left)
-        call = self.begin_item(item, call_options)  # may have several requests
-        result: Any = None
-
-        async def run() -> None:
-            nonlocal result
-            result = await call
-
-        await run_unless_left(left, run)
-        return result
+        except Exception as error:
+            return raised(error)
+        return call_unless_left(self.intake, item, options, left)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.

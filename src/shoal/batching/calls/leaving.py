@@ -13,7 +13,7 @@ it is set up, so it has a watching task.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import anyio
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     Left: TypeAlias = Callable[[], Awaitable[None]]
     """Returns when the caller has left. It is cancelled when the call has ended."""
+
+T = TypeVar("T")
 
 
 class CallerLeft(Exception):
@@ -91,18 +93,21 @@ async def call_unless_left(
         request.error = None
 
 
-async def run_unless_left(left: Left, run: Callable[[], Awaitable[None]]) -> None:
+async def run_unless_left(left: Left, run: Callable[[], Awaitable[T]]) -> T:
     """Runs a function, and cancels it if its caller leaves first.
 
     Args:
         left: Returns when the caller has left.
         run: The function.
 
+    Returns:
+        What `run` returned.
+
     Raises:
         CallerLeft: The caller left, and `run` was cancelled.
         Exception: What `run` raised, not in a group.
     """
-    ended = False
+    results: list[T] = []
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
 
@@ -112,8 +117,7 @@ async def run_unless_left(left: Left, run: Callable[[], Awaitable[None]]) -> Non
 
         tasks.start_soon(watch)
         try:
-            await run()
-            ended = True
+            results.append(await run())
         except Exception as error:
             failure = error
         tasks.cancel_scope.cancel()
@@ -122,5 +126,6 @@ async def run_unless_left(left: Left, run: Callable[[], Awaitable[None]]) -> Non
             raise failure
         finally:  # as above
             failure = None
-    if not ended:
+    if not results:
         raise CallerLeft("the caller left before its call had ended")
+    return results[0]

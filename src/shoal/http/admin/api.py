@@ -23,6 +23,7 @@ from shoal.http.admin.verbs import AdminRequest, Verbs
 from shoal.http.requests.exchange import JSON, split_path
 from shoal.http.requests.payload import encoded
 from shoal.http.requests.problem import Refused, method_not_allowed, not_found
+from shoal.http.requests.routing import PathTable
 from shoal.serving.clients.protocol import VERBS
 from shoal.serving.clients.wire_errors import RAISED
 from shoal.serving.http_options import HttpOptions
@@ -30,7 +31,7 @@ from shoal.serving.imports import ImportRule
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.clients.protocol import Client
@@ -49,7 +50,7 @@ class AdminRoute:
 
     Attributes:
         method: The HTTP method.
-        path: The path below `API`; a segment in braces matches any.
+        path: The path below `API`; it may have parameters.
         run: Runs the verb, and returns its result.
         stream: Runs the verb for a client that accepts streams, and sends the answer itself.
         max_body_bytes: The largest body, in bytes; 0 if the verb takes none.
@@ -98,6 +99,9 @@ class AdminApi:
         verbs = Verbs(client, ImportRule(allowed_modules), settings.heartbeat_s)
         # The JSON around the item adds to the size of a call.
         self._routes = tuple(_routes_of(verbs, settings.max_body_bytes + MAX_BODY_BYTES))
+        self._table = PathTable[AdminRoute]()
+        for route in self._routes:
+            self._table.add(API + route.path, (route.method,), route)
 
     def routes(self) -> Sequence[AdminRoute]:
         """Returns the routes of the API."""
@@ -127,19 +131,15 @@ class AdminApi:
                 _log.error("request %s failed", exchange.request_id, exc_info=error)
             raise Refused(problem) from error
 
-    def _find(self, exchange: Exchange, method: str) -> tuple[AdminRoute, dict[str, str]]:
+    def _find(self, exchange: Exchange, method: str) -> tuple[AdminRoute, Mapping[str, str]]:
         _, path = split_path(exchange.scope)
-        steps = path.removeprefix(API).split("/")
-        allowed: list[str] = []
-        for route in self._routes:
-            names = _matched(route.path, steps)
-            if names is None:
-                continue
-            if route.method == method:
-                return route, names
-            allowed.append(route.method)
-        allowed.sort(key=METHODS.index)
-        raise Refused(method_not_allowed(allowed) if allowed else not_found())
+        found = self._table.at(path)
+        if found is None:
+            raise Refused(not_found())
+        route = found.routes.get(method)
+        if route is None:
+            raise Refused(method_not_allowed(sorted(found.routes, key=METHODS.index)))
+        return route, found.params
 
 
 def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
@@ -162,35 +162,15 @@ def _routes_of(verbs: Verbs, max_call_bytes: int) -> Iterable[AdminRoute]:
     )
 
 
-def _matched(pattern: str, steps: list[str]) -> dict[str, str] | None:
-    """Returns the values of a pattern's placeholders; None if the path does not match."""
-    wanted = pattern.split("/")
-    if len(wanted) != len(steps):
-        return None
-    names: dict[str, str] = {}
-    for want, step in zip(wanted, steps, strict=True):
-        if want.startswith("{"):
-            names[want.strip("{}")] = step
-        elif want != step:
-            return None
-    return names
-
-
 async def _run(route: AdminRoute, request: AdminRequest) -> None:
     exchange = request.exchange
     if route.stream is not None and _accepts_streams(exchange):
         await route.stream(request)
         return
-    result: Any = None
-
-    async def run() -> None:
-        nonlocal result
-        result = await route.run(request)
-
     if route.goes_on:
-        await run()
+        result = await route.run(request)
     else:
-        await run_unless_left(exchange.client_left, run)
+        result = await run_unless_left(exchange.client_left, partial(route.run, request))
     try:
         body = encoded(result)
     except TypeError as error:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from shoal.http.admin.api import API
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.routing import Found, Page
+from shoal.http.requests.routing import Found, Page, Route
 from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class AdminListener:
         is_http = scope["type"] == "http"
         if is_http and split_path(scope)[1].startswith(API):
             # The API checks the methods of its paths itself.
-            found = Found({scope["method"]: self._page}, {})
+            found = Found[Route]({scope["method"]: self._page}, {})
             await self._dispatcher.answer(scope, receive, send, found)
         elif self._behind is not None and scope["type"] != "lifespan":
             await self._behind(scope, receive, send)

@@ -30,7 +30,7 @@ from shoal.http.app.pages import Pages
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
-from shoal.http.requests.routing import Mounts, NotOpenRoute, PathTable
+from shoal.http.requests.routing import Mounts, NotOpenRoute, PathTable, Route
 from shoal.replicas.code.definition import Definition
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.config.keywords import refuse_unknown
@@ -112,7 +112,7 @@ class App:
         self._dispatcher = RouteDispatcher(self.settings)
         self._table: EndpointTable | None = None
         self._not_open = NotOpenRoute(self.settings)
-        self._pages = PathTable()
+        self._pages = PathTable[Route]()
         self._mounts = Mounts()
         self._entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
         pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
@@ -399,13 +399,13 @@ class App:
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
 
-    def _at(self, path: str) -> Found | None:
+    def _at(self, path: str) -> Found[Route] | None:
         """Returns the routes at a path; None if there are none."""
         if (page := self._pages.at(path)) is not None:
             return page
         if self._table is not None and self._phase != "closed":
             return self._table.at(path)
-        declared = PathTable()
+        declared = PathTable[Route]()
         for endpoint in self._declared.endpoints.values():
             if endpoint.path is not None:
                 declared.add(endpoint.path, endpoint.methods, self._not_open)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from shoal.http.requests.dispatch import RouteDispatcher
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.payload import Reader
-    from shoal.http.requests.routing import Mounts, PathTable
+    from shoal.http.requests.routing import Mounts, PathTable, Route
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -69,7 +69,7 @@ class Pages:
         self._registry = CollectorRegistry()
         self._registry.register(ShoalCollector(self._statistics, dispatcher.answers, self._status))
 
-    def add_to(self, table: PathTable) -> None:
+    def add_to(self, table: PathTable[Route]) -> None:
         """Adds the pages to a table of routes."""
         pages: dict[str, Callable[[Exchange], Awaitable[None]]] = {
             "healthz": self._answer_alive,

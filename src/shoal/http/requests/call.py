@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 from starlette.datastructures import Headers
@@ -43,20 +44,6 @@ if TYPE_CHECKING:
     from shoal.serving.http_options import HttpOptions
 
 _log: Final = logging.getLogger("shoal.http")
-
-
-class CallChoices(NamedTuple):
-    """What the client of a call has chosen.
-
-    Attributes:
-        method: The method of the backend's code.
-        shard_key: Calls with equal keys go to the same backend; None for no key.
-        priority: The priority level, as text; None for the default.
-    """
-
-    method: str = "__call__"
-    shard_key: str | None = None
-    priority: bytes | None = None
 
 
 class EndpointCalls:
@@ -121,8 +108,15 @@ class EndpointCall:
         if isinstance(error, Exception) and not isinstance(error, (CallerLeft, Refused)):
             self._calls.failed(error)
 
-    async def find(self, choices: CallChoices) -> Batcher[Any]:
+    async def find(
+        self, method: str, shard_key: str | None, priority: bytes | None
+    ) -> Batcher[Any]:
         """Finds the batcher of the call; waits for traffic, or for a first replica.
+
+        Args:
+            method: The method of the backend's code.
+            shard_key: Calls with equal keys go to the same backend; None for no key.
+            priority: The priority level, as text; None for the default.
 
         Returns:
             The batcher, which determines the codec.
@@ -134,18 +128,18 @@ class EndpointCall:
             Exception: The endpoint has no backend in time, or its batcher broke.
         """
         try:
-            backend = self._endpoint.backend_for(choices.shard_key)
+            backend = self._endpoint.backend_for(shard_key)
         except NoSuchName:  # the endpoint was deleted just now
             raise Refused(not_found()) from None
-        found = None if backend is None else backend.method_batchers.get(choices.method)
+        found = None if backend is None else backend.method_batchers.get(method)
         if found is None:
             started = anyio.current_time()
-            found = await self._awaited(choices)
+            found = await self._awaited(method, shard_key)
             self._spent_s = anyio.current_time() - started
         self._method_batcher = found
         self._entry = self._entry_of(found)
         self.streams = found.streams
-        self._priority = _priority(choices.priority, found.batcher.options)
+        self._priority = _priority(priority, found.batcher.options)
         return found.batcher
 
     async def result(self, item: Any, metadata: Mapping[str, Any]) -> Any:
@@ -160,7 +154,7 @@ class EndpointCall:
             Exception: As for any call.
         """
         options = self._call_options(item, metadata)
-        result = await self._entry.call_unless_left(item, options, self._left)
+        result = await self._entry.begin_unless_left(item, options, self._left)
         if self._copies is not None:
             self._copies.set(result)
         return result
@@ -193,21 +187,14 @@ class EndpointCall:
         except NotOpen:
             raise Refused(not_open(self._calls.options)) from None
 
-    async def _awaited(self, choices: CallChoices) -> MethodBatcher:
+    async def _awaited(self, method: str, shard_key: str | None) -> MethodBatcher:
         """Waits until the endpoint has traffic, or a replica has reported its methods."""
-        found: MethodBatcher | None = None
-
-        async def wait() -> None:
-            nonlocal found
-            limit_s = self._calls.options.answer_timeout_s
-            found = await self._endpoint.routed(choices.method, choices.shard_key, limit_s)
-
+        limit_s = self._calls.options.answer_timeout_s
+        wait = partial(self._endpoint.routed, method, shard_key, limit_s)
         try:
-            await run_unless_left(self._left, wait)
+            return await run_unless_left(self._left, wait)
         except NoSuchName:
             raise Refused(no_such_method()) from None
-        assert found is not None
-        return found
 
 
 def _priority(given: bytes | None, options: BatchOptions) -> int | None:

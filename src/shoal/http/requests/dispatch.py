@@ -51,7 +51,9 @@ class RouteDispatcher:
         self._id_count = itertools.count(1)
 
     @holds_ctrl_c
-    async def answer(self, scope: Scope, receive: Receive, send: Send, found: Found | None) -> None:
+    async def answer(
+        self, scope: Scope, receive: Receive, send: Send, found: Found[Route] | None
+    ) -> None:
         """Answers one request.
 
         Args:
@@ -114,7 +116,9 @@ class RouteDispatcher:
         except HTTPException as refusal:
             if has_begun or scope["type"] != "http":
                 raise
-            await self.answer(scope, receive, send, Found({scope["method"]: _Refusal(refusal)}, {}))
+            await self.answer(
+                scope, receive, send, Found[Route]({scope["method"]: _Refusal(refusal)}, {})
+            )
 
 
 class _Refusal(Route):

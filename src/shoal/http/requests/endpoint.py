@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.http.requests.call import CallChoices, EndpointCalls, HttpMetadata
+from shoal.http.requests.call import EndpointCalls, HttpMetadata
 from shoal.http.requests.exchange import read_body
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
@@ -50,11 +50,9 @@ class EndpointRoute(Route):
             # After the body was read: meanwhile the traffic may have moved to another backend.
             key = headers.get(b"x-serve-shard-key")
             batcher = await call.find(
-                CallChoices(
-                    headers.get(b"x-serve-call-method", b"__call__").decode("latin-1"),
-                    None if key is None else key.decode("latin-1"),
-                    headers.get(b"x-priority"),
-                )
+                headers.get(b"x-serve-call-method", b"__call__").decode("latin-1"),
+                None if key is None else key.decode("latin-1"),
+                headers.get(b"x-priority"),
             )
             codec = self._codecs.of(batcher)
             item = codec.item(exchange, body)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from shoal.http.requests.codec import Codecs
 from shoal.http.requests.endpoint import EndpointRoute
 from shoal.http.requests.json_codec import JsonCodec
-from shoal.http.requests.routing import PathTable
+from shoal.http.requests.routing import PathTable, Route
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from shoal.http.requests.routing import Found, Route
+    from shoal.http.requests.routing import Found
     from shoal.serving.controller.controller import Controller
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -44,14 +44,14 @@ class EndpointTable:
         self._protocols = [make(options) for make in PROTOCOLS]
         self._controller = controller
         self._version = -1
-        self._routes = PathTable()
+        self._routes = PathTable[Route]()
 
-    def at(self, path: str) -> Found | None:
+    def at(self, path: str) -> Found[Route] | None:
         """Returns the routes at a path; None if there are none."""
         controller = self._controller
         if controller.version != self._version:
             self._version = controller.version
-            self._routes = PathTable()
+            self._routes = PathTable[Route]()
             for protocol in self._protocols:
                 for endpoint in controller.endpoints.values():
                     for path_, method, route in protocol.of(endpoint):

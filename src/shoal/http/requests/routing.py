@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from starlette.routing import compile_path
 from typing_extensions import override
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
     from shoal.serving.http_options import HttpOptions
+
+R = TypeVar("R")
 
 
 class Route(ABC):
@@ -73,7 +75,7 @@ class NotOpenRoute(Route):
         raise Refused(not_open(self._options))
 
 
-class Found(NamedTuple):
+class Found(NamedTuple, Generic[R]):
     """What a table has at a path.
 
     Attributes:
@@ -81,27 +83,27 @@ class Found(NamedTuple):
         params: The values of the path's parameters.
     """
 
-    routes: Mapping[str, Route]
+    routes: Mapping[str, R]
     params: Mapping[str, Any]
 
 
-class _Pattern(NamedTuple):
+class _Pattern(NamedTuple, Generic[R]):
     """A path with parameters."""
 
     regex: re.Pattern[str]
     convertors: Mapping[str, Convertor[Any]]
-    routes: dict[str, Route]
+    routes: dict[str, R]
 
 
-class PathTable:
+class PathTable(Generic[R]):
     """Routes by path and method; the first that is added for both counts."""
 
     def __init__(self) -> None:
-        self._plain: dict[str, Found] = {}
-        self._by_path: dict[str, dict[str, Route]] = {}
-        self._patterns: list[_Pattern] = []
+        self._plain: dict[str, Found[R]] = {}
+        self._by_path: dict[str, dict[str, R]] = {}
+        self._patterns: list[_Pattern[R]] = []
 
-    def add(self, path: str, methods: tuple[str, ...], route: Route) -> None:
+    def add(self, path: str, methods: tuple[str, ...], route: R) -> None:
         """Adds a route at a path."""
         routes = self._by_path.get(path)
         if routes is None:
@@ -114,7 +116,7 @@ class PathTable:
         for method in methods:
             routes.setdefault(method, route)
 
-    def at(self, path: str) -> Found | None:
+    def at(self, path: str) -> Found[R] | None:
         """Returns the routes at a path; None if there are none."""
         found = self._plain.get(path)
         if found is not None or not self._patterns:
