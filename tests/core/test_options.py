@@ -13,8 +13,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from shoal import Batcher, BatchOptions, LatencyTarget, QueuePolicy
-from shoal.core.options.keywords import OptionKeywords
-from shoal.core.options.options import OPTIONS
+from shoal.core.options.options import OPTIONS, OptionKeywords
 
 
 class Index:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.core.options.keywords import OptionKeywords
+from shoal.core.options.options import OptionKeywords
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.errors import NotDurable
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions

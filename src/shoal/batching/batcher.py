@@ -50,8 +50,7 @@ if TYPE_CHECKING:
     from shoal.batching.running.capacity import Room
     from shoal.core.batch import Batch
     from shoal.core.counters import BatcherState, BatcherStatistics
-    from shoal.core.options.keywords import OptionKeywords
-    from shoal.core.options.options import BatchOptions
+    from shoal.core.options.options import BatchOptions, OptionKeywords
 
 logger: Final = logging.getLogger("shoal")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.batching.decorator.registry import Opening
     from shoal.batching.loops.event_loop import EventLoop
     from shoal.core.forming.call_options import CallOptions
-    from shoal.core.options.keywords import OptionKeywords
+    from shoal.core.options.options import OptionKeywords
     from shoal.core.request import Request
 
 P = ParamSpec("P")

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from anyio.from_thread import BlockingPortal
 
     from shoal.core.counters import BatcherStatistics
-    from shoal.core.options.keywords import CallKeywords, OptionKeywords
+    from shoal.core.forming.call_options import CallKeywords
+    from shoal.core.options.options import OptionKeywords
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         OpenStreamDecoratorOf,
     )
     from shoal.batching.handlers.handler import Fill
-    from shoal.core.options.keywords import OptionKeywords
+    from shoal.core.options.options import OptionKeywords
 
 P = ParamSpec("P")
 S = TypeVar("S")

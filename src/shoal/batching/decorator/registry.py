@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.entry import Entry
     from shoal.batching.decorator.block import Face
     from shoal.batching.handlers.handler import Fill
-    from shoal.core.options.keywords import OptionKeywords
-    from shoal.core.options.options import BatchOptions
+    from shoal.core.options.options import BatchOptions, OptionKeywords
 
 
 logger: Final = logging.getLogger("shoal")

@@ -7,7 +7,7 @@ only that call and never a batch.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from shoal.core.policies.factory import tells_requests_apart
 from shoal.core.request import NOTHING, RequestOptions
@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request
+
+
+class CallKeywords(TypedDict, total=False):
+    """The keywords of a call's ``options``; `UnaryCall.options` documents them."""
+
+    deadline_s: float | None
+    metadata: Mapping[str, Any] | None
+    priority: int | None
+    queue_timeout_s: float | None
 
 
 class CallOptions(NamedTuple):

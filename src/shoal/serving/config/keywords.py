@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any, Final
 
 from shoal.batching.handlers.handler import Fill
-from shoal.core.options.keywords import ValueKeywords
 from shoal.core.options.names import suggested
+from shoal.core.options.options import ValueKeywords
 from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
