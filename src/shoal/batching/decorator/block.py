@@ -25,12 +25,10 @@ until it is answered.
 from __future__ import annotations
 
 import os
-import weakref
 from contextlib import AsyncExitStack, contextmanager, suppress
 from contextvars import ContextVar, copy_context
-from functools import partial, wraps
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self, TypeAlias
 
 import anyio
 from anyio.lowlevel import RunVar
@@ -47,11 +45,13 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.handlers.handler import Handler
     from shoal.core.batch import Batch
 
 _block: Final[ContextVar[BatcherBlock | None]] = ContextVar("shoal.batcher_block", default=None)
 _blocks: Final[RunVar[tuple[BatcherBlock, ...]]] = RunVar("shoal.batcher_blocks", default=())
+
+Place: TypeAlias = "tuple[object, tuple[EventLoop, int | None]]"
+"""What a batcher is for: a batched function, and a receiver in an event loop."""
 
 
 class Face(Protocol):
@@ -67,39 +67,6 @@ class Face(Protocol):
 
     def enter_no_more(self, entry: Entry) -> None:
         """Removes an entry; calls do not use it any more."""
-        ...
-
-
-class Batched(Protocol):
-    """A decorated handler, whose batchers a block opens."""
-
-    @property
-    def handler(self) -> Handler:
-        """The handler; unbound where it is a method."""
-        ...
-
-    def key(self, receiver: object) -> tuple[EventLoop, int | None]:
-        """Returns the key of this thread's batcher for a receiver."""
-        ...
-
-    def new_handler(self, receiver: object) -> Handler:
-        """Makes the handler for a receiver."""
-        ...
-
-    def new_batcher(self, receiver: object, handler: Handler) -> Batcher[Any]:
-        """Makes the batcher for a receiver from its handler."""
-        ...
-
-    def face_of(self, receiver: object) -> Face:
-        """Returns the callable for a receiver."""
-        ...
-
-    def publish(self, receiver: object, opened: OpenedBatcher) -> None:
-        """Registers an open batcher, so that calls find it."""
-        ...
-
-    def withdraw(self, key: tuple[EventLoop, int | None], opened: OpenedBatcher) -> None:
-        """Removes an open batcher, so that calls don't find it any more."""
         ...
 
 
@@ -137,12 +104,12 @@ class BatcherBlock:
     ) -> None:
         self.is_private = is_private
         self.is_closing = False
-        self._told = told
+        self.told = told
         self.loop = EventLoop.here()
         self.process = os.getpid()
         # An instance may be collected at any time, in any thread: its entry is then moved from the
         # first to the second. So the first is copied before it is iterated.
-        self._opened: dict[tuple[Batched, tuple[EventLoop, int | None]], OpenedBatcher] = {}
+        self._opened: dict[Place, tuple[OpenedBatcher, Callable[[OpenedBatcher], None]]] = {}
         self._given_back: list[Batcher[Any]] = []
         self._scope = anyio.CancelScope()
         self._exit = AsyncExitStack()
@@ -196,52 +163,53 @@ class BatcherBlock:
                 task_status.started()
                 await self._closing.wait()
 
-    def open(self, opening: Batched, receiver: object) -> OpenedBatcher:
-        """Opens the batcher of a function, or of a method of an instance; returns at once.
+    def opened_at(self, place: Place) -> OpenedBatcher | None:
+        """Returns what was opened at a place; None if nothing is open there."""
+        there = self._opened.get(place)
+        return None if there is None else there[0]
 
-        Raises:
-            TypeError: An option does not fit the function.
-            ValueError: An option is out of its range.
+    def begin(
+        self,
+        place: Place,
+        batcher: Batcher[Any],
+        face: Face | None,
+        withdraw: Callable[[OpenedBatcher], None],
+    ) -> OpenedBatcher:
+        """Opens a batcher in the block; returns at once.
+
+        Args:
+            place: What it is for.
+            batcher: The batcher.
+            face: See `OpenedBatcher`.
+            withdraw: Removes it from where calls find it; called when it is gone or will be closed.
         """
-        place = (opening, opening.key(receiver))
-        if (there := self._opened.get(place)) is not None:
-            return there  # the block is closing, so the batcher is not published any more
-        handler = opening.new_handler(receiver)
-        handler.told = self._told
-        is_kept = receiver is None or not _keep_weakly(
-            handler, opening, receiver, self._gone(place)
-        )
-        batcher = opening.new_batcher(receiver, handler)
-        stands_alone = self._told is not None and not self.is_private
+        stands_alone = self.told is not None and not self.is_private
         on_broken = partial(self._forget, place) if stands_alone else None
         self._context.copy().run(batcher.begin, self._tasks, on_broken)
-        face = opening.face_of(receiver) if is_kept else None
-        opened = self._opened[place] = OpenedBatcher(batcher, batcher.find(), face)
+        opened = OpenedBatcher(batcher, batcher.find(), face)
+        self._opened[place] = opened, withdraw
         if self.is_closing:
             self._stop(batcher)
-        else:
-            opening.publish(receiver, opened)
         return opened
 
-    def _forget(self, place: tuple[Batched, tuple[EventLoop, int | None]]) -> OpenedBatcher | None:
+    def _forget(self, place: Place) -> OpenedBatcher | None:
         """Removes and returns a batcher that is gone, so that the next call opens another."""
-        opened = self._opened.pop(place, None)
-        if opened is not None:
-            opening, key = place
-            opening.withdraw(key, opened)
+        opened, withdraw = self._opened.pop(place, (None, None))
+        if opened is not None and withdraw is not None:
+            withdraw(opened)
         return opened
 
     def runs(self, batch: Batch | None) -> bool:
         """Returns whether one of its batchers is running a batch."""
         return batch is not None and any(
-            one.batcher.runs(batch) for one in list(self._opened.values())
+            one.batcher.runs(batch) for one, _ in list(self._opened.values())
         )
 
     def _close(self) -> None:
         self.is_closing = True
         self._stop_given_back()
-        for (opening, key), opened in list(self._opened.items()):
-            opening.withdraw(key, opened)
+        for opened, withdraw in list(self._opened.values()):
+            withdraw(opened)
             self._stop(opened.batcher)
         self._look_at_all()
         self._closing.set()
@@ -260,24 +228,22 @@ class BatcherBlock:
 
     def _look_at_all(self) -> None:
         # Requests that arrived since their batcher last reported are not recorded yet.
-        batchers = [one.batcher for one in list(self._opened.values())]
+        batchers = [one.batcher for one, _ in list(self._opened.values())]
         self._busy.update([batcher for batcher in batchers if not batcher.is_at_rest])
         if not self._busy:
             self._at_rest.set()
 
-    def _gone(
-        self, place: tuple[Batched, tuple[EventLoop, int | None]]
-    ) -> Callable[[object], None]:
+    def gone(self, place: Place) -> Callable[[object], None]:
         """Returns the function that is called when an instance is collected, in any thread."""
 
-        def gone(_: object) -> None:
+        def forget(_: object) -> None:
             # At once, since another instance may get the same id.
             if (opened := self._forget(place)) is not None:
                 self._given_back.append(opened.batcher)
                 with suppress(RuntimeError):  # the event loop has ended
                     self._soon(self._stop_given_back)
 
-        return gone
+        return forget
 
     def _stop_given_back(self) -> None:
         while self._given_back:
@@ -318,23 +284,3 @@ def loops_of_context() -> list[EventLoop]:
     if block is None or block.is_closing or block.process != os.getpid():
         return []
     return [block.loop]
-
-
-def _keep_weakly(
-    handler: Handler, opening: Batched, receiver: object, gone: Callable[[object], None]
-) -> bool:
-    """Makes a handler refer to its instance weakly; returns whether that is possible."""
-    try:
-        instance = weakref.ref(receiver, gone)
-    except TypeError:  # its class has __slots__
-        return False
-    function = opening.handler.function
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(instance(), *args, **kwargs)
-
-    named: Any = call  # type checkers don't know the attribute
-    named.__signature__ = signature(handler.function)
-    handler.function = named
-    return True

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from inspect import Signature
 
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.decorator.block import Face
+    from shoal.batching.decorator.block import BatcherBlock, Face
     from shoal.batching.handlers.handler import Fill
     from shoal.core.options.options import BatchOptions, OptionKeywords
 
@@ -142,7 +142,7 @@ class Opening:
         block = block_here()
         if block is None:
             raise self.not_open(receiver)
-        return block.open(self, receiver)
+        return self._open_in(block, receiver)
 
     @asynccontextmanager
     async def opened(self, receiver: object, face: Face) -> AsyncGenerator[None]:
@@ -212,11 +212,29 @@ class Opening:
                 if whose == number:
                     loop.soon(partial(_configure, there.batcher, changes))
 
-    def new_handler(self, receiver: object) -> Handler:
-        """Makes the handler for a receiver."""
+    def _open_in(self, block: BatcherBlock, receiver: object) -> OpenedBatcher:
+        """Opens the batcher for a receiver in a block; returns at once."""
+        key = self.key(receiver)
+        place = (self, key)
+        if (there := block.opened_at(place)) is not None:
+            return there  # the block is closing, so the batcher is not published any more
+        handler = self.new_handler(receiver, block.told)
+        function, gone = self.handler.function, block.gone(place)
+        is_kept = receiver is None or not handler.refer_weakly(function, receiver, gone)
+        batcher = self.new_batcher(receiver, handler)
+        face = self.face_of(receiver) if is_kept else None
+        opened = block.begin(place, batcher, face, partial(self.withdraw, key))
+        if not block.is_closing:
+            self.publish(receiver, opened)
+        return opened
+
+    def new_handler(
+        self, receiver: object, told: Callable[[BaseException], Exception] | None = None
+    ) -> Handler:
+        """Makes the handler for a receiver; see `Handler` for `told`."""
         function, signature, _ = self.parts(receiver)
         kind: Any = self.handler.fill
-        return Handler(function, signature, fill=kind, streams=self._streams)
+        return Handler(function, signature, fill=kind, streams=self._streams, told=told)
 
     def new_batcher(self, receiver: object, handler: Handler) -> Batcher[Any]:
         """Makes the batcher for a receiver from its handler.

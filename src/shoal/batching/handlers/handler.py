@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import weakref
 from contextlib import aclosing
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -46,8 +47,6 @@ class Handler:
             fails its batch; None to let it end the program.
     """
 
-    told: Callable[[BaseException], Exception] | None = None
-
     def __init__(
         self,
         function: Callable[..., Any],
@@ -56,6 +55,7 @@ class Handler:
         fill: Fill = "closed",
         streams: bool = False,
         binding: Binding | None = None,
+        told: Callable[[BaseException], Exception] | None = None,
     ) -> None:
         if not callable(function):
             raise TypeError(
@@ -69,6 +69,7 @@ class Handler:
                 f"pass an instance of it, or one of its methods"
             )
         self.function = function
+        self.told = told
         self.name = _name(function)
         self.fill = one_of("fill", fill, get_args(Fill))
         code = _innermost(function)
@@ -96,6 +97,33 @@ class Handler:
     def of_one(cls, function: Callable[..., Any]) -> Handler:
         """Returns a handler for a function of one item, whose batches have one request each."""
         return cls(function, binding=Binding.of_items(signature_of_call(function), "arguments"))
+
+    def refer_weakly(
+        self, function: Callable[..., Any], receiver: object, gone: Callable[[object], None]
+    ) -> bool:
+        """Keeps the receiver of a method by a weak reference from now on.
+
+        Args:
+            function: The method, unbound.
+            receiver: Its receiver.
+            gone: Called when the receiver was collected, in any thread.
+
+        Returns:
+            Whether that is possible.
+        """
+        try:
+            instance = weakref.ref(receiver, gone)
+        except TypeError:  # its class has __slots__
+            return False
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(instance(), *args, **kwargs)
+
+        named: Any = call  # type checkers don't know the attribute
+        named.__signature__ = inspect.signature(self.function)
+        self.function = named
+        return True
 
     async def results(self, items: list[Any]) -> Any:
         """Runs a unary handler on a batch and returns what it returned.
