@@ -1,8 +1,8 @@
 """Serving over HTTP: `App`, a plain ASGI application, and the server that runs it.
 
-`app` holds what a program declares. `requests.endpoint` answers one call: it reads the request
-(`exchange`, `payload`), makes the call while it watches for a disconnect (`disconnect`), and sends
-a result or a stream of results (`exchange`, `streaming`). `requests.problem` turns errors into
+`app` holds what a program declares. `requests` answers one request: a codec reads the item and
+writes the result or the stream in the form of a protocol (`requests.codec`), and a call of the
+endpoint stands between it and the engine (`requests.call`). `requests.problem` turns errors into
 answers. `admin` is the admin API. `server` runs any ASGI application and does not depend on the
 rest.
 """
