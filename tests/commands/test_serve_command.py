@@ -76,6 +76,19 @@ def test_a_signal_drains_it(serving):
     assert " requests, drained in " in said
 
 
+def test_a_graceful_timeout_longer_than_a_thread_can_sleep_is_taken(serving):
+    with serving("--graceful-timeout", "1e10") as (process, _):
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=15)
+    assert process.returncode == 0
+    assert "Traceback" not in said
+
+
+def test_an_application_that_exits_on_import_ends_the_command(terminal, directory):
+    (directory / "exits.py").write_text("import sys\nsys.exit('set MODEL_PATH')\n")
+    assert terminal.run("serve", "exits:app") == (1, "", "set MODEL_PATH\n")
+
+
 def test_the_mistakes_of_a_file_are_told_each_in_a_line(terminal, directory):
     (directory / "app.toml").write_text("[backends.b]\n[server]\nport = -1")
     code, _, err = terminal.run("serve", "app.toml")

@@ -67,7 +67,7 @@ def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
         (["--port", "http"], "port must be a whole number, not 'http'"),
         (
             ["--graceful-timeout", "inf"],
-            "graceful_timeout_s must be a number of seconds, not 'inf'",
+            "graceful_timeout_s must be finite: inf would wait for stuck work for ever",
         ),
         (["--keep-alive-timeout", "0"], "keep_alive_timeout_s must be more than 0 seconds, not 0"),
         (["--max-connections", "none"], "max_connections must be a whole number, not 'none'"),
@@ -76,3 +76,10 @@ def test_what_is_for_the_operator_is_among_the_options(parser, tmp_path):
 def test_a_wrong_value_is_told_as_in_a_file(parser, words, message):
     with pytest.raises(ArgumentError, match=message):
         parser.parse_args(words)
+
+
+@pytest.mark.parametrize(("text", "value"), [(".5", 0.5), ("5.", 5.0), ("+5", 5.0), ("007", 7.0)])
+def test_a_number_may_be_written_as_python_reads_it(parser, text, value):
+    words = ["--send-timeout", text, "--graceful-timeout", text]
+    found = server_options(parser.parse_args(words), {}, None)
+    assert (found.send_timeout_s, found.graceful_timeout_s) == (value, value)

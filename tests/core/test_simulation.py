@@ -15,7 +15,7 @@ import shoal
 from shoal.core.batch import DispatchReason
 from shoal.core.options.options import BatchOptions
 from shoal.core.options.records import LatencyTarget, QueuePolicy
-from shoal.core.policy import Pressure, Wait, WholeQueuePolicy
+from shoal.core.policy import Dispatch, Pressure, Wait, WholeQueuePolicy
 from shoal.core.simulation.results import Arrival, Linear, Outcome
 from shoal.core.simulation.simulate import simulate
 from shoal.errors import ItemTooLarge
@@ -499,3 +499,17 @@ def test_a_rule_that_never_makes_a_batch_is_told():
     options = BatchOptions(policy=lambda _options: Never())
     with pytest.raises(RuntimeError, match="forms no batch"):
         simulate([0], options, RUN_TIME)
+
+
+class Polls(Pairs):
+    """It looks at an empty queue again and again."""
+
+    def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
+        return super().decide(now, pressure) if list(self.waiting()) else Wait(now + 0.01)
+
+
+def test_a_rule_that_polls_an_empty_queue_does_not_keep_a_simulation_from_its_end():
+    trace = [0.0, 0.001, 0.1, 0.101]
+    polling = simulate(trace, BatchOptions(policy=lambda _options: Polls()), RUN_TIME)
+    waiting = simulate(trace, BatchOptions(policy=lambda _options: Pairs()), RUN_TIME)
+    assert list(polling.latency_s) == list(waiting.latency_s)

@@ -4,6 +4,7 @@ import pytest
 from starlette.requests import Request
 
 import shoal
+from shoal.errors import NameTaken
 from shoal.serving.controller.controller import Controller
 from shoal.testing.asgi import ask
 
@@ -52,11 +53,41 @@ async def test_a_path_without_parameters_comes_first_then_the_one_declared_first
         assert (await ask(app, "/y/z", 1)).status == 404
 
 
-async def test_a_value_that_can_not_be_converted_is_not_found():
+async def test_the_first_path_with_the_request_s_method_counts():
+    app = shoal.App()
+    for path, method, name in [
+        ("/me", "GET", "me"),
+        ("/{a}", "GET", "read"),
+        ("/{b:int}", "POST", "write"),
+        ("/{c:path}", "PUT", "put"),
+    ]:
+        app.endpoint(path, methods=(method,), name=name)(named(name))
+    async with app.lifespan():
+        assert (await ask(app, "/7", 1)).json() == "write"
+        assert (await ask(app, "/me", 1, method="PUT")).json() == "put"
+        assert (await ask(app, "/7", 1, method="GET")).json() == "read"
+        assert (await ask(app, "/7", 1, method="HEAD")).status == 200
+        answer = await ask(app, "/7", 1, method="PATCH")
+        assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST, PUT")
+        assert (await ask(app, "/me", 1)).status == 405
+
+
+async def test_the_application_s_own_paths_match_no_parameters():
+    app = shoal.App()
+    app.endpoint("/{all:path}")(told)
+    async with app.lifespan():
+        assert (await ask(app, "/-/healthz", method="GET")).json() == {"status": "alive"}
+        assert (await ask(app, "/-/healthz", 1)).status == 405
+        assert (await ask(app, "/-/other", 1)).status == 404
+        assert (await ask(app, "/x/-/other", 1)).json() == {"all": "x/-/other"}
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "12\n", "-1", "1.0", ""])
+async def test_a_value_that_can_not_be_converted_is_not_found(value):
     app = shoal.App()
     app.endpoint("/{id:int}")(told)
     async with app.lifespan():
-        assert (await ask(app, "/" + "9" * 5000, 1)).status == 404
+        assert (await ask(app, f"/{value}", 1)).status == 404
 
 
 async def test_other_methods_and_a_closed_application_are_told():
@@ -78,6 +109,20 @@ async def test_a_client_creates_such_a_route():
         assert (await ask(app, f"/{id_}", 1)).json() == {"id": id_}
         await controller.delete_endpoint("e")
         assert (await ask(app, f"/{id_}", 1)).status == 404
+
+
+async def test_a_path_that_differs_only_in_names_is_taken():
+    app = shoal.App()
+    app.endpoint("/users/{id}", methods=("GET",))(told)
+    with pytest.raises(NameTaken, match="is declared already"):
+        app.endpoint("/users/{name:str}")(told_by_request)
+    app.endpoint("/users/{name:int}")(told_by_request)
+    async with Controller() as controller, app.answering(controller):
+        with pytest.raises(NameTaken, match="is answered by the endpoint"):
+            await controller.create_endpoint("e", backend="told", route="/users/{n:int}")
+        await controller.delete_endpoint("told_by_request")
+        await controller.create_endpoint("e", backend="told", route="/users/{n:int}")
+        assert (await ask(app, "/users/5", 1)).json() == {"n": 5}
 
 
 async def test_the_parameters_of_an_outer_application_are_kept():

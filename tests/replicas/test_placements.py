@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 import pytest
 
 from shoal.core.options.option import options_of
+from shoal.errors import HandlerFailed
 from shoal.replicas.code.current import Identity
 from shoal.replicas.code.definition import Definition
 from shoal.replicas.contract import Blueprint, Replica
@@ -92,6 +93,29 @@ def test_a_placement_may_wrap_another_and_set_its_options():
 @pytest.mark.parametrize("placement", [own, TaskReplica, functools.partial(own)])
 def test_a_callable_is_a_placement(placement):
     assert placement_of(placement) is placement
+
+
+def test_options_that_are_no_dataclass_are_named():
+    def odd(blueprint):
+        return TaskReplica(blueprint)
+
+    odd.Options = dict
+    with pytest.raises(TypeError, match=r"odd\.Options must be a dataclass, not <class 'dict'>"):
+        placement_of(odd, {})
+
+
+def test_options_may_raise_anything_without_ending_the_server():
+    @dataclass
+    class Exits:
+        def __post_init__(self):
+            sys.exit(3)
+
+    def odd(blueprint):
+        return TaskReplica(blueprint)
+
+    odd.Options = Exits
+    with pytest.raises(HandlerFailed, match="the placement's Options raised SystemExit: 3"):
+        placement_of(odd, {})
 
 
 def test_a_placement_may_be_given_by_its_import_path():

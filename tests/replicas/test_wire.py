@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import socket
 import threading
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.replicas.process.wire.frames import FrameReader, Kind, encoded, receive, rest_of, send
+from shoal.replicas.code.endpoint_call import CallOut
+from shoal.replicas.process.wire.frames import (
+    PROTOCOL,
+    FrameReader,
+    Kind,
+    encoded,
+    receive,
+    rest_of,
+    send,
+)
 from shoal.replicas.process.wire.messages import MessageCodec, packed, places_of
 
 
@@ -87,4 +97,13 @@ def test_frames_cross_a_blocking_socket():
         assert receive(theirs, reader) is None
     assert [MessageCodec().opened_here(frame) for frame in got] == [
         "x" * n for n in (1, 100_000, 10**6)
+    ]
+
+
+def test_what_is_sent_has_a_number_that_changes_with_it():
+    """Raise PROTOCOL when you change this test: a worker may have another version of Shoal."""
+    assert PROTOCOL == 3
+    assert sorted(Kind) == [*range(1, 15), 18]
+    assert [one.name for one in fields(CallOut)] == [
+        *("endpoint", "args", "kwargs", "stream", "options")
     ]

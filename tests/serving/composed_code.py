@@ -116,8 +116,19 @@ class Forwarding:
         return await self.outer.call(self.inner)
 
 
+class PlainForwarding(Forwarding):
+    """Hands a blocking handle on."""
+
+    def __call__(self, item):
+        return self.outer.sync.call(self.inner.sync)
+
+
 async def use(handle):
     return await handle.call(4)
+
+
+def plain_use(handle):
+    return handle.call(4)
 
 
 def note(log):

@@ -248,6 +248,10 @@ SHADOW = f"{ENDPOINT}[[endpoints.e.shadows]]\n"
             f"{ENDPOINT}route = '/x'\n[endpoints.f]\nbackend = 'b'\nroute = '/x'",
             "8: endpoints.f.route: GET /x is answered by the endpoint 'e' already, on line 3",
         ),
+        (
+            f"{ENDPOINT}route = '/{{a}}'\n[endpoints.f]\nbackend = 'b'\nroute = '/{{b}}'",
+            "8: endpoints.f.route: GET /{b} is answered by the endpoint 'e' already, on line 3",
+        ),
         # [[endpoints.NAME.shadows]]
         (f"{ENDPOINT}shadows = 1", "5: endpoints.e.shadows: must be an array of tables, as "),
         (f"{ENDPOINT}shadows = [1]", "5: endpoints.e.shadows[0]: must be a table, as "),

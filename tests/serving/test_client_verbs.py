@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.serving.clients.protocol import VERBS, Client
 from shoal.serving.clients.remote_client import RemoteClient
+from shoal.serving.clients.sync import SyncFace
 from shoal.serving.clients.verbs import verb
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.controller import Controller
@@ -131,12 +133,25 @@ async def test_a_verb_reaches_the_server_with_its_arguments_and_returns_its_resu
 async def test_arguments_that_do_not_fit_are_refused_before_anything_is_sent():
     server = Recording()
     client = connected(server)
-    with pytest.raises(TypeError, match="num_replicas"):
-        await client.scale_backend("b")
-    with pytest.raises(TypeError, match="fast"):
-        await client.restart_backend("b", fast=True)
+    for name, args, kwargs, said in [
+        ("scale_backend", ("b",), {}, "missing 1 required positional argument: 'num_replicas'"),
+        ("scale_backend", ("b",), {"replicas": 2}, "unexpected keyword argument 'replicas'"),
+        ("scale_backend", ("b", 2), {"verb": 1}, "unexpected keyword argument 'verb'"),
+        ("restart_backend", ("b",), {"fast": True}, "unexpected keyword argument 'fast'"),
+        ("delete_backend", ("b", True), {}, "takes 2 positional arguments but 3 were given"),
+    ]:
+        with pytest.raises(TypeError, match=rf"{name}\(\) .*{said}"):
+            await getattr(client, name)(*args, **kwargs)
     await client.aclose()
     assert server.asked == []
+
+
+@pytest.mark.anyio
+async def test_a_blocking_verb_of_a_controller_has_the_docstring_of_its_declaration():
+    bridge: Any = None
+    blocking = SyncFace(Controller(), bridge)
+    for name in VERBS.keys() - {"shutdown"}:
+        assert getattr(blocking, name).__doc__ == getattr(Client, name).__doc__
 
 
 def test_only_a_known_name_may_be_in_a_path():

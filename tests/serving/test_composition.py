@@ -136,6 +136,21 @@ async def test_a_handle_is_given_in_an_item_and_handed_on(placement):
         assert await (await client.get_handle("forward")).call(0) == 8
 
 
+@real_time
+@pytest.mark.parametrize("placement", ["thread", "process"])
+async def test_a_blocking_handle_is_handed_on_from_a_process(placement):
+    async with Controller() as client:
+        for tag in ("double", "plain_use"):
+            config = {"placement": placement if tag == "plain_use" else "task"}
+            await client.create_backend(tag, f"serving.composed_code:{tag}", config=config)
+            await client.create_endpoint(tag, backend=tag)
+        double, use = [await client.get_handle(tag) for tag in ("double", "plain_use")]
+        code, config = composed_code.PlainForwarding, {"placement": "process"}
+        await client.create_backend("forward", code, use, double, config=config)
+        await client.create_endpoint("forward", backend="forward")
+        assert await (await client.get_handle("forward")).call(0) == 8
+
+
 # Time and cancellation
 
 

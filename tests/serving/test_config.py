@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import pickle
+import sys
 from dataclasses import FrozenInstanceError, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import shoal
 from shoal.core.options.options import OptionKeywords
 from shoal.core.replicas.autoscaling import AutoscalingOptions
-from shoal.errors import NotDurable
+from shoal.errors import HandlerFailed, NotDurable
 from shoal.replicas.contract import Blueprint, Replica, ReplicaOptions
 from shoal.replicas.placements import BUILT_IN
 from shoal.replicas.process.options import ProcessOptions
@@ -618,3 +619,16 @@ def test_a_config_comes_back_from_json_as_it_was() -> None:
 def test_what_json_has_no_form_for_is_not_kept(given: dict[str, Any], says: str) -> None:
     with pytest.raises(NotDurable, match=says):
         BackendConfig.of(given).durable()
+
+
+def test_placement_options_that_can_not_be_compared_fail_the_change_alone():
+    class Odd:
+        __hash__ = None
+
+        def __eq__(self, other):
+            sys.exit(3)
+
+    before = BackendConfig(placement=lambda _: None, placement_options={"odd": Odd()})
+    after = before.changed({"placement_options": {"odd": Odd()}})
+    with pytest.raises(HandlerFailed, match="the placement_options raised SystemExit: 3"):
+        after.needs_new_replicas(before)

@@ -223,8 +223,8 @@ class Batcher(Generic[C_co]):
         """Stops accepting calls, runs the queued requests, and waits until all have ended.
 
         After ``graceful_shutdown_timeout_s`` queued requests fail with `BatcherClosed`, and
-        handlers are cancelled. One that can't be, in a thread or under a shield, can still answer
-        for another 10 s. Idempotent. If a handler closes its own batcher, this does not wait.
+        handlers are cancelled. One that can't be, in a thread or under a shield, can answer for
+        10 s more; then its callers fail. Idempotent. From its own handler, it does not wait.
 
         Args:
             drop_queued: Whether queued requests fail at once, so that only running ones are

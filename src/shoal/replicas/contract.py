@@ -15,13 +15,12 @@ pickle, of Ray) are converted to Shoal's, with the original as the cause.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shoal.core.options.checks import more_than_0, seconds
+from shoal.core.options.checks import finite_seconds, more_than_0
 from shoal.core.options.option import check_options, option
 
 if TYPE_CHECKING:
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.code.description import Description
     from shoal.replicas.code.endpoint_call import CallOut
-
-
-def _grace(name: str, value: Any) -> float:
-    grace = seconds(name, value)
-    if math.isinf(grace):
-        raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
-    return grace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +46,7 @@ class ReplicaOptions:
     """
 
     start_timeout_s: float | None = option(60.0, more_than_0, may_be_none=True)
-    cancel_grace_s: float = option(1.0, _grace)
+    cancel_grace_s: float = option(1.0, finite_seconds)
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -5,9 +5,10 @@ A config is checked without importing what runs its replicas, which takes long a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
+from shoal.batching.failures.held import held
 from shoal.core.options.checks import one_of
 from shoal.core.options.option import options_of, record_of
 from shoal.replicas.code.definition import imported, qualified_name, split_import_path
@@ -94,16 +95,22 @@ def check_options(
         _check_effect(placement, by_name, own)
 
 
+def has_effect(placement: str | Placement, name: str) -> bool:
+    """Returns whether an option of Shoal's placements has an effect with a placement."""
+    known = BUILT_IN.get(placement) if isinstance(placement, str) else None
+    return known is None or name in options_of(known.options)
+
+
 def _check_effect(placement: str, by_name: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    taken = options_of(BUILT_IN[placement].options)
     for name in by_name:
-        if name not in taken:
+        if not has_effect(placement, name):
             places = [place for place, one in BUILT_IN.items() if name in options_of(one.options)]
             raise ValueError(
                 f"{name} is for placement={' or '.join(map(repr, places))}, and has no effect with "
                 f"placement={placement!r}; leave it out"
             )
     if own:
+        taken = options_of(BUILT_IN[placement].options)
         names = f": {', '.join(taken)}" if taken else ""
         raise ValueError(
             "placement_options is for a placement of your own; write the options of "
@@ -132,7 +139,9 @@ def placement_of(placement: Any, options: Mapping[str, Any] | None = None) -> Pl
         raise _not_callable(placement)
     record: Any = getattr(found, "Options", None)
     if record is not None and options is not None:
-        record_of(record, "placement_options", options)
+        if not isinstance(record, type) or not is_dataclass(record):
+            raise TypeError(f"{placement_name(found)}.Options must be a dataclass, not {record!r}")
+        held(record_of, "the placement's Options")(record, "placement_options", options)
     return cast("Placement", found)
 
 

@@ -6,13 +6,12 @@ the command line.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 
-from shoal.core.options.checks import more_than_0, seconds, whole, yes_or_no
+from shoal.core.options.checks import finite_seconds, more_than_0, whole, yes_or_no
 from shoal.core.options.names import suggested
 from shoal.core.options.option import check_options, option, options_of
 
@@ -45,13 +44,6 @@ def _port(name: str, value: Any) -> int:
     found = whole(name, value, least=0)
     if found > 65535:
         raise ValueError(f"{name} must be from 0 to 65535, not {value!r}")
-    return found
-
-
-def _finite_seconds(name: str, value: Any) -> float:
-    found = seconds(name, value)
-    if math.isinf(found):
-        raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
     return found
 
 
@@ -134,7 +126,7 @@ class HttpOptions:
     admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
     allowed_modules: Sequence[str] = option((), _list)
     graceful_timeout_s: float = option(
-        20.0, _finite_seconds, flag="how long running requests may take at shutdown"
+        20.0, finite_seconds, flag="how long running requests may take at shutdown"
     )
     max_connections: int = option(
         1000,

@@ -89,13 +89,10 @@ class ImportRule:
     def _checked_option(self, name: str, value: Any) -> Any:
         if name == "user_config":
             return value  # only the user's code interprets it
-        if name in _CODE_OPTIONS and value:
-            raise _chooses_code(name)
-        if name in _RAY_OPTIONS and isinstance(value, Mapping) and _RAY_CODE_OPTION in value:
-            raise _chooses_code(f"{name}[{_RAY_CODE_OPTION!r}]")
-        if name == _OF_OWN_PLACEMENT and isinstance(value, Mapping):
-            for inner, one in cast("Mapping[str, Any]", value).items():
-                self._checked_option(inner, one)  # it may pass them on to a placement of Shoal's
+        _refuse_code(name, value)
+        if name == _OF_OWN_PLACEMENT:
+            for inner, one in _options_within(value):
+                _refuse_code(inner, one)  # it may pass them on to a placement of Shoal's
         if isinstance(value, str):
             return self.checked(value) if _is_import_path(value) else value
         for text in _texts(value):
@@ -104,10 +101,27 @@ class ImportRule:
         return value  # pyright: ignore[reportUnknownVariableType] (checked with the option)
 
 
+def _refuse_code(name: str, value: Any) -> None:
+    if name in _CODE_OPTIONS and value:
+        raise _chooses_code(name)
+    if name in _RAY_OPTIONS and isinstance(value, Mapping) and _RAY_CODE_OPTION in value:
+        raise _chooses_code(f"{name}[{_RAY_CODE_OPTION!r}]")
+
+
 def _chooses_code(name: str) -> NotAllowed:
     return NotAllowed(
         f"{name} chooses what code runs, so it can be set only if the operator allowed all modules"
     )
+
+
+def _options_within(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, one in cast("Mapping[str, Any]", value).items():
+            yield name, one
+            yield from _options_within(one)
+    elif isinstance(value, list):
+        for one in cast("Iterable[Any]", value):
+            yield from _options_within(one)
 
 
 def _texts(value: Any) -> Iterator[str]:

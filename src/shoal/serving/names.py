@@ -27,6 +27,7 @@ PARAMETER_FORMS: Final = "{name}, {name:int}, {name:float}, {name:uuid} or {name
 """The forms of a parameter in a path, for messages; they are Starlette's."""
 
 _PARAMETER: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)(?::(?:str|path|int|float|uuid))?\}")
+_NAME: Final = re.compile(r"\{[A-Za-z0-9_]+(?::str)?")
 _ESCAPE: Final = re.compile(r"%[0-9A-Fa-f]{2}")
 _TAG: Final = re.compile(r"(?!\.+\Z)[A-Za-z0-9_.:-]{1,64}")
 
@@ -123,6 +124,11 @@ def checked_path(path: Any, line: str, *, may_have_parameters: bool = True) -> s
     if (why := _why_unreachable(path)) is not None:
         raise ValueError(f"no request can reach {path!r}: {why}")
     return path
+
+
+def without_names(path: str) -> str:
+    """Returns a checked path without its parameters' names: equal ones match the same requests."""
+    return _NAME.sub("{", path)
 
 
 def _why_unreachable(path: str) -> str | None:

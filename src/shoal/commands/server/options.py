@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from argparse import ArgumentTypeError
 from contextlib import suppress
 from pathlib import Path
@@ -68,12 +67,8 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
     is_text = isinstance(default, str)
 
     def read(text: str) -> Any:
-        value: Any = text
-        if not is_text:
-            with suppress(ValueError):
-                value = json.loads(text)
         try:
-            return one.checked(name, value)
+            return one.checked(name, text if is_text else _number(text))
         except (TypeError, ValueError) as error:
             raise ArgumentTypeError(str(error)) from None
 
@@ -84,6 +79,13 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
         metavar=None if is_text else "N" if isinstance(default, int) else "SECONDS",
         help=f"{one.flag} ({format(default, 'g') if isinstance(default, float) else default})",
     )
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def server_options(

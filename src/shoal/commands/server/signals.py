@@ -79,7 +79,8 @@ class Signals:
     def _watch(self) -> None:
         self._asked.get()
         allowed_s = self.allowed_s
-        time.sleep(allowed_s)  # normally the process ends during this sleep
+        # Normally the process ends during this sleep. A longer one overflows.
+        time.sleep(min(allowed_s, threading.TIMEOUT_MAX / 2))
         say(
             f"Shoal ended by force: still busy {allowed_s:g} s after the signal, with a thread that"
             " can't be interrupted or a blocked event loop"

@@ -10,7 +10,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.commands.support.mistake import CommandError, say
-from shoal.replicas.code.definition import imported
+from shoal.replicas.code.definition import imported_unheld
 from shoal.serving.app_file.flaws import AppFileRefused
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def named(spec: str, example: str) -> Any:
         raise CommandError(f"{spec!r} is not an import path; write it like {example!r}")
     _add_current_directory()
     try:
-        return imported(spec)
+        return imported_unheld(spec)
     except Exception as error:
         # The frames before those of the imported code are the same twenty lines every time. An
         # error before any code ran, such as a SyntaxError, has no others.

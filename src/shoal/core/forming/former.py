@@ -216,6 +216,10 @@ class Former:
         self.wake_at = wait.wake_at
         return wait
 
+    def wait_for_arrival(self) -> None:
+        """Makes the next arrival wake the slot, whatever the policy waits for."""
+        self.wake_at = 1
+
     def take(self, dispatch: Dispatch) -> list[Request]:
         """Removes and returns the batch that `decide` has just decided on.
 

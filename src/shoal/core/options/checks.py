@@ -41,6 +41,19 @@ def seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+def finite_seconds(name: str, value: Any) -> float:
+    """Checks a number of seconds that must end.
+
+    Raises:
+        TypeError: It is not a number.
+        ValueError: It is negative, NaN, or infinite.
+    """
+    found = seconds(name, value)
+    if math.isinf(found):
+        raise ValueError(f"{name} must be finite: {value!r} would wait for stuck work for ever")
+    return found
+
+
 def more_than_0(name: str, value: Any) -> float:
     """Checks a number of seconds that can't be 0.
 

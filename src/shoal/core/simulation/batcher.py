@@ -181,6 +181,10 @@ class SimulatedBatcher:
         former = self._former
         self._listens = False
         while self._idle:
+            if not former.live:  # whatever the policy waits for: a trace ends, and its time too
+                former.wait_for_arrival()
+                self._listens, self._listens_until = True, _NEVER
+                return
             decision = former.decide(now)
             if isinstance(decision, Dispatch):
                 self._start(former.take(decision), decision.reason, now)

@@ -133,7 +133,7 @@ class AdminApi:
 
     def _find(self, exchange: Exchange, method: str) -> tuple[AdminRoute, Mapping[str, str]]:
         _, path = split_path(exchange.scope)
-        found = self._table.at(path)
+        found = self._table.at(path, method)
         if found is None:
             raise Refused(not_found())
         route = found.routes.get(method)

@@ -39,6 +39,7 @@ from shoal.serving.http_options import APP_OPTIONS, HttpOptions, checked_middlew
 from shoal.serving.imports import ImportRule
 from shoal.serving.names import (
     DEFAULT_METHODS,
+    RESERVED,
     checked_methods,
     checked_path,
     checked_tag,
@@ -98,7 +99,7 @@ class App:
         middleware: Sequence[Middleware | Callable[[ASGIApp], ASGIApp]] = (),
         **settings: Unpack[AppKeywords],
     ) -> None:
-        for name in settings.keys() - APP_OPTIONS:
+        for name in (one for one in settings if one not in APP_OPTIONS):
             known = (*APP_OPTIONS, "middleware")
             hint = suggested(name, known) or f"there are {', '.join(known)}"
             raise TypeError(f"{name!r} is not an option of shoal.App; {hint}")
@@ -378,7 +379,7 @@ class App:
         kind = scope["type"]
         if kind == "lifespan":
             await run_lifespan(self.lifespan, receive, send)
-        elif kind == "http" and self._pages.at(split_path(scope)[1]) is not None:
+        elif kind == "http" and self._pages.at(split_path(scope)[1], "GET") is not None:
             await self._respond(scope, receive, send)
         else:
             await self._entered(scope, receive, send)
@@ -386,7 +387,7 @@ class App:
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         root, path = split_path(scope)
-        found = self._at(path) if kind == "http" else None
+        found = self._at(path, scope["method"]) if kind == "http" else None
         if found is None and (mounted := self._mounts.at(path)) is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
@@ -399,17 +400,17 @@ class App:
         else:
             raise ValueError(f"a Shoal application can't answer a scope of type {kind!r}")
 
-    def _at(self, path: str) -> Found[Route] | None:
-        """Returns the routes at a path; None if there are none."""
-        if (page := self._pages.at(path)) is not None:
-            return page
+    def _at(self, path: str, method: str) -> Found[Route] | None:
+        """Returns the routes for a request; see `PathTable.at`."""
+        if path.startswith(f"{RESERVED}/"):  # not even for an endpoint at "/{any:path}"
+            return self._pages.at(path, method)
         if self._table is not None and self._phase != "closed":
-            return self._table.at(path)
+            return self._table.at(path, method)
         declared = PathTable[Route]()
         for endpoint in self._declared.endpoints.values():
             if endpoint.path is not None:
                 declared.add(endpoint.path, endpoint.methods, self._not_open)
-        return declared.at(path)
+        return declared.at(path, method)
 
     def _is_up(self) -> bool:
         return self._phase in ("opening", "open", "draining")

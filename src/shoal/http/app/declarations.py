@@ -14,7 +14,7 @@ import anyio
 from shoal.errors import NameTaken
 from shoal.http.requests.payload import Reader, reader_for
 from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
-from shoal.serving.names import TAG_FORM, is_tag
+from shoal.serving.names import TAG_FORM, is_tag, without_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -103,7 +103,9 @@ class Declarations:
         """
         for method in methods if path is not None else ():
             for there in self.endpoints.values():
-                if there.path == path and method in there.methods:
+                if there.path is None or method not in there.methods:
+                    continue
+                if without_names(there.path) == without_names(path or ""):
                     raise NameTaken(f"{method} {path} is declared already, as {there.name!r}")
 
     def add_code(

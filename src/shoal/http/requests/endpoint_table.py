@@ -46,14 +46,14 @@ class EndpointTable:
         self._version = -1
         self._routes = PathTable[Route]()
 
-    def at(self, path: str) -> Found[Route] | None:
-        """Returns the routes at a path; None if there are none."""
+    def at(self, path: str, method: str) -> Found[Route] | None:
+        """Returns the routes for a request; see `PathTable.at`."""
         controller = self._controller
         if controller.version != self._version:
             self._version = controller.version
             self._routes = PathTable[Route]()
             for protocol in self._protocols:
                 for endpoint in controller.endpoints.values():
-                    for path_, method, route in protocol.of(endpoint):
-                        self._routes.add(path_, (method,), route)
-        return self._routes.at(path)
+                    for of_path, of_method, route in protocol.of(endpoint):
+                        self._routes.add(of_path, (of_method,), route)
+        return self._routes.at(path, method)

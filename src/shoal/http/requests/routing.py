@@ -1,8 +1,9 @@
 """Routing: a table of paths, and prefixes of mounted applications.
 
 One look-up finds a route at a path without parameters. A path may have parameters, as in Starlette:
-``/users/{id:int}``; such paths are tried in the order in which they were added, after the others.
-The application's routes take precedence over mounted applications.
+``/users/{id:int}``; such paths are tried in the order in which they were added, after the others,
+until one has a route for the request's method. The application's routes take precedence over
+mounted applications.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shoal.observe.metrics import NO_ENDPOINT
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
     from starlette.convertors import Convertor
     from starlette.types import ASGIApp
@@ -116,24 +117,38 @@ class PathTable(Generic[R]):
         for method in methods:
             routes.setdefault(method, route)
 
-    def at(self, path: str) -> Found[R] | None:
-        """Returns the routes at a path; None if there are none."""
+    def at(self, path: str, method: str) -> Found[R] | None:
+        """Returns the routes of the first path that matches and has a route for a method.
+
+        Args:
+            path: The path of a request.
+            method: Its method.
+
+        Returns:
+            The routes; if none is for the method, those of all paths that match; None if none does.
+        """
         found = self._plain.get(path)
-        if found is not None or not self._patterns:
+        if not self._patterns or (found is not None and method in found.routes):
             return found
+        matching = [*([] if found is None else [found]), *self._matching(path)]
+        wanted = {method, "GET"} if method == "HEAD" else {method}
+        for found in matching:
+            if not wanted.isdisjoint(found.routes):
+                return found
+        routes: dict[str, R] = {}
+        for found in matching:
+            routes |= found.routes
+        return Found(routes, {}) if matching else None
+
+    def _matching(self, path: str) -> Iterator[Found[R]]:
+        """Yields the routes of each path with parameters that matches."""
         for pattern in self._patterns:
-            match = pattern.regex.match(path)
+            match = pattern.regex.fullmatch(path)
             if match is None:
                 continue
             with suppress(ValueError):  # such as a number of too many digits
-                return Found(
-                    pattern.routes,
-                    {
-                        name: convertor.convert(match[name])
-                        for name, convertor in pattern.convertors.items()
-                    },
-                )
-        return None
+                params = {n: one.convert(match[n]) for n, one in pattern.convertors.items()}
+                yield Found(pattern.routes, params)
 
 
 class Mounts:

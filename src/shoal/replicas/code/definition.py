@@ -212,10 +212,11 @@ def imported(path: str) -> Any:
         NotAllowed: It is an `OwnPath` that names an object of another package.
         Exception: What the module raised when it was imported.
     """
-    return held(_imported, f"the module of {str(path)!r}")(path)
+    return held(imported_unheld, f"the module of {str(path)!r}")(path)
 
 
-def _imported(path: str) -> Any:
+def imported_unheld(path: str) -> Any:
+    """As `imported`, but also raises what is no `Exception`, such as a module's `SystemExit`."""
     module_name, name = split_import_path(path)
     try:
         found: Any = importlib.import_module(module_name)

@@ -12,6 +12,7 @@ from shoal.serving.names import (
     checked_route,
     checked_tag,
     not_there,
+    without_names,
 )
 from shoal.serving.state.records import EndpointRecord, ShadowRecord
 
@@ -126,7 +127,7 @@ class EndpointChecks:
 
     def _check_free(self, path: Path, route: str | None, methods: Collection[str]) -> None:
         for method in methods if route is not None else ():
-            taken = self._routes.setdefault((str(route), method), path)
+            taken = self._routes.setdefault((without_names(str(route)), method), path)
             if taken != path:
                 self._flaws.add(
                     (*path, "route"),

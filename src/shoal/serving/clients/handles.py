@@ -162,3 +162,7 @@ class BlockingHandle(_Hinting, ABC):
     def remote(self, *args: Any, **kwargs: Any) -> Any:
         """Does the same as `call`; Ray Serve's name for it."""
         return self.call(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Unpickled in another process, it is a blocking handle of that process.
+        return getattr, (self._handle, "sync")

@@ -18,7 +18,7 @@ from shoal.serving.clients.wire_forms import made
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import httpx
 
@@ -114,8 +114,8 @@ class RemoteClient(Client):
             await self._sync.aclose()
         await self._connection.aclose()
 
-    async def _send(self, verb: Verb, *args: Any, **kwargs: Any) -> Any:
-        path, body = verb.request(*args, **kwargs)
+    async def _send(self, verb: Verb, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        path, body = verb.request(args, kwargs)
         return made(verb.result, await self._connection.ask(verb.method, path, body))
 
     async def get_handle(self, endpoint: str, missing_ok: bool = False) -> RemoteHandle:

@@ -22,14 +22,14 @@ from shoal.errors import ShutDown
 from shoal.replicas.process.child.endpoints import WorkCancelled
 from shoal.replicas.threads import check_may_block, inner_calls
 from shoal.serving.clients.handles import BlockingHandle
-from shoal.serving.clients.protocol import VERBS
+from shoal.serving.clients.protocol import VERBS, Client
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from anyio.from_thread import BlockingPortal
 
-    from shoal.serving.clients.protocol import Client, ResultIterator
+    from shoal.serving.clients.protocol import ResultIterator
 
 T = TypeVar("T")
 
@@ -125,6 +125,7 @@ class SyncFace:
                 return SyncHandleFace(result, self._bridge)
             return result
 
+        block.__doc__ = getattr(Client, verb).__doc__  # the controller's own methods inherit it
         return block
 
     def shutdown(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from inspect import BoundArguments, Parameter, Signature, signature
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_type_hints
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from shoal.serving.imports import ImportRule
 
-F = TypeVar("F", bound=Callable[..., Awaitable[Any]])
+F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _IN_PATH: Final = re.compile(r"{(\w+)}")
 _NAMES: Final = {"tag": BACKEND, "backend": BACKEND, "name": ENDPOINT, "endpoint": ENDPOINT}
@@ -48,7 +48,7 @@ class Verb:
         goes_on: Whether the verb goes on if its HTTP client disconnects.
     """
 
-    function: Callable[..., Awaitable[Any]]
+    function: Callable[..., Coroutine[Any, Any, Any]]
     method: str
     path: str
     signature: Signature
@@ -77,13 +77,15 @@ class Verb:
         """Whether its request has a body."""
         return self.body is not None or bool(self.members)
 
-    def request(self, *args: Any, **kwargs: Any) -> tuple[str, Any]:
+    def request(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
         """Returns the path and the body of the request with some arguments.
 
         Raises:
             TypeError: The arguments don't fit the parameters, or one has the wrong type.
             Exception: The check of an argument raised this.
         """
+        # Arguments that don't fit get Python's own message, which names the verb.
+        self.function(None, *args, **kwargs).close()
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         sent = {name: self.forms[name].sent(value) for name, value in bound.arguments.items()}
@@ -133,7 +135,7 @@ def verb(
 
         @functools.wraps(function)
         async def send(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return await self._send(declared, *args, **kwargs)
+            return await self._send(declared, args, kwargs)
 
         cast("Any", send).verb = declared
         return cast("F", send)

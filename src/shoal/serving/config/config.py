@@ -31,6 +31,7 @@ from shoal.replicas.placements import (
     BUILT_IN,
     check_options,
     checked_placement,
+    has_effect,
     takes_open_batches,
 )
 from shoal.serving.config.batching import (
@@ -183,6 +184,25 @@ class BackendConfig:
             return given
         return cls(**_keywords({} if given is None else given))
 
+    @classmethod
+    def restored(cls, kept: Mapping[str, Any]) -> BackendConfig:
+        """Makes a config from what `durable` returned, perhaps in an earlier version of Shoal.
+
+        Earlier versions accepted some options where they have no effect; these are left out.
+
+        Raises:
+            TypeError: See `of`.
+            ValueError: See `of`.
+        """
+        placement = kept.get("placement", BackendConfig.placement)
+        return cls.of(
+            {
+                name: one
+                for name, one in kept.items()
+                if name not in _PLACED or has_effect(placement, name)
+            }
+        )
+
     def changed(self, changes: BackendConfig | Mapping[str, Any]) -> BackendConfig:
         """Makes the config that results from merging `changes` into this one.
 
@@ -272,11 +292,15 @@ class BackendConfig:
         }
         return type(self)(**cast("BackendKeywords", kept))
 
+    @functools.partial(held, name="the placement_options")
     def needs_new_replicas(self, before: BackendConfig) -> bool:
         """Returns whether replicas with the config `before` must be replaced for this config.
 
         They need not if it differs only in options of the batcher or of the supervisor, in
         ``user_config``, or in ``start_timeout_s``, which concerns only replicas yet to start.
+
+        Raises:
+            Exception: The comparison of the options of a placement raised this.
         """
         return _what_replicas_are_made_with(self) != _what_replicas_are_made_with(before)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.errors import NameTaken, NoSuchName, ShutDown
-from shoal.serving.names import found
+from shoal.serving.names import found, without_names
 
 if TYPE_CHECKING:
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -50,8 +50,9 @@ class Endpoints:
                 f"methods={list(there.methods)!r}"
                 + ("; set its traffic to send it to another backend" if same else "")
             )
-        for method in endpoint.methods if endpoint.route is not None else ():
-            taken = self._by_route.get(endpoint.route or "", {}).get(method)
+        there_too = self._by_route.get(without_names(endpoint.route or ""), {})
+        for method in endpoint.methods:
+            taken = there_too.get(method)
             if taken is not None:
                 raise NameTaken(
                     f"{method} {endpoint.route} is answered by the endpoint {taken.name!r} already"
@@ -63,18 +64,19 @@ class Endpoints:
         self.by_name[endpoint.name] = endpoint
         if endpoint.route is not None:
             by_method = dict.fromkeys(endpoint.methods, endpoint)
-            self._by_route.setdefault(endpoint.route, {}).update(by_method)
+            self._by_route.setdefault(without_names(endpoint.route), {}).update(by_method)
 
     def remove(self, endpoint: Endpoint) -> None:
         """Removes an endpoint, and fails the requests that wait for its traffic."""
         self.version += 1
         del self.by_name[endpoint.name]
         if endpoint.route is not None:
-            methods = self._by_route[endpoint.route]
+            path = without_names(endpoint.route)
+            methods = self._by_route[path]
             for method in endpoint.methods:
                 del methods[method]
             if not methods:
-                del self._by_route[endpoint.route]
+                del self._by_route[path]
         endpoint.close(NoSuchName(f"the endpoint {endpoint.name!r} was deleted"))
 
     def drain(self) -> None:

@@ -186,7 +186,7 @@ class Journal:
         definition = Definition(
             path, tuple(one.init_args), tuple(one.init_kwargs.items()), refusal=refusal
         )
-        return definition, BackendConfig.of(config)
+        return definition, BackendConfig.restored(config)
 
     def _compared(self, endpoint: EndpointRecord) -> EndpointRecord:
         """Returns an endpoint without the comparisons whose import paths are not allowed."""

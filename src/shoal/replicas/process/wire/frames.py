@@ -37,7 +37,7 @@ def fresh_memory(size: int) -> memoryview:
     return memoryview(memory)
 
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 """The version of the protocol; both ends must have the same one."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
