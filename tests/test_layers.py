@@ -63,6 +63,10 @@ CONTRACTS = {
     # What others call a batched function by, in annotations.
     "shoal.batching.calls.call.StreamCall",
     "shoal.batching.calls.call.UnaryCall",
+    # The typed keywords of each placement, beside its options.
+    "shoal.replicas.placements.PlacementKeywords",
+    "shoal.replicas.process.options.ProcessKeywords",
+    "shoal.replicas.ray.options.RayKeywords",
     # What a protocol over HTTP is: a codec, and the form of its streams.
     "shoal.http.requests.codec.Codec",
     "shoal.http.requests.codec.StreamForm",

@@ -12,13 +12,17 @@ from shoal.batching.failures.held import held
 from shoal.core.options.checks import one_of
 from shoal.core.options.option import options_of, record_of
 from shoal.replicas.code.definition import imported, qualified_name, split_import_path
-from shoal.replicas.process.options import ProcessOptions
-from shoal.replicas.ray.options import RayOptions
+from shoal.replicas.process.options import ProcessKeywords, ProcessOptions
+from shoal.replicas.ray.options import RayKeywords, RayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from shoal.replicas.contract import Placement
+
+
+class PlacementKeywords(ProcessKeywords, RayKeywords, total=False):
+    """The options of Shoal's placements as keywords."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from shoal.core.options.checks import mapping, whole
 from shoal.core.options.option import check_options, option, table
@@ -54,6 +54,17 @@ def _cpus(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
     if not entries or not all(entries):
         raise ValueError(f"{form}, not {value!r}")
     return tuple(entries)
+
+
+class ProcessKeywords(TypedDict, total=False):
+    """The keywords of `ProcessOptions`."""
+
+    python: str | None
+    env: Mapping[str, str]
+    cpu_affinity: Sequence[Sequence[int]] | None
+    max_memory_bytes: int | None
+    shared_memory_bytes: int
+    log_lines: int
 
 
 @dataclass(frozen=True, kw_only=True)

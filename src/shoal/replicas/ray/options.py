@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping  # noqa: TC003 - `get_type_hints` needs it
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict
 
 from shoal.core.options.checks import named_values
 from shoal.core.options.option import check_options, table
 from shoal.replicas.process.options import environment
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+
+class RayKeywords(TypedDict, total=False):
+    """The keywords of `RayOptions`, but for ``env``, which processes have too."""
+
+    ray_options: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,10 @@ from shoal.core.options.records import LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.contract import Placement
+from shoal.replicas.placements import PlacementKeywords
 
 
-class BackendKeywords(ValueKeywords, total=False):
+class BackendKeywords(ValueKeywords, PlacementKeywords, total=False):
     """The keywords of `BackendConfig`, which documents them."""
 
     num_replicas: int
@@ -31,15 +32,6 @@ class BackendKeywords(ValueKeywords, total=False):
     # ReplicaOptions
     start_timeout_s: float | None
     cancel_grace_s: float
-
-    # of Shoal's placements
-    python: str | None
-    env: Mapping[str, str]
-    cpu_affinity: Sequence[Sequence[int]] | None
-    max_memory_bytes: int | None
-    shared_memory_bytes: int
-    log_lines: int
-    ray_options: Mapping[str, Any]
 
     # BatchOptions; its functions may be import paths here, and its records mappings
     batch_size_fn: Callable[[Any], float] | str | None
