@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar, get_args
 
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-COUNTER: Final[Any] = CounterMetricFamily
-GAUGE: Final[Any] = GaugeMetricFamily
+COUNTER: Final = CounterMetricFamily
+GAUGE: Final = GaugeMetricFamily
+Kind: TypeAlias = type[CounterMetricFamily] | type[GaugeMetricFamily]
 
 NO_ENDPOINT = "-"
 """The endpoint label of responses that no endpoint gave."""
@@ -154,7 +155,7 @@ def _of_controller(status: Status) -> Iterator[Metric]:
 def _metrics(
     labels: Sequence[str],
     found: Sequence[tuple[Sequence[str], T]],
-    rows: Sequence[tuple[Any, str, str, Callable[[T], float | None]]],
+    rows: Sequence[tuple[Kind, str, str, Callable[[T], float | None]]],
 ) -> Iterator[Metric]:
     """Yields a metric for each row of a table, with a sample for each of the labelled objects."""
     for kind, name, help_, value in rows:
@@ -162,7 +163,7 @@ def _metrics(
 
 
 def _family(
-    kind: Any,
+    kind: Kind,
     name: str,
     help_: str,
     labels: Sequence[str],
@@ -172,7 +173,7 @@ def _family(
     for where, value in samples:
         if value is not None:
             family.add_metric(where, value)
-    return family  # type: ignore[no-any-return]
+    return family
 
 
 def _histogram(
@@ -188,7 +189,7 @@ def _histogram(
 
 _OUTCOMES: Final = ("finished", "failed", "cancelled", "expired", "rejected", "shed")
 
-_OF_BATCHERS: Final[Sequence[tuple[Any, str, str, Callable[[BatcherStatistics], float]]]] = (
+_OF_BATCHERS: Final[Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics], float]]]] = (
     (GAUGE, "queued_requests", "Requests in the queue.", lambda s: s.queued),
     (
         GAUGE,
@@ -216,13 +217,13 @@ _HISTOGRAMS: Final[Sequence[tuple[str, str, Callable[[BatcherStatistics], Histog
     ("batch_run_seconds", "Run time of the handler for a batch.", lambda s: s.run_s),
 )
 
-_OF_ENDPOINTS: Final[Sequence[tuple[Any, str, str, Callable[[EndpointStatus], float]]]] = (
+_OF_ENDPOINTS: Final[Sequence[tuple[Kind, str, str, Callable[[EndpointStatus], float]]]] = (
     (COUNTER, "endpoint_requests", "Requests to an endpoint.", lambda e: e.requests),
     (COUNTER, "endpoint_errors", "Failed requests to an endpoint.", lambda e: e.errors),
     (GAUGE, "endpoint_held_requests", "Requests held until traffic is set.", lambda e: e.held),
 )
 
-_OF_BACKENDS: Final[Sequence[tuple[Any, str, str, Callable[[BackendStatus], float]]]] = (
+_OF_BACKENDS: Final[Sequence[tuple[Kind, str, str, Callable[[BackendStatus], float]]]] = (
     (COUNTER, "backend_requests", "Requests that have ended.", lambda b: b.requests),
     (COUNTER, "backend_errors", "Failed requests.", lambda b: b.errors),
     (
@@ -237,12 +238,12 @@ _OF_BACKENDS: Final[Sequence[tuple[Any, str, str, Callable[[BackendStatus], floa
     (COUNTER, "replica_restarts", "Replicas started to replace a dead one.", lambda b: b.restarts),
 )
 
-_OF_REPLICAS: Final[Sequence[tuple[Any, str, str, Callable[[ReplicaStatus], float | None]]]] = (
+_OF_REPLICAS: Final[Sequence[tuple[Kind, str, str, Callable[[ReplicaStatus], float | None]]]] = (
     (GAUGE, "replica_ongoing_requests", "Requests a replica runs.", lambda r: r.ongoing),
     (GAUGE, "replica_memory_bytes", "Resident memory of a replica.", lambda r: r.memory_bytes),
 )
 
-_OF_SHADOWS: Final[Sequence[tuple[Any, str, str, Callable[[ShadowStatus], float]]]] = (
+_OF_SHADOWS: Final[Sequence[tuple[Kind, str, str, Callable[[ShadowStatus], float]]]] = (
     (COUNTER, "shadow_requests", "Copied requests.", lambda s: s.sent),
     (COUNTER, "shadow_dropped", "Requests not copied: too many copies ran.", lambda s: s.dropped),
     (COUNTER, "shadow_errors", "Failed copies.", lambda s: s.failed),

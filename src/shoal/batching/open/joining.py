@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shoal.core.batch import DispatchReason
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.core.request import Request
 
 
+@dataclass(eq=False)
 class Joining(ABC):
     """Adds requests to one batch.
 
@@ -43,19 +45,15 @@ class Joining(ABC):
         is_leaving: Whether it takes no more requests, and ends when the present ones have ended.
     """
 
-    def __init__(
-        self,
-        batch: Batch,
-        queue: OpenQueue,
-        on_room: Callable[[], None],
-        gets_no_more: Callable[[Batch], bool],
-    ) -> None:
-        self.batch = batch
+    batch: Batch
+    _queue: OpenQueue
+    _on_room: Callable[[], None]
+    _gets_no_more: Callable[[Batch], bool]
+
+    def __post_init__(self) -> None:
+        batch = self.batch
         self.joined: list[Request] = list(batch.members)
         self.has_ended = self.is_leaving = False
-        self._queue = queue
-        self._on_room = on_room
-        self._gets_no_more = gets_no_more
         self._has_turn = True
         # The total cost of the requests that use room in the batch.
         self._size = sum([request.cost for request in batch.members])
@@ -125,18 +123,12 @@ class Joining(ABC):
 class OpenJoining(Joining):
     """Adds requests to a batch with ``fill="open"``."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        queue: OpenQueue,
-        on_room: Callable[[], None],
-        gets_no_more: Callable[[Batch], bool],
-    ) -> None:
-        super().__init__(batch, queue, on_room, gets_no_more)
-        self._is_flushed = queue.former.took_flushed
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._is_flushed = self._queue.former.took_flushed
         self._has_lost = False
-        self._first_at = batch.members[0].arrived_at
-        self._newest_at = max(request.arrived_at for request in batch.members)
+        self._first_at = self.batch.members[0].arrived_at
+        self._newest_at = max(request.arrived_at for request in self.batch.members)
 
     @property
     def room(self) -> float:
