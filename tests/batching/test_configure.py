@@ -354,6 +354,28 @@ async def test_an_open_batch_keeps_the_options_with_which_it_began() -> None:
         assert sizes == [3, 1, 1]
 
 
+async def test_the_next_open_batch_has_the_new_options_though_its_requests_came_before() -> None:
+    sizes: list[int] = []
+
+    async def handler(batch: shoal.OpenBatch[int, int]) -> None:
+        joined = [request async for request in batch]
+        sizes.append(len(joined))
+        for request in joined:
+            request.finish(request.item)
+
+    batcher: Any = shoal.Batcher(
+        handler, fill="open", max_batch_size=2, batch_wait_timeout_s=50, max_concurrent_batches=2
+    )
+    async with batcher as call, anyio.create_task_group() as tasks:
+        await line_up(tasks, call(0))
+        await settle()
+        batcher.configure(max_batch_size=1)
+        for number in (1, 2, 3):  # all of them before the batch takes one
+            tasks.start_soon(call, number)
+        await settle()
+        assert sorted(sizes) == [1, 1, 2]
+
+
 class Model:
     def __init__(self, size: int | None = None) -> None:
         self.batches: list[int] = []

@@ -349,3 +349,11 @@ def test_a_flush_keeps_nobody_after_it() -> None:
     former.decide(0)
     assert not former._pressures._handed_out
     assert not former._pressures.covered
+
+
+def test_once_a_batch_is_due_no_arrival_wakes_a_slot() -> None:
+    former = queue(new(), new(), max_batch_size=3, batch_wait_timeout_s=10)
+    assert former.decide(0) == Wait(10, 3)
+    assert former.wake_at == 3
+    assert former.decide(10) == Dispatch(2, DispatchReason.TIMER)
+    assert not former.admit(new()).ring

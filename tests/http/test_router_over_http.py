@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,7 @@ from serving.scenes import Gated, Stage, echo, failing
 from shoal.http.app.app import App
 from shoal.serving.controller.controller import Controller
 from shoal.serving.endpoints.endpoint import MOST_HELD
+from shoal.serving.endpoints.shadow import PrimaryAnswer
 from shoal.testing import settle
 from shoal.testing.asgi import Call, ask, calling
 
@@ -539,3 +541,18 @@ async def test_an_endpoint_that_code_does_not_find_is_no_mistake_of_the_client()
         await beside(client, "outer", outer)
         await client.set_traffic("e", {"outer": 1})
         assert (await ask(app, "/e", 1)).status == 500
+
+
+async def test_the_copy_of_a_request_that_fails_does_not_wait_for_its_answer():
+    async def broken(items: list[int]) -> list[int]:
+        raise ZeroDivisionError
+
+    async with up(broken) as (app, client, _):
+        await beside(client, "s")
+        await client.shadow_traffic("e", "s", 1, compare=lambda first, second: True)
+        assert (await ask(app, "/e", 1)).status == 500
+        await settle()
+        [shadow] = client.status_now().endpoints["e"].shadows
+        assert (shadow.sent, shadow.agreed, shadow.disagreed) == (1, 0, 0)
+        gc.collect()
+        assert not [one for one in gc.get_objects() if type(one) is PrimaryAnswer]
