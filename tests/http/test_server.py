@@ -25,7 +25,7 @@ from wsproto.connection import ConnectionType
 from wsproto.events import CloseConnection, TextMessage
 
 from shoal.errors import LifespanFailed
-from shoal.http.server.connection import ClientConnection
+from shoal.http.server.http1.connection import Http1Connection
 from shoal.http.server.server import serve
 from shoal.serving.http_options import HttpOptions
 
@@ -115,13 +115,13 @@ async def test_shutdown_serves_a_request_that_had_arrived_on_an_idle_connection(
 
 
 async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeypatch):
-    drain = ClientConnection.drain
+    drain = Http1Connection.drain
 
-    async def drain_as_a_request_arrives(connection):
+    def drain_as_a_request_arrives(connection):
         client.sendall(request("/hold"))
-        await drain(connection)
+        drain(connection)
 
-    monkeypatch.setattr(ClientConnection, "drain", drain_as_a_request_arrives)
+    monkeypatch.setattr(Http1Connection, "drain", drain_as_a_request_arrives)
     app = EchoApp()
     async with live(app) as server:
         client = server.connect_now()
@@ -137,15 +137,15 @@ async def test_shutdown_serves_a_request_that_arrives_in_the_very_moment(monkeyp
 async def test_shutdown_serves_a_request_that_came_in_time_while_the_event_loop_stood_still(
     monkeypatch,
 ):
-    drain = ClientConnection.drain
+    drain = Http1Connection.drain
 
-    async def drain_and_stand_still(connection):
-        await drain(connection)
+    def drain_and_stand_still(connection):
+        drain(connection)
         client.sendall(request("/"))
-        time.sleep(0.1)  # noqa: ASYNC251 - that is the point
+        time.sleep(0.1)
 
-    monkeypatch.setattr(ClientConnection, "drain", drain_and_stand_still)
-    monkeypatch.setattr("shoal.http.server.connection._LATE_REQUEST_S", 0.05)
+    monkeypatch.setattr(Http1Connection, "drain", drain_and_stand_still)
+    monkeypatch.setattr("shoal.http.server.shared.Shared.late_request_s", 0.05)
     async with live(EchoApp()) as server:
         client = server.connect_now()
         await until_quiet()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
-
-from hypercorn.config import Config
 
 from shoal.http.server.listeners import Inherited, Tcp, Unix
 
@@ -42,16 +39,6 @@ def address_of(options: HttpOptions) -> Address:
     if options.uds is not None:
         return Unix(options.uds)
     return Tcp(options.host, options.port) if options.fd is None else Inherited(options.fd)
-
-
-def hypercorn_config(options: HttpOptions) -> Config:
-    """Returns the configuration for Hypercorn's protocols."""
-    hypercorn = Config()
-    hypercorn.errorlog = logging.getLogger("shoal.server")
-    hypercorn.accesslog = None
-    hypercorn.include_server_header = False
-    hypercorn.keep_alive_timeout = options.keep_alive_timeout_s
-    return hypercorn
 
 
 # How long the application's lifespan may take to end when the drain has used up its time.

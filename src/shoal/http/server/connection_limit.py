@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from shoal.http.server.client_socket import ClientSocket
-
 if TYPE_CHECKING:
+    import socket
+
     from shoal.http.server.listeners import BoundSocket
 
 _log = logging.getLogger("shoal.server")
@@ -38,7 +38,7 @@ _BACKLOG: Final = 1024
 class LimitedListener:
     """A bound socket that accepts connections up to a limit.
 
-    Invariant: ``permits in use == client sockets returned and not yet released``.
+    Invariant: ``permits in use == sockets returned and not yet released``.
 
     Args:
         bound: A bound socket, which this object owns from now on.
@@ -64,7 +64,7 @@ class LimitedListener:
         """
         self._bound.socket.listen(_BACKLOG)
 
-    async def accept(self) -> ClientSocket:
+    async def accept(self) -> socket.socket:
         """Waits until the limit allows a connection, then for a client; see `release`."""
         while True:
             await self._acquire()
@@ -80,7 +80,7 @@ class LimitedListener:
                 self.release()
                 raise
 
-    def accept_waiting(self) -> ClientSocket | None:
+    def accept_waiting(self) -> socket.socket | None:
         """Returns a client that has connected already; None if none has or the limit is reached.
 
         Does not wait.
@@ -94,7 +94,7 @@ class LimitedListener:
         except OSError:
             self.release()
             return None
-        return ClientSocket(accepted)
+        return accepted
 
     def release(self) -> None:
         """Allows one more connection, once an accepted one has ended."""
@@ -104,7 +104,7 @@ class LimitedListener:
         """Stops listening; the kernel refuses connections from now on."""
         self._bound.close()
 
-    async def _accept(self) -> ClientSocket:
+    async def _accept(self) -> socket.socket:
         while True:
             try:
                 accepted, _ = self._bound.socket.accept()
@@ -113,7 +113,7 @@ class LimitedListener:
                     raise
                 await anyio.wait_readable(self._bound.socket)
             else:
-                return ClientSocket(accepted)
+                return accepted
 
     async def _acquire(self) -> None:
         if self._permits.value == 0 and not self._has_warned:

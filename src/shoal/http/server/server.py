@@ -20,20 +20,25 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from shoal.http.server.access_log import AccessLog
-from shoal.http.server.config import Drained, ServerRun, address_of, hypercorn_config
-from shoal.http.server.connection import ClientConnection, Shared
+from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.http.server.client import Client
+from shoal.http.server.config import Drained, ServerRun, address_of
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import AppListener, bind
+from shoal.http.server.shared import Shared
+from shoal.http.server.sockets.poller import new_poller
+from shoal.http.server.sockets.timeouts import Timeouts
+from shoal.http.server.sockets.transport import Transport
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable, Callable, Sequence
 
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
 
-    from shoal.http.server.client_socket import ClientSocket
+    from shoal.http.server.sockets.transport import Poller
     from shoal.serving.http_options import HttpOptions
 
 __all__ = ["Drained", "serve"]
@@ -85,32 +90,40 @@ async def serve(
 class _OpenListener:
     """One address: its application, its socket, and the state that its connections share."""
 
-    def __init__(self, listener: AppListener, bound: LimitedListener, shared: Shared) -> None:
+    def __init__(
+        self, listener: AppListener, bound: LimitedListener, shared: Shared, poller: Poller
+    ) -> None:
         self.started = listener.started
         self.bound = bound
         self.shared = shared
+        self._poller = poller
 
-    async def accept(self, connections: TaskGroup) -> None:
+    async def accept(self) -> None:
         while True:
-            connections.start_soon(self._serve, await self.bound.accept())
+            self._open(await self.bound.accept())
 
-    async def announce_end(self) -> None:
+    def announce_end(self) -> None:
         # Every answer from now on says "Connection: close", so that its client does not send the
         # next request into a connection that is about to end.
-        self.shared.config.keep_alive_max_requests = 0
-        await self.shared.context.terminated.set()
+        self.shared.drain()
 
-    def drain(self, connections: TaskGroup) -> None:
+    def drain(self) -> None:
         while (client := self.bound.accept_waiting()) is not None:
-            connections.start_soon(self._serve, client)
+            self._open(client)
         self.bound.close()
         for connection in tuple(self.shared.connections):
-            connections.start_soon(connection.drain)
+            connection.drain()
 
-    async def _serve(self, client: ClientSocket) -> None:
+    def abort(self) -> None:
+        for connection in tuple(self.shared.connections):
+            connection.abort()
+
+    def _open(self, client: socket.socket) -> None:
+        transport = Transport(client, self._poller)
         try:
-            await ClientConnection(self.shared, client).run()
-        finally:
+            Client(self.shared, transport, self.bound.release).start()
+        except OSError:  # the client is gone
+            transport.close()
             self.bound.release()
 
 
@@ -120,22 +133,18 @@ class _Server:
     def __init__(self, options: HttpOptions, lifespan: Lifespan | None) -> None:
         self._options = options
         self._lifespan = lifespan
+        self._to_open: list[tuple[AppListener, LimitedListener]] = []
         self._listeners: list[_OpenListener] = []
         self._until_shutdown = anyio.CancelScope()
         self._draining = anyio.Event()
         self._outcome = ServerRun(lifespan)
+        self._parking = parking_of_this_loop()
+        self._timeouts = Timeouts(self._parking)
+        self._poller = new_poller()
 
     def add(self, listener: AppListener, bound: LimitedListener) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""
-        has_state = self._lifespan is not None and not self._listeners
-        app = listener.app
-        shared = Shared(
-            app=AccessLog(app) if self._options.access_log else app,
-            config=hypercorn_config(self._options),
-            state=self._lifespan.state if self._lifespan is not None and has_state else {},
-            send_timeout_s=self._options.send_timeout_s,
-        )
-        self._listeners.append(_OpenListener(listener, bound, shared))
+        self._to_open.append((listener, bound))
 
     async def run(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         drain_began_at = anyio.current_time()
@@ -143,15 +152,20 @@ class _Server:
             if self._lifespan is not None:
                 tasks.start_soon(self._lifespan.run)
             tasks.start_soon(self._wait_for, shutdown)
+            tasks.start_soon(self._poller.run)
+            tasks.start_soon(self._timeouts.run)
             async with anyio.create_task_group() as connections:
+                for listener, bound in self._to_open:
+                    self._listeners.append(self._opened(listener, bound, connections))
                 tasks.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
                     await self._start()
                     if self._outcome.is_up:
-                        await self._accept(connections)
+                        await self._accept()
                 drain_began_at = anyio.current_time()
                 if self._outcome.is_up:
-                    self._drain(connections)
+                    self._drain()
+                    await self._wait_closed()
             self._outcome.took_s = anyio.current_time() - drain_began_at
             await self._outcome.end_application(self._options.graceful_timeout_s)
             tasks.cancel_scope.cancel()
@@ -160,12 +174,26 @@ class _Server:
         """Returns the outcome, or raises what prevented the start; see `serve`."""
         return self._outcome.drained(self._finished())
 
+    def _opened(
+        self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
+    ) -> _OpenListener:
+        has_state = self._lifespan is not None and not self._listeners
+        shared = Shared(
+            listener.app,
+            self._options,
+            self._lifespan.state if self._lifespan is not None and has_state else {},
+            self._parking,
+            self._timeouts,
+            connections,
+        )
+        return _OpenListener(listener, bound, shared, self._poller)
+
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
         # At once: requests that the shutdown itself has affected may be answered very soon.
         self._outcome.finished_before = self._finished()
         for listener in self._listeners:
-            await listener.announce_end()
+            listener.announce_end()
         self._until_shutdown.cancel()
 
     async def _start(self) -> None:
@@ -181,15 +209,20 @@ class _Server:
         for listener in self._listeners:
             listener.started(listener.bound.url)
 
-    async def _accept(self, connections: TaskGroup) -> None:
+    async def _accept(self) -> None:
         async with anyio.create_task_group() as accepting:
             for listener in self._listeners:
-                accepting.start_soon(listener.accept, connections)
+                accepting.start_soon(listener.accept)
 
-    def _drain(self, connections: TaskGroup) -> None:
+    def _drain(self) -> None:
         self._draining.set()
         for listener in self._listeners:
-            listener.drain(connections)
+            listener.drain()
+
+    async def _wait_closed(self) -> None:
+        """Waits until all connections are closed; their calls end with the task group."""
+        for listener in self._listeners:
+            await listener.shared.wait_closed()
 
     async def _cut_off(self, connections: TaskGroup) -> None:
         try:
@@ -197,10 +230,8 @@ class _Server:
             await anyio.sleep(self._options.graceful_timeout_s)
             self._outcome.cut = sum(listener.shared.running for listener in self._listeners)
         finally:
-            # Sends are shielded: cancelling alone would wait for their deadlines.
             for listener in self._listeners:
-                for connection in tuple(listener.shared.connections):
-                    connection.abort()
+                listener.abort()
         connections.cancel_scope.cancel()
 
     def _finished(self) -> int:

@@ -15,10 +15,15 @@ import anyio
 import anyio.lowlevel
 from wsproto.frame_protocol import CloseReason
 
+from shoal.http.server.log_errors import contained
+from shoal.http.server.sockets.timeouts import BodyTimeout
+
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from hypercorn.typing import ASGIReceiveEvent
+
+    from shoal.http.server.shared import Shared
 
 _DISCONNECTS = frozenset({"http.disconnect", "websocket.disconnect"})
 
@@ -32,29 +37,25 @@ class Inbox:
     Args:
         kind: The scope's type. It determines the disconnect message if the protocol gives none.
         size: How many pieces may wait to be read.
-        ask: Asks the client for its body when the application first waits for it; None if the
-            client sends it unasked.
 
     Attributes:
+        kind: As above.
         is_over: Whether a disconnect was sent; later messages of the application are dropped.
     """
 
     __slots__ = (
-        "_ask",
         "_disconnect",
         "_disconnect_was_read",
         "_from_server",
+        "_on_left",
+        "_timeout",
         "_to_app",
         "is_over",
+        "kind",
     )
 
-    def __init__(
-        self,
-        kind: Literal["http", "websocket", "lifespan"],
-        size: int,
-        ask: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
-        self._ask = ask
+    def __init__(self, kind: Literal["http", "websocket", "lifespan"], size: int) -> None:
+        self.kind = kind
         self._to_app, self._from_server = anyio.create_memory_object_stream["ASGIReceiveEvent"](
             size
         )
@@ -64,7 +65,19 @@ class Inbox:
             else {"type": "http.disconnect"}
         )
         self._disconnect_was_read = False
+        self._on_left: Callable[[], object] | None = None
+        self._timeout: BodyTimeout | None = None
         self.is_over = False
+
+    def await_body(self, shared: Shared, give_up: Callable[[], object]) -> None:
+        """Sets what is called if the body does not arrive in time."""
+        self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, give_up)
+
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Sets what is called once when the client leaves; at once if it has left already."""
+        self._on_left = callback
+        if callback is not None and self.is_over:
+            callback()
 
     async def put(self, message: ASGIReceiveEvent) -> None:
         """Passes the application its next message; a disconnect is the last one."""
@@ -72,11 +85,19 @@ class Inbox:
             self._disconnect = message
             self.disconnect()
             return
+        timeout = self._timeout
+        if timeout is not None and message["type"] == "http.request":
+            timeout.received(len(message["body"]), is_last=not message["more_body"])
         try:
             self._to_app.send_nowait(message)
         except anyio.WouldBlock:
             try:
+                # The client can't send meanwhile.
+                if timeout is not None:
+                    timeout.pause()
                 await self._to_app.send(message)
+                if timeout is not None:
+                    timeout.resume()
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -86,6 +107,12 @@ class Inbox:
         """Tells the application that the client is gone."""
         self.is_over = True
         self._to_app.close()
+        if self._timeout is not None:
+            self._timeout.close()
+        on_left, self._on_left = self._on_left, None
+        if on_left is not None:
+            with contained("a callback for the client's leaving failed"):
+                on_left()
 
     async def receive(self) -> ASGIReceiveEvent:
         """Returns the next message; after the last one, the disconnect at each call."""
@@ -97,9 +124,6 @@ class Inbox:
             pass
         except anyio.EndOfStream:
             return await self._repeat_disconnect()
-        ask, self._ask = self._ask, None
-        if ask is not None:
-            await ask()
         try:
             return await self._from_server.receive()
         except anyio.EndOfStream:
@@ -117,3 +141,5 @@ class Inbox:
         """Closes the channel, once the application has returned."""
         self._from_server.close()
         self._to_app.close()
+        if self._timeout is not None:
+            self._timeout.close()

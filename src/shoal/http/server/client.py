@@ -1,0 +1,68 @@
+"""Opens the connections of clients: HTTP/1.1 first, and another protocol if the client wants it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.http.server.http1.connection import Http1Connection
+from shoal.http.server.streams.connection import StreamConnection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.http.server.http1.head import HeadParser
+    from shoal.http.server.shared import Shared
+    from shoal.http.server.sockets.transport import Transport
+
+
+class Client:
+    """The client at a transport, whose connection may change its protocol.
+
+    Args:
+        shared: The state of the address.
+        transport: The client's socket.
+        released: Called once, when the connection has ended.
+    """
+
+    __slots__ = ("_released", "_shared", "_transport")
+
+    def __init__(
+        self, shared: Shared, transport: Transport, released: Callable[[], object]
+    ) -> None:
+        self._shared = shared
+        self._transport = transport
+        self._released = released
+
+    def start(self) -> None:
+        """Begins to serve.
+
+        Raises:
+            OSError: The client is gone.
+        """
+        Http1Connection(self._shared, self._transport, self._released, self).start()
+
+    def switch_to_http2(self, received: bytes) -> None:
+        """Goes on with HTTP/2.
+
+        Args:
+            received: What the client has sent.
+
+        Raises:
+            OSError: The client is gone.
+        """
+        self._stream_connection().start_http2(received)
+
+    def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None:
+        """Goes on with WebSocket.
+
+        Args:
+            parser: The request to upgrade.
+            received: What the client has sent after it.
+
+        Raises:
+            OSError: The client is gone.
+        """
+        self._stream_connection().start_websocket(parser, received)
+
+    def _stream_connection(self) -> StreamConnection:
+        return StreamConnection(self._shared, self._transport, self._released)

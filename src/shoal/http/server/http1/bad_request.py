@@ -1,0 +1,16 @@
+"""The error for a request that the server refuses before the application sees it."""
+
+from __future__ import annotations
+
+
+class BadRequest(Exception):
+    """A request that is not served; the connection ends with its answer.
+
+    Args:
+        status: The status of the answer.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status

@@ -1,0 +1,448 @@
+"""A connection that speaks HTTP/1.1: a state machine between its transport and the application.
+
+The problem: what a server makes for each request (tasks, channels, events, cancel scopes) costs ten
+times as much as parsing the request. Here nothing of the kind is made. The transport calls the
+connection with what arrives; when a head is complete, the connection's task is woken and calls the
+application. Between requests that task is parked, as callers of a batcher are. A send goes to the
+kernel at once.
+
+One request is answered at a time. What the client sends beyond it stays unparsed until the answer
+is complete, and at most `_MOST_HELD` bytes of it leave the kernel. The task of a request goes on if
+the application has more to do after its answer; then the next request gets another task.
+
+Every state has a deadline: a head, a body, an idle connection, a send that the client does not
+read, and the end, when the server has ended its side and waits for the client's.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import unquote
+
+from shoal.http.server.http1.answer import error_answer
+from shoal.http.server.http1.bad_request import BadRequest
+from shoal.http.server.http1.body import BodyReader, reader_of
+from shoal.http.server.http1.call import Call
+from shoal.http.server.http1.head import END, MAX_HEAD, HeadParser, find_end
+from shoal.http.server.http1.runner import CallRunner
+from shoal.http.server.listeners import host_and_port
+from shoal.http.server.sockets.timeouts import Timeout, time_to_receive_s, time_to_send_s
+from shoal.http.server.sockets.transport import Receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal.http.server.shared import Shared
+    from shoal.http.server.sockets.transport import Transport
+
+_log = logging.getLogger("shoal.server")
+
+_HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
+_MOST_HELD: Final = 2**16
+
+
+# The states of a connection.
+_IDLE: Final = 0  # no byte of the next request has come
+_HEAD: Final = 1  # a head is incomplete
+_BODY: Final = 2  # a request is being answered, and its body is incomplete
+_ANSWER: Final = 3  # a request that was received whole is being answered
+_ENDING: Final = 4  # the server's side is about to end, or has ended; input is dropped
+_CLOSED: Final = 5
+
+
+class Switch(Protocol):
+    """Continues with a connection that speaks another protocol, at the same transport."""
+
+    def switch_to_http2(self, received: bytes) -> None:
+        """Goes on with HTTP/2, after what was received."""
+        ...
+
+    def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None:
+        """Goes on with WebSocket, after a request to upgrade and what was received after it."""
+        ...
+
+
+class Http1Connection(Receiver):
+    """Serves one client until either side closes the connection.
+
+    Invariant: in the states BODY and ANSWER, and in no other, `_call` is the request that is being
+    answered.
+
+    Args:
+        shared: The state of the address.
+        transport: The client's socket.
+        released: Called once, when the connection is closed and no call of it is running.
+        client: Continues with another protocol.
+
+    Raises:
+        OSError: The client is gone.
+    """
+
+    __slots__ = (
+        "_body",
+        "_body_began_at",
+        "_call",
+        "_client",
+        "_held",
+        "_name",
+        "_parser",
+        "_peer",
+        "_received",
+        "_released",
+        "_runner",
+        "_state",
+        "_timeout",
+        "_transport",
+        "shared",
+    )
+
+    def __init__(
+        self,
+        shared: Shared,
+        transport: Transport,
+        released: Callable[[], object],
+        client: Switch,
+    ) -> None:
+        self.shared = shared
+        self._transport = transport
+        self._released: Callable[[], object] | None = released
+        self._state = _IDLE
+        self._parser = HeadParser()
+        # What has come of the next head; and what is behind the request that is being answered.
+        self._held: bytes | bytearray = b""
+        self._body: BodyReader | None = None
+        self._body_began_at = 0.0
+        self._received = 0
+        self._call: Call | None = None
+        self._runner = CallRunner(shared, self._call_ended, self.abort)
+        self._timeout = Timeout(shared.timeouts, self._expire)
+        self._client = client
+        self._peer = host_and_port(transport.peer)
+        self._name = host_and_port(transport.name)
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self.shared.connections.add(self)
+        self._transport.receiver = self
+        self._timeout.set(self.shared.keep_alive_s)
+        self._transport.start()
+
+    def drain(self) -> None:
+        """Closes after the current answer, or after a request that arrives very soon."""
+        if self._state <= _HEAD:
+            self._timeout.set(self.shared.late_request_s)
+
+    def abort(self) -> None:
+        """Closes by force; data that the client has not received is discarded."""
+        self._transport.abort()
+        self._close()
+
+    # What the transport reports.
+
+    def data_received(self, data: bytes) -> None:
+        """Handles bytes from the client."""
+        state = self._state
+        if state <= _HEAD:
+            self._take_head(data)
+        elif state == _BODY:
+            self._take_body(data)
+        elif state == _ANSWER:
+            self._hold(data)
+
+    def client_ended(self) -> None:
+        """Handles that the client has ended its side: it counts as gone."""
+        if self._state != _BODY or not self._transport.is_paused:
+            self._close()
+
+    def all_sent(self) -> None:
+        """Handles that the kernel has taken all that was sent."""
+        call = self._call
+        if self._state == _ENDING:
+            self._end_sending()
+        elif call is None:
+            self._set_timeout()
+        else:
+            if call.is_answered:
+                self.answered(call)
+            else:
+                self._set_timeout()
+            call.wake()
+
+    def connection_lost(self) -> None:
+        """Handles that the connection broke."""
+        self._close()
+
+    # What a call asks for.
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether the kernel has not taken all that was sent."""
+        return bool(self._transport.unsent)
+
+    def send(self, data: bytes) -> bool:
+        """Sends bytes; returns whether the kernel has taken all of them."""
+        if self._transport.send(data):
+            return True
+        unsent = len(self._transport.unsent)
+        self._timeout.set(time_to_send_s(unsent, self.shared.send_timeout_s))
+        return False
+
+    def read_more(self) -> None:
+        """Reads more of the body, since the application has taken what came."""
+        if self._transport.is_paused:
+            # The client could not send meanwhile.
+            self._body_began_at = self.shared.timeouts.now()
+            self._received = 0
+            self._transport.resume()
+            self._set_timeout()
+
+    def answered(self, call: Call) -> None:
+        """Handles that the whole answer was passed to the kernel."""
+        if call is not self._call:
+            return
+        self._call = None
+        if call.keeps_alive:
+            self._state = _IDLE
+            if not self.shared.is_draining:
+                self._timeout.set(self.shared.keep_alive_s)
+            else:
+                self._timeout.set(self.shared.late_request_s)
+            if self._held:
+                self._transport.resume()
+                data, self._held = bytes(self._held), b""
+                self._take_head(data)
+        else:
+            self._finish(is_client_done=self._body is None)
+
+    # Requests.
+
+    def _take_head(self, data: bytes) -> None:
+        try:
+            if not self._held:
+                end = data.find(END)
+                if 0 <= end < MAX_HEAD:
+                    self._begin(data, end + 4)
+                    return
+                end = find_end(data)
+            else:
+                searched = len(self._held)
+                self._held += data
+                end = find_end(self._held, searched)
+                if end >= 0:
+                    data, self._held = bytes(self._held), b""
+                    self._begin(data, end)
+            if end < 0 and self._state == _IDLE:
+                self._state = _HEAD
+                self._held = bytearray(data)
+                self._timeout.set(self.shared.head_timeout_s)
+        except BadRequest as error:
+            self._refuse(error)
+
+    def _begin(self, data: bytes, end: int) -> None:
+        """Begins to answer the request whose head is the data up to `end`."""
+        shared = self.shared
+        parser = self._parser
+        is_all = len(data) == end
+        if data.startswith(_HTTP2_PREFACE):
+            self._switch(partial(self._client.switch_to_http2, data))
+            return
+        parser.parse(data if is_all else data[:end])
+        if parser.upgrade == b"websocket" and parser.method == "GET" and parser.length == 0:
+            self._switch(partial(self._client.switch_to_websocket, parser, data[end:]))
+            return
+        path, _, query = parser.target.partition(b"?")
+        self._call = call = Call(self, parser, is_head=parser.method == "HEAD")
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1" if parser.is_http_1_1 else "1.0",
+            "method": parser.method,
+            "scheme": shared.scheme,
+            "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": parser.headers,
+            "client": self._peer,
+            "server": self._name,
+            "state": shared.state.copy(),
+            "extensions": call.extensions(),
+        }
+        if parser.length == 0:
+            self._state = _ANSWER
+            self._timeout.stop()
+            if not is_all:
+                self._hold(data[end:])
+        else:
+            self._state = _BODY
+            self._body = reader_of(parser.length)
+            self._body_began_at = shared.timeouts.now()
+            self._received = 0
+            if not is_all:
+                self._take_body(data[end:])
+            if self._state == _BODY:
+                self._set_timeout()
+            elif self._state != _ANSWER:
+                return  # its body is malformed
+        self._runner.start(call, scope)
+
+    def _switch(self, switch: Callable[[], None]) -> None:
+        """Hands the transport over to a connection that speaks another protocol."""
+        try:
+            switch()
+        except OSError:  # the client is gone
+            self._close()
+        else:
+            self._released = None
+            self._leave_transport()
+
+    def _take_body(self, data: bytes) -> None:
+        call = self._call
+        assert self._body is not None
+        assert call is not None
+        try:
+            body, rest = self._body.feed(data)
+        except BadRequest as error:
+            self._refuse(error)
+            return
+        self._received += len(body)
+        if self._body.is_complete:
+            self._body = None
+            self._state = _ANSWER
+            call.body_arrived(body, is_complete=True)
+            self._set_timeout()
+            if rest:
+                self._hold(rest)
+        elif body and call.body_arrived(body, is_complete=False):
+            self._transport.pause()
+            self._set_timeout()
+
+    def _hold(self, data: bytes) -> None:
+        if not self._held:
+            self._held = bytearray()
+        self._held += data
+        if len(self._held) >= _MOST_HELD:
+            self._transport.pause()
+
+    # Ends.
+
+    def _call_ended(self, call: Call) -> None:
+        """Handles that the application has returned."""
+        if not call.is_answered and not call.has_left:
+            if call.has_begun:
+                self.abort()  # the client must not take it for the whole answer
+            else:
+                self._answer_with_error(500)
+        if self._state == _CLOSED:
+            self._release()
+
+    def _refuse(self, error: BadRequest) -> None:
+        """Ends the connection of a client that sends what is no request."""
+        call = self._call
+        if call is not None and call.has_begun:
+            self.abort()
+            return
+        self._answer_with_error(error.status)
+
+    def _answer_with_error(self, status: int) -> None:
+        call, self._call = self._call, None
+        is_client_done = self._state == _ANSWER
+        self.send(error_answer(status, self.shared.date()))
+        if call is not None:
+            call.leave()
+        if self._state != _CLOSED:
+            self._finish(is_client_done=is_client_done)
+
+    def _finish(self, *, is_client_done: bool) -> None:
+        """Ends the connection once all was sent."""
+        self._state = _ENDING
+        self._held = b""
+        self._body = None
+        if self._transport.unsent:
+            self._transport.resume()
+        elif is_client_done and not self._transport.has_unread():
+            self._close()
+        else:
+            self._transport.resume()
+            self._end_sending()
+
+    def _end_sending(self) -> None:
+        """Shuts down the server's side, and reads on for a moment.
+
+        Closing at once while there is unread input would make the kernel discard the answer, so
+        that a client whose upload is refused would not see why.
+        """
+        self._transport.end_sending()
+        self._timeout.set(self.shared.linger_s)
+
+    def _close(self) -> None:
+        """Closes the socket, and tells the call that is being answered that the client is gone."""
+        if self._state == _CLOSED:
+            return
+        self._transport.close()
+        self._leave_transport()
+        self._body = None
+        call, self._call = self._call, None
+        if call is not None:
+            call.leave()
+        self._release()
+
+    def _leave_transport(self) -> None:
+        """Ends what refers to the transport, and the parked task."""
+        self._state = _CLOSED
+        self._timeout.close()
+        self.shared.remove(self)
+        self._held = b""
+        self._runner.close()
+
+    def _release(self) -> None:
+        if self._state == _CLOSED and not self._runner.running:
+            released, self._released = self._released, None
+            if released is not None:
+                released()
+
+    # Timeouts.
+
+    def _set_timeout(self) -> None:
+        """Sets the deadline of the current state, unless a send has one."""
+        if self._transport.unsent:
+            return
+        shared = self.shared
+        state = self._state
+        if state == _IDLE:
+            self._timeout.set(shared.late_request_s if shared.is_draining else shared.keep_alive_s)
+        elif state == _BODY and not self._transport.is_paused:
+            self._timeout.set(self._body_left_s())
+        elif state <= _ANSWER:
+            self._timeout.stop()
+
+    def _body_left_s(self) -> float:
+        """Returns how long the client may take to send more of its body."""
+        allowed_s = time_to_receive_s(self._received, self.shared.body_timeout_s)
+        return self._body_began_at + allowed_s - self.shared.timeouts.now()
+
+    def _expire(self) -> None:
+        if self._transport.unsent:
+            _log.info("closed a connection by force: its client does not read")
+            self.abort()
+            return
+        if self._state == _ENDING:
+            self._close()
+            return
+        # A busy event loop may not yet have read what arrived before the deadline.
+        if self._transport.has_unread():
+            state, received = self._state, self._received
+            self._transport.read_now()
+            if self._state != state or self._received != received:
+                return
+        if self._state == _IDLE:
+            self._close()
+        elif self._state == _HEAD:
+            self._refuse(BadRequest(408, "an incomplete head"))
+        elif self._state == _BODY:
+            if self._body_left_s() > 0:
+                self._set_timeout()
+            else:
+                self._refuse(BadRequest(408, "an incomplete body"))

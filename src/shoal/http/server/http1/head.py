@@ -1,0 +1,195 @@
+"""The head of an HTTP/1.1 request: parsed by llhttp, and checked for what could be read two ways.
+
+llhttp parses one head at a time, and never sees a body: bodies are delimited here (see `body`), so
+that what is refused is decided in one place. What other servers and proxies might read differently
+is refused, since a request that two of them delimit differently can hide another one: see
+`HeadParser.parse`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+
+from shoal.http.server.http1.bad_request import BadRequest
+from shoal.http.server.http1.target import in_origin_form
+
+MAX_HEAD: Final = 2**15
+"""How long a head may be, in bytes."""
+
+_SLASH: Final = ord("/")
+_MAX_TARGET: Final = 2**14
+_MAX_HEADERS: Final = 128
+# A head that is shorter has no more headers.
+_LONG: Final = 3 * _MAX_HEADERS
+END: Final = b"\r\n\r\n"
+
+# llhttp knows some methods only, and treats a few of those in a special way.
+_PLAIN_METHODS: Final = {
+    name.encode("ascii"): name for name in ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+}
+_METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
+_SPECIAL: Final = frozenset(
+    {b"connection", b"content-length", b"expect", b"host", b"transfer-encoding", b"upgrade"}
+)
+
+
+class HeadParser:
+    """Parses the heads of one connection's requests, one at a time.
+
+    Attributes:
+        method: The method, in capitals.
+        target: The path and query, as sent.
+        headers: The names, in lower case, and the values of the headers.
+        is_http_1_1: Whether the version is 1.1; it is 1.0 otherwise.
+        length: How many bytes the body has; None if it is chunked.
+        keeps_alive: Whether the client may send another request after this one.
+        expects: Whether the client waits to be asked for its body.
+        upgrade: The protocol that the client wants to switch to, in lower case; empty for none.
+    """
+
+    __slots__ = (
+        "_hosts",
+        "_parser",
+        "expects",
+        "headers",
+        "is_http_1_1",
+        "keeps_alive",
+        "length",
+        "method",
+        "target",
+        "upgrade",
+    )
+
+    method: str
+    target: bytes
+    headers: list[tuple[bytes, bytes]]
+    length: int | None
+
+    def __init__(self) -> None:
+        self._parser: HttpRequestParser | None = None
+
+    def parse(self, head: bytes) -> None:
+        """Parses a head.
+
+        Args:
+            head: From the request line to the empty line.
+
+        Raises:
+            BadRequest: It is malformed, too long, or others may read it differently.
+        """
+        self.headers = []
+        self.length = 0
+        self.is_http_1_1 = self.keeps_alive = True
+        self.expects = False
+        self.upgrade = b""
+        self._hosts = 0
+        # llhttp accepts more request lines: with two spaces, after empty lines, of other versions.
+        try:
+            given, target, version = head[: head.find(b"\r\n")].split(b" ")
+        except ValueError:
+            raise BadRequest(400, "a malformed request line") from None
+        method = _PLAIN_METHODS.get(given)
+        if method is None:
+            if not _METHOD.fullmatch(given):
+                raise BadRequest(400, "a malformed method")
+            method = given.decode("ascii").upper()
+            head = b"POST" + head[len(given) :]
+        self.method = method
+        self.target = target
+        if version != b"HTTP/1.1":
+            if version != b"HTTP/1.0":
+                raise BadRequest(400, "another version than HTTP/1.1 or HTTP/1.0")
+            self.is_http_1_1 = self.keeps_alive = False
+        parser = self._parser
+        if parser is None:
+            self._parser = parser = HttpRequestParser(self)
+        try:
+            parser.feed_data(head)
+        except HttpParserUpgrade:
+            self._parser = None
+        except HttpParserError as error:
+            if isinstance(error.__context__, BadRequest):
+                raise error.__context__ from None
+            raise BadRequest(400, str(error)) from None
+        self._check_hosts()
+        if len(head) > _LONG:
+            self._check_size()
+        if target[0] != _SLASH:
+            self.target, self.headers = in_origin_form(method, target, self.headers)
+        if self.length != 0 or not self.keeps_alive:
+            self._parser = None  # it waits for the body, or takes no further request
+            self._check_length()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Takes a header from llhttp."""
+        name = name.lower()
+        self.headers.append((name, value.rstrip(b" \t")))
+        if name in _SPECIAL:
+            if name == b"host":
+                self._hosts += 1
+            else:
+                self._take_special(name, value.rstrip(b" \t"))
+
+    def _check_hosts(self) -> None:
+        if self._hosts != 1 and (self._hosts or self.is_http_1_1):
+            raise BadRequest(400, f"{self._hosts} Host headers")
+
+    def _check_length(self) -> None:
+        if self.length is None and not self.is_http_1_1:
+            raise BadRequest(400, "a chunked body in HTTP/1.0")
+
+    def _check_size(self) -> None:
+        if len(self.target) > _MAX_TARGET:
+            raise BadRequest(414, f"a target of more than {_MAX_TARGET} bytes")
+        if len(self.headers) > _MAX_HEADERS:
+            raise BadRequest(431, f"more than {_MAX_HEADERS} headers")
+
+    def _take_special(self, name: bytes, value: bytes) -> None:
+        match name:
+            case b"content-length":  # llhttp refuses a second one
+                self.length = int(value)
+            case b"connection":
+                # HTTP/1.0 clients that want to keep the connection are not supported.
+                if b"close" in _tokens(value):
+                    self.keeps_alive = False
+            case b"transfer-encoding":
+                # llhttp refuses it beside a Content-Length.
+                if value.lower() != b"chunked" or self.length is None:
+                    raise BadRequest(501, "a transfer coding other than chunked")
+                self.length = None
+            case b"expect":
+                self.expects = value.lower() == b"100-continue"
+            case _:
+                self.upgrade = value.lower()
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token.strip(b" \t") for token in value.lower().split(b",")]
+
+
+def find_end(data: bytes | bytearray, searched: int = 0) -> int:
+    """Returns where a head ends in data, after its empty line; -1 if it does not.
+
+    Args:
+        data: The data.
+        searched: How many of its bytes have been searched in vain.
+
+    Raises:
+        BadRequest: The head is too long already, or can't be one.
+    """
+    end = data.find(END, max(0, searched - 3))
+    if 0 <= end < MAX_HEAD:
+        return end + 4
+    if end >= 0 or len(data) > MAX_HEAD:
+        line = data.find(b"\r\n", 0, MAX_HEAD)
+        if line < 0:
+            raise BadRequest(414, f"a request line of more than {MAX_HEAD} bytes")
+        raise BadRequest(431, f"a head of more than {MAX_HEAD} bytes")
+    if data.count(b"\n") > data.count(b"\r\n"):
+        raise BadRequest(400, "a line that ends without a carriage return")
+    if not _METHOD.match(data):
+        raise BadRequest(400, "a malformed method")
+    return -1

@@ -1,0 +1,112 @@
+"""What the connections at one address share."""
+
+from __future__ import annotations
+
+import time
+from contextvars import copy_context
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from shoal.http.server.access_log import AccessLog
+from shoal.http.server.hypercorn import Context, hypercorn_config
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+    from starlette.types import ASGIApp
+
+    from shoal.batching.loops.parking import Parking
+    from shoal.http.server.sockets.timeouts import Timeouts
+    from shoal.serving.http_options import HttpOptions
+
+
+class Shared:
+    """What the connections at one address share.
+
+    Args:
+        app: The application.
+        options: The options of the server.
+        state: What the application's lifespan has put into its state.
+        parking: The event loop's way to wait.
+        timeouts: The timeouts of the server.
+        tasks: The tasks of the connections.
+
+    Attributes:
+        app, state, timeouts, tasks: As above.
+        config: The configuration of Hypercorn's protocols.
+        context: The context that each call of the application gets a copy of.
+        new_waiter, wake: See `Parking`.
+        connections: The open connections.
+        started: How many calls of the application have begun since the server started.
+        finished: How many of these have ended.
+        is_draining: Whether connections close after their current answer.
+    """
+
+    # How long the server goes on reading from a connection after it has shut down its own side.
+    linger_s = 2.0
+    # How long an idle connection stays open after the drain has begun. Its client may be sending
+    # its next request now, and can't know whether one that meets a closed connection was served.
+    late_request_s = 0.5
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: HttpOptions,
+        state: dict[str, Any],
+        parking: Parking,
+        timeouts: Timeouts,
+        tasks: TaskGroup,
+    ) -> None:
+        self.app: ASGIApp = AccessLog(app) if options.access_log else app
+        self.state = state
+        self.timeouts = timeouts
+        self.tasks = tasks
+        self.config = hypercorn_config(options)
+        self.context = copy_context()
+        self.new_waiter = parking.new_waiter
+        self.wake = parking.wake
+        self.hypercorn_context = Context()
+        self.scheme = "http"
+        self.keep_alive_s = options.keep_alive_timeout_s
+        self.head_timeout_s = 10.0
+        self.body_timeout_s = 10.0
+        self.ping_interval_s = 20.0
+        self.send_timeout_s = options.send_timeout_s
+        self.connections: set[Any] = set()
+        self.started = 0
+        self.finished = 0
+        self.is_draining = False
+        self._closed: anyio.Event | None = None
+        self._date = b""
+        self._date_second = 0
+
+    @property
+    def running(self) -> int:
+        """How many calls of the application are running."""
+        return self.started - self.finished
+
+    async def wait_closed(self) -> None:
+        """Waits until all connections are closed."""
+        while self.connections:
+            self._closed = anyio.Event()
+            await self._closed.wait()
+
+    def drain(self) -> None:
+        """Lets connections end after their current answers."""
+        self.is_draining = True
+        self.hypercorn_context.terminate()
+
+    def remove(self, connection: Any) -> None:
+        """Removes a connection that was closed."""
+        self.connections.discard(connection)
+        if not self.connections and self._closed is not None:
+            self._closed.set()
+
+    def date(self) -> bytes:
+        """Returns the header line with the current date, and a line break before it."""
+        now = int(time.time())
+        if now != self._date_second:
+            self._date_second = now
+            self._date = f"\r\ndate: {formatdate(now, usegmt=True)}".encode("ascii")
+        return self._date

@@ -1,0 +1,1 @@
+"""Sockets and timeouts of a server, alike on trio and asyncio."""

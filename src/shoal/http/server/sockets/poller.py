@@ -1,0 +1,154 @@
+"""Reports what happens at the sockets of a server, on either event loop.
+
+All sockets of a server are in one epoll object of its own, and the event loop watches that object
+only. So a request costs no registration, no task and no wake-up of the loop for its own: one report
+of the loop is for all sockets at which something has happened meanwhile. Compared with a task for
+each connection that waits for its socket, a server does a third more requests (see
+`benchmarks/http.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import anyio
+from typing_extensions import override
+
+from shoal.http.server.sockets.transport import Poller, Transport
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+_log = logging.getLogger("shoal.server")
+
+_REPORTS_AT_ONCE: Final = 256
+
+
+class EpollPoller(Poller):
+    """Watches all sockets by one epoll object, which the event loop watches."""
+
+    _READING: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._transports: dict[int, Transport] = {}
+
+    @override
+    def add(self, transport: Transport) -> None:
+        self._transports[transport.fd] = transport
+        self._epoll.register(transport.fd, self._READING)
+
+    @override
+    def remove(self, transport: Transport) -> None:
+        # The kernel removes a socket that is closed.
+        self._transports.pop(transport.fd, None)
+
+    @override
+    def report_again(self, transport: Transport) -> None:
+        if transport.fd in self._transports:
+            self._epoll.modify(
+                transport.fd, self._READING | (select.EPOLLOUT if transport.unsent else 0)
+            )
+
+    @override
+    def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
+        if transport.fd in self._transports:
+            self._epoll.modify(transport.fd, self._READING | (select.EPOLLOUT if is_wanted else 0))
+
+    @override
+    async def run(self) -> None:
+        try:
+            while True:
+                await anyio.wait_readable(self._epoll)
+                self._report()
+        finally:
+            self._epoll.close()
+
+    def _report(self) -> None:
+        find = self._transports.get
+        for fd, events in self._epoll.poll(0, _REPORTS_AT_ONCE):
+            transport = find(fd)
+            if transport is not None:
+                try:
+                    transport.ready(events)
+                except Exception as error:
+                    _contain(transport, error)
+
+
+class TaskPoller(Poller):
+    """Watches each socket by a task of its own, for platforms without epoll.
+
+    While reading is paused, it does not notice that a client leaves.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: TaskGroup | None = None
+        self._wanted: dict[Transport, anyio.Event] = {}
+
+    @override
+    def add(self, transport: Transport) -> None:
+        assert self._tasks is not None
+        self._wanted[transport] = anyio.Event()
+        self._tasks.start_soon(self._watch, transport)
+
+    @override
+    def remove(self, transport: Transport) -> None:
+        wanted = self._wanted.pop(transport, None)
+        if wanted is not None:
+            wanted.set()
+            anyio.notify_closing(transport.fd)
+
+    @override
+    def report_again(self, transport: Transport) -> None:
+        wanted = self._wanted.get(transport)
+        if wanted is not None:
+            wanted.set()
+
+    @override
+    def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
+        if is_wanted and transport in self._wanted:
+            assert self._tasks is not None
+            self._tasks.start_soon(self._watch_sending, transport)
+
+    @override
+    async def run(self) -> None:
+        async with anyio.create_task_group() as self._tasks:
+            await anyio.sleep_forever()
+
+    async def _watch(self, transport: Transport) -> None:
+        while transport.is_open:
+            if transport.is_paused:
+                self._wanted[transport] = wanted = anyio.Event()
+                await wanted.wait()
+            else:
+                with suppress(anyio.ClosedResourceError):
+                    await anyio.wait_readable(transport.fd)
+                    self._report(transport, select.POLLIN)
+
+    async def _watch_sending(self, transport: Transport) -> None:
+        while transport.is_open and transport.unsent:
+            with suppress(anyio.ClosedResourceError):
+                await anyio.wait_writable(transport.fd)
+                self._report(transport, select.POLLOUT)
+
+    def _report(self, transport: Transport, events: int) -> None:
+        try:
+            if transport.is_open:
+                transport.ready(events)
+        except Exception as error:
+            _contain(transport, error)
+
+
+def _contain(transport: Transport, error: Exception) -> None:
+    """Ends a connection in which this package makes a mistake, so that the server goes on."""
+    _log.error("an error ended a connection", exc_info=error)
+    transport.abort()
+    transport.receiver.connection_lost()
+
+
+def new_poller() -> Poller:
+    """Returns the poller for this platform."""
+    return EpollPoller() if hasattr(select, "epoll") else TaskPoller()

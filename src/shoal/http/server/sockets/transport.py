@@ -1,0 +1,248 @@
+"""A client's connected socket: passes on what arrives, sends at once, and keeps what is left over.
+
+There is no task for it. The server's `Poller` calls `ready` when the kernel reports something, and
+the transport reads and passes the data to its `Receiver`. A send goes to the kernel at once; what
+the kernel does not take is kept, and sent when it can be. The owner waits for that before it sends
+more, so at most one message is kept.
+
+The kernel reports each change once (edge-triggered), so a transport reads until nothing is left,
+or asks for another report.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import struct
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from typing import Any, Final
+
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
+_READ_SIZE: Final = 2**16
+# A client that sends without pause is left for the others after so many reads.
+_READS_AT_ONCE: Final = 4
+_ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
+
+
+class Receiver(ABC):
+    """Handles what happens at a transport. No method may wait, or raise for a client's mistake."""
+
+    @abstractmethod
+    def data_received(self, data: bytes) -> None:
+        """Handles bytes from the client; never empty."""
+
+    @abstractmethod
+    def client_ended(self) -> None:
+        """Handles that the client has ended its side. All that it had sent was passed on.
+
+        If reading is paused, there may be more to read; it is passed on after `Transport.resume`.
+        """
+
+    @abstractmethod
+    def all_sent(self) -> None:
+        """Handles that the kernel has taken what was left over from a send."""
+
+    @abstractmethod
+    def connection_lost(self) -> None:
+        """Handles that the connection broke. The transport is closed."""
+
+
+class Poller(ABC):
+    """Calls `Transport.ready` when something has happened at a transport's socket."""
+
+    @abstractmethod
+    def add(self, transport: Transport) -> None:
+        """Begins to report on a transport."""
+
+    @abstractmethod
+    def remove(self, transport: Transport) -> None:
+        """Ends reporting on a transport, whose socket is still open."""
+
+    @abstractmethod
+    def report_again(self, transport: Transport) -> None:
+        """Reports what there is at a transport now, though it may have been reported before."""
+
+    @abstractmethod
+    def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
+        """Sets whether it is reported that a transport's socket can take more data."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Reports until it is cancelled, as a task."""
+
+
+class Transport:
+    """A connected stream socket, which this object owns from now on.
+
+    Args:
+        connected: The socket.
+        poller: Reports what happens at it.
+
+    Attributes:
+        receiver: Handles what happens; set it before `start`.
+        is_open: Whether the socket is open.
+        is_paused: Whether reading is paused.
+        unsent: What is left over from a send; empty if nothing is.
+    """
+
+    __slots__ = ("_poller", "_socket", "fd", "is_open", "is_paused", "receiver", "unsent")
+
+    receiver: Receiver
+
+    def __init__(self, connected: socket.socket, poller: Poller) -> None:
+        connected.setblocking(False)
+        self._socket = connected
+        self._poller = poller
+        self.fd = connected.fileno()
+        self.is_open = True
+        self.unsent: memoryview | bytes = b""
+        self.is_paused = False
+        with suppress(OSError):  # a UNIX socket does not have the option
+            # Otherwise an answer in two parts waits for the client's delayed acknowledgement of
+            # the first one, some 40 ms.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+
+    @property
+    def name(self) -> Any:
+        """The server's address.
+
+        Raises:
+            OSError: The connection is gone.
+        """
+        return self._socket.getsockname()
+
+    @property
+    def peer(self) -> Any:
+        """The client's address.
+
+        Raises:
+            OSError: The client is gone.
+        """
+        return self._socket.getpeername()
+
+    def start(self) -> None:
+        """Starts to read."""
+        self._poller.add(self)
+
+    def ready(self, events: int) -> None:
+        """Handles a report of the poller."""
+        if events & select.POLLOUT:
+            self._send_rest()
+        if self.is_paused:
+            if self.is_open and events & _ENDED:
+                self.receiver.client_ended()
+        elif self.is_open:
+            self._read(events & _ENDED)
+
+    def pause(self) -> None:
+        """Stops reading; further input stays in the kernel, but its end is still noticed."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """Reads again."""
+        if self.is_paused:
+            self.is_paused = False
+            if self.is_open:
+                self._poller.report_again(self)
+
+    def send(self, data: bytes) -> bool:
+        """Sends data, after what is left over from before.
+
+        Returns:
+            Whether the kernel has taken all of it. If not, the receiver is told when it has.
+        """
+        if self.unsent:
+            self.unsent = b"".join((self.unsent, data))
+            return False
+        if not self.is_open:
+            return True
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._lose()
+            return True
+        if sent == len(data):
+            return True
+        self.unsent = memoryview(data)[sent:]
+        self._poller.watch_sending(self, is_wanted=True)
+        return False
+
+    def end_sending(self) -> None:
+        """Shuts down the sending side; the client sees the end of the data."""
+        with suppress(OSError):  # the client is gone
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def read_now(self) -> None:
+        """Reads what there is, without waiting for a report."""
+        if self.is_open and not self.is_paused:
+            self._read(0)
+
+    def has_unread(self) -> bool:
+        """Returns whether there is something to read, or the client has closed its side."""
+        if not self.is_open:
+            return False
+        poll = select.poll()
+        poll.register(self.fd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Closes the socket; what the kernel has taken is still delivered. Idempotent."""
+        if self.is_open:
+            self.is_open = False
+            self.unsent = b""
+            self._poller.remove(self)
+            self._socket.close()
+
+    def abort(self) -> None:
+        """Closes the socket by force; data that the client has not received is discarded."""
+        if self.is_open:
+            with suppress(OSError):
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            self.close()
+
+    def _read(self, has_ended: int) -> None:
+        receive = self._socket.recv
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = receive(_READ_SIZE)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._lose()
+                return
+            if not data:
+                self.receiver.client_ended()
+                return
+            self.receiver.data_received(data)
+            if not self.is_open:
+                return
+            if self.is_paused:
+                if has_ended:
+                    self.receiver.client_ended()
+                return
+            if len(data) < _READ_SIZE and not has_ended:
+                return
+        self._poller.report_again(self)
+
+    def _send_rest(self) -> None:
+        if not self.unsent:
+            return
+        try:
+            sent = self._socket.send(self.unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._lose()
+            return
+        self.unsent = self.unsent[sent:]
+        if not self.unsent:
+            self.unsent = b""
+            self._poller.watch_sending(self, is_wanted=False)
+            self.receiver.all_sent()
+
+    def _lose(self) -> None:
+        self.close()
+        self.receiver.connection_lost()

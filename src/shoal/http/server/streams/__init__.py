@@ -1,0 +1,1 @@
+"""HTTP/2 and WebSockets: Hypercorn's protocols, hardened, on connections with their own task."""

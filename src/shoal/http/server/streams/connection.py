@@ -1,0 +1,437 @@
+"""A connection that speaks HTTP/2 or WebSocket: a task that reads, and the application's calls.
+
+The counterpart of Hypercorn's ``TCPServer`` and ``TaskGroup``. It differs where those allow one
+client to harm others:
+
+- An error in any of its tasks ends this connection and is logged once. (Stock: it reaches the
+  server's nursery and ends the process.)
+- Every send has a deadline, after which the socket is closed by force. (Stock: sends are shielded
+  and have no deadline, so a client that stops reading blocks its task, and the shutdown, for ever.)
+- No step between "the answer is complete" and "the connection is free again" can be cancelled.
+  (Stock: Starlette's streamed responses cancel themselves exactly there, and leak the connection.)
+- A connection without an open stream ends with its keep-alive time, whatever frames its client
+  sends. (Stock: a client that sends the preface alone, or resets its streams, keeps its place for
+  ever.) A WebSocket whose client is silent is pinged, and ended if there is no answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import anyio
+import anyio.lowlevel
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.http_stream import ASGIHTTPState
+from hypercorn.protocol.ws_stream import WSStream
+from typing_extensions import override
+
+from shoal.http.server.listeners import host_and_port, spelled
+from shoal.http.server.log_errors import contained
+from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
+from shoal.http.server.sockets.transport import Receiver
+from shoal.http.server.streams.http2 import Http2
+from shoal.http.server.streams.inbox import Inbox
+from shoal.http.server.streams.websocket import Http1WebSocket
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from anyio.abc import TaskGroup as AnyioTaskGroup
+    from hypercorn.config import Config
+    from hypercorn.typing import (
+        AppWrapper,
+        ASGIReceiveEvent,
+        ASGISendEvent,
+        ConnectionState,
+        Scope,
+        TaskGroup,
+        WorkerContext,
+    )
+    from starlette.types import Receive, Send
+    from starlette.types import Scope as AppScope
+
+    from shoal.http.server.http1.head import HeadParser
+    from shoal.http.server.shared import Shared
+    from shoal.http.server.sockets.transport import Transport
+    from shoal.http.server.streams.protocol import StreamProtocol
+
+_log = logging.getLogger("shoal.server")
+
+_MOST_UNREAD: Final = 2**16
+# A client that opens streams and resets them at once leaves calls that have not noticed the reset.
+_CALLS_PER_STREAM: Final = 2
+
+
+class StreamConnection(Receiver):
+    """Serves one client until either side closes the connection.
+
+    Invariants: ``_finishing`` implies that the server's side of the socket is shut down: nothing
+    more is sent, and input is discarded. ``_closed`` implies that and that the socket is closed.
+
+    Args:
+        shared: The state of the address.
+        transport: The client's socket.
+        released: Called once, when the connection has ended.
+
+    Raises:
+        OSError: The client is gone.
+    """
+
+    def __init__(
+        self, shared: Shared, transport: Transport, released: Callable[[], object]
+    ) -> None:
+        self._shared = shared
+        self._transport = transport
+        self._released = released
+        self._peer = host_and_port(transport.peer)
+        self._name = host_and_port(transport.name)
+        self._received = bytearray()
+        self._client_ended = False
+        self._finishing = False
+        self._closed = False
+        self._waiters: list[Any] = []
+        # One for each running call of the application.
+        self._inboxes: set[Inbox] = set()
+        self._timeout = Timeout(shared.timeouts, self._expire)
+        self._is_pinged = False
+        self._idle_since: float | None = None
+        self._has_late_chance = False
+        self._tasks: AnyioTaskGroup | None = None
+        self._protocol: StreamProtocol
+
+    def start_http2(self, received: bytes) -> None:
+        """Begins to speak HTTP/2.
+
+        Args:
+            received: What the client has sent already.
+        """
+
+        async def begin() -> None:
+            shared = self._shared
+            self._protocol = http2 = Http2(
+                cast("AppWrapper", shared.app),
+                shared.config,
+                cast("WorkerContext", shared.hypercorn_context),
+                cast("TaskGroup", self),
+                cast("ConnectionState", shared.state),
+                shared.scheme == "https",
+                self._peer,
+                self._name,
+                self._handle_event,
+            )
+            http2.send_timeout_s = shared.send_timeout_s
+            await http2.initiate()
+
+        self._start(begin, received)
+
+    def start_websocket(self, parser: HeadParser, received: bytes) -> None:
+        """Begins to speak WebSocket, after a request to upgrade.
+
+        Args:
+            parser: The request.
+            received: What the client has sent after it.
+        """
+
+        async def begin() -> None:
+            shared = self._shared
+            make = partial(
+                WSStream,
+                cast("AppWrapper", shared.app),
+                shared.config,
+                cast("WorkerContext", shared.hypercorn_context),
+                cast("TaskGroup", self),
+                shared.scheme == "https",
+                self._peer,
+                self._name,
+            )
+            self._protocol = websocket = Http1WebSocket(make, self._handle_event, shared.date)
+            await websocket.upgrade(parser, cast("ConnectionState", shared.state))
+
+        self._start(begin, received)
+
+    def drain(self) -> None:
+        """Closes when no stream is open any more; a client may open one very soon."""
+        if self._tasks is not None and not self._closed:
+            self._set_timeout()
+            self._tasks.start_soon(self._close_websockets)
+
+    def abort(self) -> None:
+        """Closes the socket by force; data that the client has not received is discarded."""
+        self._transport.abort()
+        self._close()
+
+    # What the transport reports.
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self._finishing:
+            return
+        self._is_pinged = False
+        self._received += data
+        if len(self._received) >= _MOST_UNREAD:
+            self._transport.pause()
+        self._wake()
+
+    @override
+    def client_ended(self) -> None:
+        self._client_ended = True
+        if self._finishing:
+            self._close()
+        # At once, since the reader may wait for one of these calls to read its body. WebSockets are
+        # told in their turn, after the messages that came before.
+        for inbox in self._inboxes:
+            if inbox.kind == "http":
+                inbox.disconnect()
+        self._wake()
+
+    @override
+    def all_sent(self) -> None:
+        self._set_timeout()
+        if self._finishing:
+            self._end_sending()
+        self._wake()
+
+    @override
+    def connection_lost(self) -> None:
+        self._close()
+
+    # The connection's task.
+
+    def _start(self, begin: Callable[[], Awaitable[None]], received: bytes) -> None:
+        self._shared.connections.add(self)
+        self._transport.receiver = self
+        self._received += received
+        self._shared.context.run(self._shared.tasks.start_soon, self._run, begin)
+
+    async def _run(self, begin: Callable[[], Awaitable[None]]) -> None:
+        try:
+            with contained("an error ended the connection from %s", spelled(self._peer or "")):
+                async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
+                    try:
+                        await begin()
+                        await self._read()
+                        await self._disconnect()
+                        self._close()
+                    except BaseException:
+                        # Before the application's calls are cancelled, so that they don't answer.
+                        self._close()
+                        raise
+        finally:
+            self._close()
+            self._shared.remove(self)
+            self._released()
+
+    async def _read(self) -> None:
+        while not self._closed:
+            self._set_timeout()
+            if self._received:
+                data = bytes(self._received)
+                self._received.clear()
+                self._transport.resume()
+                await self._protocol.handle(RawData(data))
+            elif self._client_ended:
+                return
+            else:
+                await self._change()
+
+    # The two methods that Hypercorn's protocols call on their task group.
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Starts one call of the application; returns the function that passes it messages."""
+        if len(self._inboxes) >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
+            raise RuntimeError(f"{len(self._inboxes)} calls are running on one connection")
+        inbox = Inbox(scope["type"], config.max_app_queue_size)
+        self._inboxes.add(inbox)
+        if inbox.kind == "http":
+            stream: Any = getattr(send, "__self__", None)
+            inbox.await_body(self._shared, partial(self.spawn, self._give_up_body, stream, inbox))
+        self.spawn(self._call, scope, inbox, send)
+        return inbox.put
+
+    async def _give_up_body(self, stream: Any, inbox: Inbox) -> None:
+        """Ends a stream, Hypercorn's, whose client does not send the rest of its body."""
+        if stream.state is ASGIHTTPState.REQUEST:
+            await stream._send_error_response(408)
+        stream.closed = True
+        inbox.disconnect()
+
+    def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
+        """Starts a task for the protocol."""
+        assert self._tasks is not None
+        self._tasks.start_soon(func, *args)
+
+    async def _call(
+        self,
+        scope: Scope,
+        inbox: Inbox,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> None:
+        app_scope = cast("AppScope", scope)
+
+        async def send_or_stop(message: ASGISendEvent) -> None:
+            # A send can be cancelled here only, before it has changed any state. A send that is
+            # dropped is still a checkpoint, so that an endless stream does not block the loop.
+            if inbox.is_over:
+                await anyio.lowlevel.checkpoint()
+            else:
+                await anyio.lowlevel.checkpoint_if_cancelled()
+            await send(message)
+
+        if scope["type"] == "http":
+            app_scope["extensions"]["shoal.disconnect"] = {
+                "when_left": inbox.when_left,
+                "send_timeout_s": self._shared.send_timeout_s,
+            }
+        self._shared.started += 1
+        try:
+            try:
+                # The raw path is printable ASCII, so it can't forge a line of the log.
+                with contained("the application failed on %r", app_scope.get("raw_path")):
+                    await self._shared.app(
+                        app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
+                    )
+            except BaseException:
+                # The server is cancelled: the client must not be told that the call failed.
+                self._close()
+                raise
+            finally:
+                inbox.close()
+                await send(None)
+        finally:
+            self._inboxes.discard(inbox)
+            self._shared.finished += 1
+            self._set_timeout()
+
+    async def _handle_event(self, event: Event) -> None:
+        # Called by the protocol. Only the first kind of event may wait, and it is shielded: see the
+        # third point in the module's docstring.
+        if isinstance(event, RawData):
+            await self._send(event.data)
+        elif isinstance(event, Closed):
+            self._finish()
+            await self._disconnect()
+
+    async def _send(self, data: bytes) -> None:
+        if not data or self._finishing:
+            return
+        if not self._transport.send(data):
+            self._set_timeout()
+            with anyio.CancelScope(shield=True):
+                while self._transport.unsent and not self._closed:
+                    await self._change()
+        if self._closed:
+            await self._disconnect()
+
+    async def _disconnect(self) -> None:
+        await self._protocol.handle(Closed())
+        # The protocol skips streams that it has refused itself.
+        for inbox in self._inboxes:
+            inbox.disconnect()
+
+    async def _close_websockets(self) -> None:
+        with contained("closing a WebSocket failed"):
+            await self._protocol.close_websockets()
+
+    # Ends.
+
+    def _finish(self) -> None:
+        """Shuts down the server's side; goes on reading for a moment if the client still sends."""
+        if self._finishing:
+            return
+        self._finishing = True
+        self._received.clear()
+        if self._transport.unsent:
+            self._transport.resume()
+        elif self._protocol.is_client_done and not self._transport.has_unread():
+            self._close()
+        else:
+            self._transport.resume()
+            self._end_sending()
+
+    def _end_sending(self) -> None:
+        if self._client_ended:
+            self._close()
+        else:
+            self._transport.end_sending()
+            self._timeout.set(self._shared.linger_s)
+
+    def _close(self) -> None:
+        if not self._closed:
+            self._finishing = self._closed = True
+            self._timeout.close()
+            self._transport.close()
+            self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            self._shared.wake(waiter)
+
+    async def _change(self) -> None:
+        waiter = self._shared.new_waiter()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+
+    # Timeouts.
+
+    def _set_timeout(self) -> None:
+        """Sets the deadline of the current state."""
+        shared = self._shared
+        if self._finishing:
+            return
+        if unsent := len(self._transport.unsent):
+            self._timeout.set(time_to_send_s(unsent, shared.send_timeout_s))
+        elif not self._protocol.is_idle:
+            self._idle_since = None
+            self._has_late_chance = False
+            self._timeout.set(shared.ping_interval_s)
+        else:
+            # What the client sends without opening a stream does not prolong it.
+            now = shared.timeouts.now()
+            if self._idle_since is None:
+                self._idle_since = now
+            allowed_s = shared.late_request_s if shared.is_draining else shared.keep_alive_s
+            self._timeout.set(max(0.0, self._idle_since + allowed_s - now))
+
+    def _expire(self) -> None:
+        if self._transport.unsent:
+            _log.info("closed a connection by force: its client does not read")
+            self.abort()
+        elif self._finishing:
+            self._close()
+        elif not self._protocol.is_idle:
+            self._check_websockets()
+        elif not self._has_late_chance and self._has_more():
+            # A busy event loop may not yet have read what arrived before the deadline.
+            self._has_late_chance = True
+            self._timeout.set(self._shared.late_request_s)
+        else:
+            self._transport.send(self._protocol.farewell())
+            self._close()
+
+    def _has_more(self) -> bool:
+        """Reads what there is; returns whether there was anything."""
+        if self._transport.has_unread():
+            self._transport.read_now()
+        return bool(self._received) and not self._closed
+
+    def _check_websockets(self) -> None:
+        """Ends a connection whose WebSockets' client gives no sign of life when asked for one."""
+        if self._protocol.has_websockets:
+            if self._is_pinged and not self._has_more():
+                self.abort()
+                return
+            self._is_pinged = True
+            self.spawn(self._protocol.ping)
+        self._timeout.set(self._shared.ping_interval_s)

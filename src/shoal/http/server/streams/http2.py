@@ -1,0 +1,174 @@
+"""HTTP/2: Hypercorn's protocol, hardened against misbehaving clients.
+
+Each fix is one override, with a comment on what the stock class does. Misbehaviour that is not
+covered here still ends only the client's own connection (`shoal.http.server.streams.connection`).
+The fixes serve correct clients, and correct streams on a connection with a misbehaving one.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import anyio
+import h2.errors
+import h2.events
+import h2.exceptions
+from hypercorn.events import Closed, Event
+from hypercorn.protocol.events import Body, Data, EndBody, EndData, Response, Trailers
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
+from hypercorn.protocol.ws_stream import WSStream
+
+from shoal.http.requests.header_check import check_headers
+from shoal.http.server.hypercorn import Context
+from shoal.http.server.sockets.timeouts import time_to_send_s
+from shoal.http.server.streams.websocket import bound_messages, close_websocket, is_open, ping
+
+
+class _BoundedBuffer(StreamBuffer):
+    """A stream's unsent bytes; tasks that add bytes wait until most are sent.
+
+    The stock class checks how much was removed rather than how much is left, so that a client which
+    reads little makes the buffer grow without bound. It also reports an answer as sent before its
+    end mark is sent, so that closing a draining connection can interrupt the answer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Context.event_class)
+        self.ended = anyio.Event()
+
+    async def drain(self) -> None:
+        await super().drain()
+        if self._complete:
+            await self.ended.wait()
+
+    async def close(self) -> None:
+        self.ended.set()
+        await super().close()
+
+    async def pop(self, max_length: int) -> bytes:
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[:max_length]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.buffer:
+            await self._is_empty.set()
+        return data
+
+
+class _BoundedBuffers(dict[int, StreamBuffer]):
+    """The protocol's buffers by stream; replaces each one that is added by a bounded one.
+
+    The protocol removes a buffer when it has sent the end mark.
+    """
+
+    def __setitem__(self, stream_id: int, _: StreamBuffer) -> None:
+        super().__setitem__(stream_id, _BoundedBuffer())
+
+    def __delitem__(self, stream_id: int) -> None:
+        buffer = self[stream_id]
+        super().__delitem__(stream_id)
+        if isinstance(buffer, _BoundedBuffer):
+            buffer.ended.set()
+
+
+class Http2(H2Protocol):
+    """HTTP/2 by prior knowledge."""
+
+    send_timeout_s: float
+    is_client_done = False  # it may send frames for the connection at any time
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stream is open."""
+        return not self.streams
+
+    @property
+    def has_websockets(self) -> bool:
+        """Whether a stream is an open WebSocket."""
+        return any(is_open(stream) for stream in self.streams.values())
+
+    async def ping(self) -> None:
+        """Asks the client for a sign of life, on each WebSocket."""
+        for stream in list(self.streams.values()):
+            if isinstance(stream, WSStream):
+                await ping(stream)
+
+    def farewell(self) -> bytes:
+        """Returns the frame that says that the connection is closed."""
+        with suppress(h2.exceptions.ProtocolError):
+            self.connection.close_connection()
+        return self.connection.data_to_send()
+
+    async def initiate(
+        self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None
+    ) -> None:
+        """Starts the protocol."""
+        self.stream_buffers = _BoundedBuffers()
+        await super().initiate(headers, settings)
+
+    async def close_websockets(self) -> None:
+        """Closes each open WebSocket, with the reason that the server restarts."""
+        for stream in list(self.streams.values()):
+            if isinstance(stream, WSStream):
+                await close_websocket(stream)
+
+    async def handle(self, event: Event) -> None:
+        """Handles data from the socket, or its end."""
+        await super().handle(event)
+        # With the stock class an application that waits for a client's flow-control window waits
+        # for ever when that client is gone.
+        if isinstance(event, Closed):
+            for buffer in self.stream_buffers.values():
+                await buffer.close()
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        """Sends a part of an answer."""
+        # A client that does not open its flow-control window blocks its stream and not the socket,
+        # so the socket's deadline does not apply. Only that stream is reset.
+        if not isinstance(event, Body | Data | EndBody | EndData | Trailers):
+            if isinstance(event, Response):
+                check_headers(event.headers)
+            await super().stream_send(event)
+            return
+        buffer = self.stream_buffers.get(event.stream_id)
+        size = len(buffer.buffer) if buffer is not None else 0
+        if isinstance(event, Body | Data):
+            size += len(event.data)
+        with anyio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as timeout:
+            await super().stream_send(event)
+        if timeout.cancelled_caught:
+            await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
+
+    async def _handle_events(self, events: list[h2.events.Event]) -> None:
+        for event in events:
+            if isinstance(event, h2.events.RequestReceived) and self.context.terminated.is_set():
+                # The error code tells the client that it may safely retry, elsewhere.
+                await self._reset(event.stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
+            # A body may go on after its answer was complete (an early 413). The stock class looks
+            # up the stream and fails. Here the client is told to stop, and the data under way is
+            # acknowledged for the connection's window, so that its other streams go on.
+            elif isinstance(event, h2.events.DataReceived) and event.stream_id not in self.streams:
+                self.connection.acknowledge_received_data(
+                    event.flow_controlled_length, event.stream_id
+                )
+                if event.stream_id not in self.stream_buffers:
+                    await self._reset(event.stream_id, h2.errors.ErrorCodes.NO_ERROR)
+            else:
+                await super()._handle_events([event])
+        await self._flush()
+
+    async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        await super()._create_stream(request)
+        stream = self.streams.get(request.stream_id)
+        if isinstance(stream, WSStream):
+            bound_messages(stream)
+
+    async def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
+        with suppress(h2.exceptions.ProtocolError):  # the client has reset it first
+            self.connection.reset_stream(stream_id, code)
+        if (buffer := self.stream_buffers.get(stream_id)) is not None:
+            await buffer.close()
+        await self._close_stream(stream_id)
+        await self._window_updated(stream_id)  # wakes the sending task, which drops the stream
+        await self._flush()

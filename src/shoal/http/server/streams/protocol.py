@@ -1,0 +1,43 @@
+"""What a connection needs of the protocol that is spoken on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from hypercorn.events import Event
+
+
+class StreamProtocol(Protocol):
+    """What a connection needs of the protocol that it speaks."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no stream is open."""
+        ...
+
+    @property
+    def is_client_done(self) -> bool:
+        """Whether nothing more is expected from the client."""
+        ...
+
+    async def handle(self, event: Event) -> None:
+        """Handles data from the socket, or its end."""
+        ...
+
+    @property
+    def has_websockets(self) -> bool:
+        """Whether a WebSocket is open."""
+        ...
+
+    async def ping(self) -> None:
+        """Asks the client for a sign of life, if a WebSocket is open."""
+        ...
+
+    def farewell(self) -> bytes:
+        """Returns what is sent before an idle connection is closed."""
+        ...
+
+    async def close_websockets(self) -> None:
+        """Closes open WebSockets, with the reason that the server restarts."""
+        ...

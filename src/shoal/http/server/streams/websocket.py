@@ -1,0 +1,192 @@
+"""WebSockets: Hypercorn's stream, hardened, and what carries it over HTTP/1.1.
+
+Compression is not negotiated: a message of 199 KiB can inflate to 200 MiB before its size is
+checked.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.events import Body, Data, EndBody, Request, Response, StreamClosed
+from hypercorn.protocol.events import Event as StreamEvent
+from hypercorn.protocol.ws_stream import ASGIWebsocketState, FrameTooLargeError, WSStream
+from wsproto.connection import ConnectionState
+from wsproto.events import CloseConnection, Message, Ping
+from wsproto.events import Event as WsEvent
+from wsproto.frame_protocol import CloseReason
+from wsproto.utilities import LocalProtocolError
+
+from shoal.http.server.http1.answer import LAST_CHUNK, AnswerHead
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from hypercorn.typing import ConnectionState as LifespanState
+
+    from shoal.http.server.http1.head import HeadParser
+
+_STREAM_ID: Final = 1
+_NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
+
+
+def bound_messages(stream: WSStream) -> None:
+    """Makes a WebSocket end at a message that is too large.
+
+    The stock class goes on to collect the message, without bound.
+    """
+    has_overflowed = False
+
+    async def handle_events() -> None:
+        nonlocal has_overflowed
+        buffer: Any = stream.buffer
+        put: Any = getattr(stream, "app_put", None)
+        for event in stream.connection.events():
+            if has_overflowed:
+                return
+            if isinstance(event, Message):
+                try:
+                    buffer.extend(event)
+                except FrameTooLargeError:
+                    has_overflowed = True
+                    buffer.clear()
+                    await _send(stream, CloseConnection(code=CloseReason.MESSAGE_TOO_BIG))
+                    await stream.send(StreamClosed(stream_id=stream.stream_id))
+                    return
+                if event.message_finished:
+                    message = buffer.to_message()
+                    buffer.clear()
+                    await put(message)
+            elif isinstance(event, Ping):
+                await _send(stream, event.response())
+            elif isinstance(event, CloseConnection):
+                if stream.connection.state is ConnectionState.REMOTE_CLOSING:
+                    await _send(stream, event.response())
+                await stream.send(StreamClosed(stream_id=stream.stream_id))
+
+    stream._handle_events = handle_events  # type: ignore[method-assign]
+
+
+def is_open(stream: object) -> bool:
+    """Returns whether a stream is a WebSocket that the application has accepted."""
+    return isinstance(stream, WSStream) and stream.state is ASGIWebsocketState.CONNECTED
+
+
+async def ping(stream: WSStream) -> None:
+    """Asks the client of a WebSocket for a sign of life."""
+    if is_open(stream):
+        await _send(stream, Ping())
+
+
+async def close_websocket(stream: WSStream) -> None:
+    """Closes a WebSocket, with the reason that the server restarts."""
+    if is_open(stream):
+        await _send(stream, CloseConnection(code=CloseReason.SERVICE_RESTART))
+
+
+async def _send(stream: WSStream, event: WsEvent) -> None:
+    with suppress(LocalProtocolError):  # it is being closed already
+        await stream.send(Data(stream_id=stream.stream_id, data=stream.connection.send(event)))
+
+
+class Http1WebSocket:
+    """A connection that HTTP/1.1 was upgraded to a WebSocket on.
+
+    Args:
+        make: Makes the stream, from a function that sends its events, and its number.
+        send: Sends bytes, or closes the connection.
+        date: Returns the header line with the date.
+    """
+
+    is_client_done = True
+
+    def __init__(
+        self,
+        make: Callable[[Callable[[StreamEvent], Awaitable[None]], int], WSStream],
+        send: Callable[[Event], Awaitable[None]],
+        date: Callable[[], bytes],
+    ) -> None:
+        self._stream = make(self._stream_send, _STREAM_ID)
+        bound_messages(self._stream)
+        self._send = send
+        self._date = date
+        self._is_chunked = False
+
+    is_idle = False  # it ends with its only stream
+
+    @property
+    def has_websockets(self) -> bool:
+        """Whether the application has accepted the WebSocket, and it is open."""
+        return is_open(self._stream)
+
+    def farewell(self) -> bytes:
+        """Returns nothing."""
+        return b""
+
+    async def upgrade(self, parser: HeadParser, state: LifespanState) -> None:
+        """Handles the request to upgrade.
+
+        Args:
+            parser: The request.
+            state: The state of the application's lifespan.
+        """
+        await self._stream.handle(
+            Request(
+                stream_id=_STREAM_ID,
+                headers=[each for each in parser.headers if each[0] not in _NOT_PASSED_ON],
+                http_version="1.1",
+                method=parser.method,
+                raw_path=parser.target,
+                state=state,
+            )
+        )
+
+    async def handle(self, event: Event) -> None:
+        """Handles data from the socket, or its end."""
+        if isinstance(event, RawData):
+            await self._stream.handle(Data(stream_id=_STREAM_ID, data=event.data))
+        elif isinstance(event, Closed):
+            await self._stream.handle(StreamClosed(stream_id=_STREAM_ID))
+
+    async def ping(self) -> None:
+        """Asks the client for a sign of life."""
+        await ping(self._stream)
+
+    async def close_websockets(self) -> None:
+        """Closes the WebSocket, with the reason that the server restarts."""
+        await close_websocket(self._stream)
+
+    async def _stream_send(self, event: StreamEvent) -> None:
+        if isinstance(event, Response):
+            await self._send(RawData(data=self._head(event)))
+        elif isinstance(event, Body):
+            size = len(event.data)
+            chunk = b"%x\r\n%b\r\n" % (size, event.data) if self._is_chunked else event.data
+            if size:
+                await self._send(RawData(data=chunk))
+        elif isinstance(event, EndBody):
+            if self._is_chunked:
+                await self._send(RawData(data=LAST_CHUNK))
+            await self._send(Closed())
+        elif isinstance(event, Data):
+            await self._send(RawData(data=event.data))
+        elif isinstance(event, StreamClosed):
+            await self._send(Closed())
+
+    def _head(self, answer: Response) -> bytes:
+        if answer.status_code == 101:
+            parts = [b"HTTP/1.1 101 Switching Protocols"]
+            parts += [b"%b: %b" % header for header in answer.headers]
+            return b"\r\n".join([*parts, b"", b""])
+        # The protocol refuses the handshake. The stock class marks the stream as closed only after
+        # the refusal is sent, and fails if the application accepts in between.
+        if not hasattr(self._stream, "response"):
+            self._stream.closed = True
+        head = AnswerHead(answer.status_code, answer.headers)
+        framing = b"\r\nconnection: close"
+        if head.length is None and head.has_body:
+            self._is_chunked = True
+            framing += b"\r\ntransfer-encoding: chunked"
+        return head.encoded(framing, self._date())
