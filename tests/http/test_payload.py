@@ -27,7 +27,7 @@ class Comment(BaseModel):
 
 def exchange(*headers):
     call = Call(None, "/", headers=headers)
-    return Exchange(call.scope, call._receive, call._send, HttpOptions(), fallback_id="made-up")
+    return Exchange(call.scope, call._receive, call._send, HttpOptions(), lambda: b"made-up")
 
 
 def read(handler, body, *headers):

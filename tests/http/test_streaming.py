@@ -299,7 +299,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
     exchange = Exchange(
-        call.scope, call._receive, call._send, HttpOptions(send_timeout_s=3), fallback_id="x"
+        call.scope, call._receive, call._send, HttpOptions(send_timeout_s=3), lambda: b"x"
     )
 
     class Stream:

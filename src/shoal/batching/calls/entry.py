@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.calls.leaving import Left
+    from shoal.batching.calls.leaving import Departure
     from shoal.batching.handlers.binding import Binding
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
@@ -105,7 +105,7 @@ class Entry:
         return self.call(item, options)
 
     def begin_unless_left(
-        self, item: Any, call_options: CallOptions | None, left: Left
+        self, item: Any, call_options: CallOptions | None, departure: Departure
     ) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and whose caller may leave.
 
@@ -114,16 +114,16 @@ class Entry:
         Args:
             item: Its item.
             call_options: Its options.
-            left: Returns when the caller has left.
+            departure: How to learn that the caller has left.
         """
         if self._divides:  # it may have several requests
             call = self.begin_item(item, call_options)
-            return run_unless_left(left, lambda: call)
+            return run_unless_left(departure, lambda: call)
         try:
             options = self.options_of(item, call_options)
         except Exception as error:
             return raised(error)
-        return call_unless_left(self.intake, item, options, left)
+        return call_unless_left(self.intake, item, options, departure)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.

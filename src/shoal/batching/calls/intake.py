@@ -53,7 +53,7 @@ class Intake:
         adopt: Applies changed options that are pending, if no batch is filling.
 
     Attributes:
-        name, former: As above.
+        name, former, parking: As above.
         options_factory: Makes the `RequestOptions` of requests under the current options.
         deadlines: Ends requests that run out of time; a task must run it.
         refusals: Makes the errors for calls that the batcher does not answer.
@@ -82,7 +82,7 @@ class Intake:
         self._ring = ring
         self._adopt = adopt
         self._find_elsewhere: Callable[[], Any] | None = None
-        self._parking = parking
+        self.parking = parking
         self._counters = counters
         self._timers = former.overdue.timers
         self._batches = former.batches
@@ -186,8 +186,10 @@ class Intake:
             raise self.refusals.elsewhere()
         return self._find_elsewhere()
 
-    def enter(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
+    def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Adds one request to the queue; the caller must wait immediately, until it is woken.
+
+        Without a waiter it gets one of its own, which the caller awaits, in the batcher's loop.
 
         Raises:
             Overloaded: The queue is full.
@@ -195,7 +197,10 @@ class Intake:
             BatcherClosed: The batcher has stopped.
             NotOpen: It is called in another event loop than the batcher's.
         """
-        self.check_loop()
+        if waiter is None:
+            waiter = self._new_waiter()
+        else:
+            self.check_loop()
         request = self._new_request(item, options, waiter)
         self._enter(request)
         return request
@@ -212,11 +217,11 @@ class Intake:
             NotOpen: It is called in another event loop than the batcher's, and not open there.
             WouldDeadlock: The handler that makes the call would wait for itself.
         """
-        if not self._parking.seems_here():
+        if not self.parking.seems_here():
             there: Intake = self._entry_here().intake
             return there.enter_stream(item, options)
         self.refusals.refuse_blocked()
-        buffer = StreamBuffer(self._parking, self.former.options.stream_buffer)
+        buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
         request = self._new_request(item, options, buffer)
         self._enter(request)
         return self, request
@@ -241,7 +246,7 @@ class Intake:
         """
         self.check_loop()
         self.refusals.refuse_blocked()
-        waiter = GroupWaiter(self._parking, len(items))
+        waiter = GroupWaiter(self.parking, len(items))
         former = self.former
         if options is None and former.live + len(items) <= former.free_room:
             return self._enter_alike(items, waiter)
@@ -332,13 +337,8 @@ class Intake:
             raise error
 
     def _admit(self, request: Request) -> None:
-        """Queues or parks a request.
-
-        Raises:
-            Overloaded: There is no room for it.
-            BatcherClosed: The batcher has stopped.
-        """
-        if not self._parking.seems_here():
+        """Queues or parks a request; raises as `_enter` does."""
+        if not self.parking.seems_here():
             # Otherwise another request could be shed for a caller that can't be answered.
             raise self.refusals.elsewhere()
         admission = self.former.admit(request)
@@ -346,7 +346,7 @@ class Intake:
             raise self.refusals.not_admitted(admission.refusal, 1)
         if admission.victim is not None:
             admission.victim.error = self.refusals.shed()
-            self._parking.wake_all((admission.victim,))
+            self.parking.wake_all((admission.victim,))
         if admission.ring:
             self._ring()
 
@@ -414,7 +414,7 @@ class Intake:
         request.error = DeadlineExceeded(f"a call to {self.name} {what_it_did}")
         if isinstance(request.waiter, StreamBuffer):
             request.waiter.release()
-        self._parking.wake_all((request,))
+        self.parking.wake_all((request,))
 
     def close(self) -> None:
         """Stops admitting calls; queued requests stay."""
@@ -447,4 +447,4 @@ class Intake:
         """Fails a request that was removed from the queue, and wakes its caller."""
         request.error = error
         self._counters.failed += 1
-        self._parking.wake_all((request,))
+        self.parking.wake_all((request,))

@@ -200,6 +200,18 @@ class ResultStream(Generic[R_co]):
                 request.error = None
         raise StopAsyncIteration
 
+    def ready(self) -> list[R_co]:
+        """Returns the items that are there already, without waiting; they are not read again."""
+        request = self._request
+        if request is None:
+            return []
+        buffer: StreamBuffer = request.waiter
+        items: list[R_co] = [*buffer.items]
+        if items:
+            buffer.items.clear()
+            buffer.release()
+        return items
+
     async def aclose(self) -> None:
         """Closes the stream and drops its request. Idempotent; a checkpoint."""
         self.leave()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from shoal.http.admin.bodies import admin_problem, members
 from shoal.http.requests.json_codec import form_for
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from shoal.http.requests.exchange import Exchange
+    from shoal.http.requests.streaming import ItemStream
     from shoal.serving.clients.protocol import Client, Handle
     from shoal.serving.clients.verbs import Verb
     from shoal.serving.imports import ImportRule
@@ -83,7 +84,7 @@ class Verbs:
         exchange = request.exchange
         await answer_with_stream(
             exchange,
-            handle.stream(*args, **kwargs),
+            cast("ItemStream", handle.stream(*args, **kwargs)),
             form_for(exchange.headers.get(b"accept", b"")),
             admin_problem,
             self._heartbeat_s,

@@ -379,16 +379,24 @@ class App:
         kind = scope["type"]
         if kind == "lifespan":
             await run_lifespan(self.lifespan, receive, send)
-        elif kind == "http" and self._pages.at(split_path(scope)[1], "GET") is not None:
+        elif kind == "http" and self._is_for_page(scope):
             await self._respond(scope, receive, send)
         else:
             await self._entered(scope, receive, send)
+
+    def _is_for_page(self, scope: Scope) -> bool:
+        """Returns whether a request is for a page of this application, around its middleware."""
+        if RESERVED not in scope["path"]:
+            return False
+        return self._pages.at(split_path(scope)[1], "GET") is not None
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = scope["type"]
         root, path = split_path(scope)
         found = self._at(path, scope["method"]) if kind == "http" else None
-        if found is None and (mounted := self._mounts.at(path)) is not None:
+        if found is not None:
+            await self._dispatcher.answer(scope, receive, send, found)
+        elif (mounted := self._mounts.at(path)) is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
             await self._dispatcher.answer_by(app, below, receive, send)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import anyio
 from starlette.datastructures import Headers
@@ -34,16 +34,35 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.calls.leaving import Left
+    from shoal.batching.calls.leaving import Departure
+    from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
-    from shoal.serving.clients.protocol import ResultIterator
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.endpoints.shadow import PrimaryAnswer
     from shoal.serving.http_options import HttpOptions
 
 _log: Final = logging.getLogger("shoal.http")
+
+
+class Caller(Protocol):
+    """What a call needs of the request that it is made for."""
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request, for the log."""
+        ...
+
+    @property
+    def departure(self) -> Departure:
+        """How to learn that the client has left."""
+        ...
+
+    @property
+    def scope(self) -> Scope:
+        """The ASGI scope."""
+        ...
 
 
 class EndpointCalls:
@@ -59,14 +78,13 @@ class EndpointCalls:
         self.options = options
         self._has_hinted = False
 
-    def begin(self, request_id: str, left: Left) -> EndpointCall:
+    def begin(self, caller: Caller) -> EndpointCall:
         """Returns a call, to be entered as a context.
 
         Args:
-            request_id: The id of the client's request, for the log.
-            left: Returns when the client has left.
+            caller: The client's request.
         """
-        return EndpointCall(self, request_id, left)
+        return EndpointCall(self, caller)
 
     def failed(self, error: Exception) -> None:
         """Counts a call that failed, and logs a hint if its code was written for another loop."""
@@ -90,11 +108,11 @@ class EndpointCall:
 
     streams: bool
 
-    def __init__(self, calls: EndpointCalls, request_id: str, left: Left) -> None:
+    def __init__(self, calls: EndpointCalls, caller: Caller) -> None:
         self._calls = calls
         self._endpoint = calls.endpoint
-        self._request_id = request_id
-        self._left = left
+        self._caller = caller
+        self._departure = caller.departure
         self._copies: PrimaryAnswer | None = None
         self._spent_s = 0.0
 
@@ -154,12 +172,12 @@ class EndpointCall:
             Exception: As for any call.
         """
         options = self._call_options(item, metadata)
-        result = await self._entry.begin_unless_left(item, options, self._left)
+        result = await self._entry.begin_unless_left(item, options, self._departure)
         if self._copies is not None:
             self._copies.set(result)
         return result
 
-    def stream(self, item: Any, metadata: Mapping[str, Any]) -> ResultIterator:
+    def stream(self, item: Any, metadata: Mapping[str, Any]) -> ResultStream[Any] | ComparedStream:
         """Returns the stream of a call, which is made when the stream is entered."""
         stream = self._entry.begin_stream_of(item, self._call_options(item, metadata))
         return stream if self._copies is None else ComparedStream(stream, self._copies)
@@ -167,7 +185,7 @@ class EndpointCall:
     def explained(self, error: Exception) -> Problem:
         """Returns the problem for an error after the answer has begun; counts and logs it."""
         self._calls.failed(error)
-        return explained(error, self._calls.options, self._endpoint.name, self._request_id)
+        return explained(error, self._calls.options, self._endpoint.name, self._caller.request_id)
 
     def _call_options(self, item: Any, metadata: Mapping[str, Any]) -> CallOptions:
         """Returns the options of the call, and begins its shadow copies."""
@@ -192,7 +210,7 @@ class EndpointCall:
         limit_s = self._calls.options.answer_timeout_s
         wait = partial(self._endpoint.routed, method, shard_key, limit_s)
         try:
-            return await run_unless_left(self._left, wait)
+            return await run_unless_left(self._departure, wait)
         except NoSuchName:
             raise Refused(no_such_method()) from None
 
@@ -218,12 +236,11 @@ class HttpMetadata(Mapping[str, Any]):
     ``path_params`` (the values of the route's parameters) and ``headers`` (a Starlette `Headers`).
     """
 
-    __slots__ = ("_endpoint", "_request_id", "_scope")
+    __slots__ = ("_caller", "_endpoint")
 
-    def __init__(self, endpoint: str, request_id: str, scope: Scope) -> None:
+    def __init__(self, endpoint: str, caller: Caller) -> None:
         self._endpoint = endpoint
-        self._request_id = request_id
-        self._scope = scope
+        self._caller = caller
 
     def __getitem__(self, key: str) -> Any:
         match key:
@@ -232,13 +249,13 @@ class HttpMetadata(Mapping[str, Any]):
             case "context":
                 return "http"
             case "request_id":
-                return self._request_id
+                return self._caller.request_id
             case "method" | "path":
-                return self._scope[key]
+                return self._caller.scope[key]
             case "path_params":
-                return self._scope.get("path_params", {})
+                return self._caller.scope.get("path_params", {})
             case "headers":
-                return Headers(scope=self._scope)
+                return Headers(scope=self._caller.scope)
             case _:
                 raise KeyError(key)
 

@@ -46,9 +46,12 @@ class RouteDispatcher:
     def __init__(self, settings: HttpOptions) -> None:
         self.answers = AnswerCounts()
         self._settings = settings
-        # Unique among processes that share a log, and cheap to make for each request.
-        self._id_prefix = secrets.token_hex(4)
+        self._id_prefix = secrets.token_hex(4).encode("ascii")
         self._id_count = itertools.count(1)
+
+    def _new_id(self) -> bytes:
+        # Unique among processes that share a log, and cheap to make for each request.
+        return b"%b-%x" % (self._id_prefix, next(self._id_count))
 
     @holds_ctrl_c
     async def answer(
@@ -68,13 +71,7 @@ class RouteDispatcher:
             if found.params:
                 params = {**scope.get("path_params", {}), **found.params}
                 scope = {**scope, "path_params": params}
-        exchange = Exchange(
-            scope,
-            receive,
-            send,
-            self._settings,
-            fallback_id=f"{self._id_prefix}-{next(self._id_count):x}",
-        )
+        exchange = Exchange(scope, receive, send, self._settings, self._new_id)
         name = NO_ENDPOINT
         write_problem = problem_json
         try:

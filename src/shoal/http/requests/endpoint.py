@@ -42,7 +42,7 @@ class EndpointRoute(Route):
             CallerLeft: The client is gone, or did not read in time; the call was cancelled.
             Exception: The request failed before its answer had begun.
         """
-        with self._calls.begin(exchange.request_id, exchange.client_left) as call:
+        with self._calls.begin(exchange) as call:
             headers = exchange.headers
             body = await read_body(
                 exchange.receive, headers.get(b"content-length"), self._options.max_body_bytes
@@ -56,7 +56,7 @@ class EndpointRoute(Route):
             )
             codec = self._codecs.of(batcher)
             item = codec.item(exchange, body)
-            metadata = HttpMetadata(self.name, exchange.request_id, exchange.scope)
+            metadata = HttpMetadata(self.name, exchange)
             if call.streams:
                 await answer_with_stream(
                     exchange,

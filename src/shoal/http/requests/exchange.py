@@ -14,22 +14,27 @@ message for each byte, while other clients, even on the slowest connection, send
 
 from __future__ import annotations
 
+import math
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from shoal.batching.calls.leaving import CallerLeft
+from shoal.batching.calls.leaving import CallerLeft, Departure
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
+
+DISCONNECT: Final = "shoal.disconnect"
+"""The name of the ASGI extension by which a server tells that a client has left."""
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 # The headers that are read; one pass over a request's headers finds them.
@@ -54,19 +59,25 @@ class Exchange:
         scope: The ASGI scope.
         receive: The ASGI callable for what the client sends.
         headers: The request's headers that this package reads.
-        request_id: The client's ``X-Request-ID`` if it is well-formed, else a generated one.
         status: The status of the answer; 0 until it has begun.
         wants_no_body: Whether only the headers of an answer are requested.
-        send_timeout_s: How long the client may take to accept one message, in seconds.
+        departure: How to learn that the client has left; the body must have been read.
+        heartbeat: Makes the server send bytes whenever the answer was silent for some seconds; None
+            if the server does not offer that.
+        send_timeout_s: How long the client may take to accept one message, in seconds; infinity if
+            the server itself limits that.
         max_json_elements: How many elements its body may have, if it is JSON.
     """
 
     __slots__ = (
+        "_id",
+        "_make_id",
         "_send",
+        "departure",
         "headers",
+        "heartbeat",
         "max_json_elements",
         "receive",
-        "request_id",
         "scope",
         "send_timeout_s",
         "status",
@@ -74,31 +85,48 @@ class Exchange:
     )
 
     def __init__(
-        self, scope: Scope, receive: Receive, send: Send, settings: HttpOptions, fallback_id: str
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        settings: HttpOptions,
+        make_id: Callable[[], bytes],
     ) -> None:
         self.scope = scope
         self.receive = receive
         self.headers: dict[bytes, bytes] = {
             name: value for name, value in scope["headers"] if name in _WANTED
         }
-        given = self.headers.get(b"x-request-id")
-        self.request_id = (
-            given.decode("ascii") if given and _REQUEST_ID.fullmatch(given) else fallback_id
-        )
         self.status = 0
         self.wants_no_body = scope["method"] == "HEAD"
-        self._send = send
-        self.send_timeout_s = settings.send_timeout_s
         self.max_json_elements = settings.max_json_elements
+        self._id: bytes | None = None
+        self._make_id = make_id
+        self._send = send
+        extensions = scope.get("extensions")
+        offered = extensions.get(DISCONNECT) if extensions else None
+        if offered is None:
+            self.departure = Departure(partial(_until_left, receive))
+            self.send_timeout_s = settings.send_timeout_s
+            self.heartbeat = None
+        else:
+            self.departure = Departure(partial(_until_left, receive), offered["when_left"])
+            self.send_timeout_s = math.inf
+            self.heartbeat = offered.get("heartbeat")
 
-    async def client_left(self) -> None:
-        """Waits until the client disconnects; the body must have been read.
+    @property
+    def id(self) -> bytes:
+        """The client's ``X-Request-ID`` if it is well-formed, else a generated one."""
+        if self._id is None:
+            given = self.headers.get(b"x-request-id")
+            is_usable = given is not None and _REQUEST_ID.fullmatch(given)
+            self._id = given if given is not None and is_usable else self._make_id()
+        return self._id
 
-        A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
-        servers can't tell the two cases apart without writing.
-        """
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+    @property
+    def request_id(self) -> str:
+        """The same as text."""
+        return self.id.decode("ascii")
 
     async def answer(
         self,
@@ -112,7 +140,7 @@ class Exchange:
         Raises:
             CallerLeft: The client is gone, or did not read in time.
         """
-        length = str(len(body)).encode("ascii")
+        length = b"%d" % len(body)
         described = [(b"content-type", media_type), (b"content-length", length), *headers]
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent = b"" if self.wants_no_body else body
@@ -161,10 +189,17 @@ class Exchange:
         return {
             "type": "http.response.start",
             "status": status,
-            "headers": [*headers, (b"x-request-id", self.request_id.encode("ascii"))],
+            "headers": [*headers, (b"x-request-id", self.id)],
         }
 
     async def _deliver(self, *messages: Message) -> None:
+        if self.send_timeout_s == math.inf:
+            try:
+                for message in messages:
+                    await self._send(message)
+            except OSError as error:
+                raise CallerLeft("the connection was lost") from error
+            return
         with anyio.CancelScope(deadline=anyio.current_time() + self.send_timeout_s) as scope:
             for message in messages:
                 await self._pass_on(message)
@@ -176,6 +211,16 @@ class Exchange:
             await self._send(message)
         except OSError as error:  # from servers that report a lost connection
             raise CallerLeft("the connection was lost") from error
+
+
+async def _until_left(receive: Receive) -> None:
+    """Waits until the client disconnects; the body must have been read.
+
+    A client that closes only its sending side (``shutdown(SHUT_WR)``) counts as disconnected:
+    servers can't tell the two cases apart without writing.
+    """
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def split_path(scope: Scope) -> tuple[str, str]:
@@ -218,10 +263,15 @@ async def read_body(receive: Receive, declared: bytes | None, max_bytes: int) ->
     """
     if declared is not None and declared.isdigit() and int(declared[:20]) > max_bytes:
         raise _too_large(max_bytes)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body", False):
+        body: bytes = message.get("body", b"")
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return body
     pieces: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
         if message["type"] == "http.disconnect":
             raise CallerLeft("the client left before its request was complete")
         piece: bytes = message.get("body", b"")
@@ -240,7 +290,8 @@ async def read_body(receive: Receive, declared: bytes | None, max_bytes: int) ->
                     )
                 )
         if not message.get("more_body", False):
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            return b"".join(pieces)
+        message = await receive()
 
 
 def _too_large(max_bytes: int) -> Refused:

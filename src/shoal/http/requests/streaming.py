@@ -7,7 +7,9 @@ messages is the codec's; see `shoal.http.requests.codec`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import anyio
 
@@ -19,12 +21,23 @@ if TYPE_CHECKING:
     from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
-    from shoal.serving.clients.protocol import ResultIterator
+
+
+class ItemStream(Protocol):
+    """The results of a call that are answered with; see `ResultStream`."""
+
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(self, *exc_info: Any) -> Any: ...
+    def __aiter__(self) -> Self: ...
+    async def __anext__(self) -> Any: ...
+    def ready(self) -> list[Any]:
+        """Returns the items that are there already, without waiting; they are not read again."""
+        ...
 
 
 async def answer_with_stream(
     exchange: Exchange,
-    stream: ResultIterator,
+    stream: ItemStream,
     form: StreamForm,
     explain: Callable[[Exception], Problem],
     heartbeat_s: float,
@@ -46,13 +59,10 @@ async def answer_with_stream(
         await exchange.answer_without_body(200, _headers(form))
         return
 
-    async def send_items() -> None:
-        async with stream:
-            await _relay(exchange, stream, form, heartbeat_s)
-
     failure: Problem | None = None
+    send_items = partial(_send_items, exchange, stream, form, heartbeat_s)
     try:
-        await run_unless_left(exchange.client_left, send_items)
+        await run_unless_left(exchange.departure, send_items)
     except CallerLeft:
         raise
     except Exception as error:
@@ -64,8 +74,15 @@ async def answer_with_stream(
     await exchange.end(form.end() if failure is None else form.error(failure, exchange.request_id))
 
 
+async def _send_items(
+    exchange: Exchange, stream: ItemStream, form: StreamForm, heartbeat_s: float
+) -> None:
+    async with stream:
+        await _relay(exchange, stream, form, heartbeat_s)
+
+
 async def _relay(
-    exchange: Exchange, stream: ResultIterator, form: StreamForm, heartbeat_s: float
+    exchange: Exchange, stream: ItemStream, form: StreamForm, heartbeat_s: float
 ) -> None:
     """Sends the items of a stream, with heartbeats between them, until the stream ends."""
     pending: bytes | None = None
@@ -88,10 +105,28 @@ async def _relay(
                     await _begin(exchange, form)
                 await exchange.piece(pending)
                 pending = None
+                if exchange.heartbeat is not None:
+                    # The server sends them from now on, so the rest needs no scope.
+                    scope.deadline = math.inf
+                    exchange.heartbeat(heartbeat_s, form.heartbeat)
+                    await _relay_rest(exchange, stream, form)
+                    return
         if scope.cancelled_caught:
             if pending is not None:
                 raise exchange.gave_up()
             pending = form.heartbeat
+
+
+async def _relay_rest(exchange: Exchange, stream: ItemStream, form: StreamForm) -> None:
+    """Sends the items of a stream; those that are there already are sent together."""
+    async for item in stream:
+        pieces: list[bytes] = []
+        try:
+            pieces.append(form.item(item))
+            pieces += map(form.item, stream.ready())
+        finally:  # what came before an item that can't be written is sent
+            if pieces:
+                await exchange.piece(b"".join(pieces))
 
 
 async def _begin(exchange: Exchange, form: StreamForm) -> None:

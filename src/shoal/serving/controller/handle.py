@@ -225,6 +225,10 @@ class EndpointStream:
                 self._leave()
             raise
 
+    def ready(self) -> list[Any]:
+        """Returns the items that are there already; see `ResultStream.ready`."""
+        return [] if self._stream is None else self._stream.ready()
+
     async def aclose(self) -> None:
         """Leaves the stream. Idempotent; a checkpoint."""
         self._leave()

@@ -44,6 +44,12 @@ class ComparedStream:
         self._items.append(item)
         return item
 
+    def ready(self) -> list[Any]:
+        """Returns the items that are there already; see `ResultStream.ready`."""
+        items = self._stream.ready()
+        self._items += items
+        return items
+
     async def aclose(self) -> None:
         """Leaves the stream. Idempotent; a checkpoint."""
         self.leave()

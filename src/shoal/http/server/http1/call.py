@@ -8,11 +8,13 @@ and then a `send`, so that a stream whose client keeps up does not hold the even
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
 
 from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead
+from shoal.http.server.sockets.timeouts import Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,6 +90,7 @@ class Call:
     _sends = 0
     _waiters: Sequence[Any] = ()
     _on_left: Callable[[], object] | None = None
+    _heartbeat: Heartbeat | None = None
 
     def __init__(self, carrier: Carrier, parser: HeadParser, *, is_head: bool) -> None:
         self._carrier = carrier
@@ -185,9 +188,19 @@ class Call:
         return {
             "shoal.disconnect": {
                 "when_left": self.when_left,
+                "heartbeat": self.heartbeat,
                 "send_timeout_s": self._shared.send_timeout_s,
             }
         }
+
+    def heartbeat(self, after_s: float, data: bytes) -> None:
+        """Sends data as a part of the body whenever none was sent for a time, until its end.
+
+        Args:
+            after_s: The longest silence, in seconds.
+            data: What is sent.
+        """
+        self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
 
     # The connection's side.
 
@@ -200,6 +213,11 @@ class Call:
     def is_answered(self) -> bool:
         """Whether the whole answer was sent, or is being sent."""
         return self._answer == _COMPLETE
+
+    def give_whole_body(self, body: bytes) -> None:
+        """Takes the whole body of the request."""
+        self._body = body
+        self._is_partial = False
 
     def body_arrived(self, body: bytes, *, is_complete: bool) -> bool:
         """Takes a part of the request's body.
@@ -222,6 +240,8 @@ class Call:
     def leave(self) -> None:
         """Handles that the client is gone."""
         self.has_left = True
+        if self._heartbeat is not None:
+            self._note_send(is_last=True)
         on_left, self._on_left = self._on_left, None
         if on_left is not None and self._answer != _COMPLETE:
             try:
@@ -258,6 +278,8 @@ class Call:
         if is_last:
             self._answer = _COMPLETE
             self._on_left = None
+        if self._heartbeat is not None:
+            self._note_send(is_last=is_last)
         if not head:
             is_sent = carrier.send(data) if data else True
         elif len(data) <= _JOINED:
@@ -297,6 +319,17 @@ class Call:
             self.keeps_alive = False
             framing += b"\r\nconnection: close"
         return head.encoded(framing, shared.date())
+
+    def _beat(self, data: bytes) -> None:
+        if self._answer == _SENDING and not self._carrier.is_sending:
+            self._put(data, is_last=False)
+
+    def _note_send(self, *, is_last: bool) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.is_silent = False
+            if is_last:
+                self._heartbeat.close()
+                self._heartbeat = None
 
     async def _sent(self) -> None:
         """Waits until the kernel has taken all that was sent, or the client is gone."""

@@ -161,20 +161,16 @@ class Http1Connection(Receiver):
         call = self._call
         if self._state == _ENDING:
             self._end_sending()
-        elif call is None:
+        elif call is None or not call.is_answered:
             self._set_timeout()
         else:
-            if call.is_answered:
-                self.answered(call)
-            else:
-                self._set_timeout()
+            self.answered(call)
+        if call is not None:
             call.wake()
 
     def connection_lost(self) -> None:
         """Handles that the connection broke."""
         self._close()
-
-    # What a call asks for.
 
     @property
     def is_sending(self) -> bool:
@@ -270,14 +266,19 @@ class Http1Connection(Receiver):
             "state": shared.state.copy(),
             "extensions": call.extensions(),
         }
-        if parser.length == 0:
+        length = parser.length
+        if length == 0:
             self._state = _ANSWER
             self._timeout.stop()
             if not is_all:
                 self._hold(data[end:])
+        elif length == len(data) - end:
+            self._state = _ANSWER
+            self._timeout.stop()
+            call.give_whole_body(data[end:])
         else:
             self._state = _BODY
-            self._body = reader_of(parser.length)
+            self._body = reader_of(length)
             self._body_began_at = shared.timeouts.now()
             self._received = 0
             if not is_all:

@@ -188,3 +188,35 @@ class BodyTimeout:
         """How much time the client has left, in seconds."""
         allowed_s = time_to_receive_s(self._received, self._timeout_s)
         return self._began_at + allowed_s - self._timeouts.now()
+
+
+class Heartbeat:
+    """Calls a function whenever something was silent for a time.
+
+    Args:
+        timeouts: Those of the server.
+        after_s: The longest silence, in seconds.
+        call: Called after a silence of half of that to all of it.
+
+    Attributes:
+        is_silent: Set to False whenever the silence is broken; that is all that it costs.
+    """
+
+    __slots__ = ("_call", "_half_s", "_timeout", "is_silent")
+
+    def __init__(self, timeouts: Timeouts, after_s: float, call: Callable[[], object]) -> None:
+        self.is_silent = True
+        self._call = call
+        self._half_s = after_s / 2
+        self._timeout = Timeout(timeouts, self._expire)
+        self._timeout.set(self._half_s)
+
+    def close(self) -> None:
+        """Ends it."""
+        self._timeout.close()
+
+    def _expire(self) -> None:
+        if self.is_silent:
+            self._call()
+        self.is_silent = True
+        self._timeout.set(self._half_s)
