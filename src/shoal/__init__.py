@@ -74,7 +74,7 @@ if TYPE_CHECKING:
         ShadowStatus,
         Status,
     )
-    from shoal.starting import connect, start
+    from shoal.starting import connect, serve, start
 
 __all__ = [
     "END",
@@ -158,6 +158,7 @@ __all__ = [
     "of_list",
     "open_batchers",
     "retrying",
+    "serve",
     "start",
 ]
 
@@ -247,6 +248,7 @@ _WHERE: Final = {
     "of_list": "shoal.batching.options.list_cost",
     "open_batchers": "shoal.batching.decorator.decorator",
     "retrying": "shoal.batching.retrying",
+    "serve": "shoal.starting",
     "start": "shoal.starting",
 }
 

@@ -1,4 +1,4 @@
-"""`start` and `connect`: the two ways to get a client."""
+"""`start` and `connect`, the two ways to get a client, and `serve`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, ExitStack
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
+from anyio import TASK_STATUS_IGNORED
 from anyio.from_thread import start_blocking_portal
 
 from shoal.batching.decorator.decorator import open_batchers
@@ -20,11 +21,16 @@ from shoal.serving.local_servers import admin_socket
 from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
+    from typing import Unpack
+
+    from anyio.abc import TaskStatus
+    from starlette.types import ASGIApp
 
     from shoal.http.app.embedded import EmbeddedServer
     from shoal.serving.clients.in_replica import ChildClient, InsideClient
     from shoal.serving.clients.sync import SyncFace
+    from shoal.serving.http_options import ServerKeywords
 
 
 def start(
@@ -116,12 +122,57 @@ def _server_of(http: Any) -> tuple[type[EmbeddedServer], HttpOptions]:
     try:
         from shoal.http.app.embedded import EmbeddedServer
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "shoal":
-            raise
-        raise ImportError(
-            f"serving over HTTP needs {error.name!r}: pip install 'shoal[serve]'", name=error.name
-        ) from error
+        raise _needs_serve(error) from error
     return EmbeddedServer, HttpOptions.of(http)
+
+
+def _needs_serve(error: ModuleNotFoundError) -> ImportError:
+    """Returns the error for a missing library; a missing module of this package is a mistake."""
+    if (error.name or "").partition(".")[0] == "shoal":
+        return error
+    return ImportError(
+        f"serving over HTTP needs {error.name!r}: pip install 'shoal[serve]'", name=error.name
+    )
+
+
+async def serve(
+    app: ASGIApp,
+    *,
+    shutdown_trigger: Callable[[], Awaitable[object]] | None = None,
+    task_status: TaskStatus[list[str]] = TASK_STATUS_IGNORED,
+    **options: Unpack[ServerKeywords],
+) -> None:
+    """Serves an ASGI application in this event loop, trio or asyncio, until it is shut down.
+
+    ::
+
+        async with anyio.create_task_group() as tasks:
+            urls = await tasks.start(partial(shoal.serve, app, port=8000))
+
+    It runs the application's lifespan. A `shoal.App` turns not ready when the shutdown begins.
+
+    Args:
+        app: Any ASGI 3 application.
+        shutdown_trigger: Awaited beside the server; when it returns, running requests may finish
+            for ``graceful_timeout_s``, and the server ends. Without one it serves until cancelled.
+        task_status: Started with the URLs where clients can connect.
+        **options: The options of `HttpOptions` that are about the server: the address, limits and
+            time-outs, TLS, the access log.
+
+    Raises:
+        OSError: It can't listen at the address, or can't read a certificate.
+        LifespanFailed: The application did not start, or its lifespan failed.
+        TypeError: An option is unknown, or has the wrong type.
+        ValueError: An option is out of its range.
+        ImportError: HTTP needs the extra ``shoal[serve]``.
+
+    Cancellation: Closes all connections at once, and cancels their calls.
+    """
+    try:
+        from shoal.http.server.embedding import serve_application
+    except ModuleNotFoundError as error:
+        raise _needs_serve(error) from error
+    await serve_application(app, HttpOptions.of_server(options), shutdown_trigger, task_status)
 
 
 def connect(

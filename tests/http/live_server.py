@@ -87,7 +87,7 @@ class LiveServer:
 @asynccontextmanager
 async def live(app, **config):
     server = LiveServer()
-    config = HttpOptions(port=0, **config)
+    config = HttpOptions(**{"port": 0, "allowed_hosts": ["*"], **config})
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
             await tasks.start(partial(server.run, app, config))

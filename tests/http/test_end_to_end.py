@@ -136,7 +136,14 @@ class Stream:
 
 def request(path, item, *headers):
     body = json.dumps(item)
-    lines = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}", *headers, "", body]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {len(body)}",
+        *headers,
+        "",
+        body,
+    ]
     return "\r\n".join(lines).encode()
 
 
@@ -438,7 +445,7 @@ async def test_a_second_signal_ends_at_once(served, name):
 
 async def test_readiness_turns_503_while_draining(served):
     """A stream that begins before the drain and ends in it; on its connection readyz is next."""
-    probe = b"GET /-/readyz HTTP/1.1\r\nHost: x\r\n\r\n"
+    probe = b"GET /-/readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     url = httpx.URL(served.url)
     with trio.fail_after(HANG_S):
         async with await trio.open_tcp_stream(url.host, url.port) as connection:

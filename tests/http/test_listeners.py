@@ -50,7 +50,9 @@ async def running(app, config=None, extra=(), **more):
     live = Live()
     with anyio.fail_after(HANG_S):
         async with anyio.create_task_group() as tasks:
-            await tasks.start(live.run, app, config or HttpOptions(port=0), extra, more)
+            await tasks.start(
+                live.run, app, config or HttpOptions(port=0, allowed_hosts=["*"]), extra, more
+            )
             yield live
             live.stop.set()
 
@@ -261,7 +263,7 @@ async def test_an_inherited_socket_is_served(listens):
     if listens:
         inherited.listen()
     port = inherited.getsockname()[1]
-    async with running(EchoApp(), HttpOptions(fd=inherited.detach())) as live:
+    async with running(EchoApp(), HttpOptions(fd=inherited.detach(), allowed_hosts=["*"])) as live:
         assert live.urls == [f"http://127.0.0.1:{port}"]
         assert (await talk(live.urls[0])).endswith(b"hello")
 
@@ -314,7 +316,9 @@ async def test_a_drain_is_that_of_all_addresses(path):
 
 async def test_what_does_not_end_in_time_is_cut_off_at_all_addresses(path):
     public, admin = EchoApp(), EchoApp()
-    config = HttpOptions(port=0, graceful_timeout_s=0.05, send_timeout_s=HANG_S * 2)
+    config = HttpOptions(
+        port=0, allowed_hosts=["*"], graceful_timeout_s=0.05, send_timeout_s=HANG_S * 2
+    )
     async with running(public, config, [(Unix(path), admin)]) as live:
         clients = [await connect(url) for url in live.urls]
         for client, app in zip(clients, (public, admin), strict=True):
@@ -328,7 +332,7 @@ async def test_what_does_not_end_in_time_is_cut_off_at_all_addresses(path):
 
 async def test_the_operator_can_connect_when_the_public_address_is_at_its_limit(path):
     app = EchoApp()
-    config = HttpOptions(port=0, max_connections=1)
+    config = HttpOptions(port=0, allowed_hosts=["*"], max_connections=1)
     admin = running(app, config, [(Unix(path), answering_with(b"admin"))])
     async with admin as live, await connect(live.urls[0]) as client:
         await client.send_all(request("/hold", close=True))

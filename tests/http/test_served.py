@@ -89,7 +89,7 @@ def raw_call(base, path, item):
     url = httpx.URL(base)
     body = json.dumps(item).encode()
     head = (
-        f"POST {url.path.rstrip('/')}{path} HTTP/1.1\r\nHost: x\r\n"
+        f"POST {url.path.rstrip('/')}{path} HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     with socket.create_connection((url.host, url.port), timeout=HANG_S) as connection:

@@ -6,7 +6,7 @@ the command line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
@@ -32,6 +32,28 @@ class AppKeywords(TypedDict, total=False):
     overload_status: OverloadStatus
     retry_after_s: int
     debug: bool
+
+
+class ServerKeywords(TypedDict, total=False):
+    """The options of `HttpOptions` that are about the server, for any application."""
+
+    host: str
+    port: int
+    uds: str | None
+    fd: int | None
+    allowed_hosts: Sequence[str]
+    allowed_origins: Sequence[str]
+    graceful_timeout_s: float
+    max_connections: int
+    keep_alive_timeout_s: float
+    head_timeout_s: float
+    body_timeout_s: float
+    send_timeout_s: float
+    ping_interval_s: float
+    max_message_bytes: int
+    certfile: str | None
+    keyfile: str | None
+    access_log: bool
 
 
 def _text(name: str, value: Any, example: str) -> str:
@@ -75,6 +97,13 @@ def checked_middleware(name: str, value: Any) -> tuple[Any, ...]:
     return found
 
 
+def _check_names(what: str, given: Iterable[str], names: list[str]) -> None:
+    for name in given:
+        if name not in names:
+            hint = suggested(name, names) or f"it has {', '.join(names)}"
+            raise TypeError(f"{what} has no option {name!r}; {hint}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class HttpOptions:
     """How an application, or a controller, is served over HTTP.
@@ -94,10 +123,27 @@ class HttpOptions:
         admin_socket: The path of a UNIX socket with the admin API, which only this user can open.
         allowed_modules: The modules that import paths sent to the admin API may name, with their
             submodules; ``["*"]`` for all.
+        allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. If
+            none is given: ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback
+            address, else all. A proxy on the same machine that passes the ``Host`` header on needs its
+            names here.
+        allowed_origins: The origins, such as ``"https://example.com"``, whose pages may send
+            requests with other methods than ``GET``, and open WebSockets; ``["*"]`` for all. The
+            requests' own host always may. If none is given: no other at a loopback address, else
+            all.
         graceful_timeout_s: How long running requests may take at the end, in seconds.
         max_connections: How many connections may be open at once at one address; further ones wait
             to be accepted.
         keep_alive_timeout_s: How long a connection may be idle, in seconds.
+        head_timeout_s: How long the head of a request may take to arrive, in seconds.
+        body_timeout_s: How long the body of a request may take to arrive, in seconds, or each 16
+            KiB of it.
+        ping_interval_s: How long the client of a WebSocket may be silent before it is pinged, and
+            then again before it is disconnected, in seconds.
+        max_message_bytes: The largest message that the client of a WebSocket may send, in bytes.
+        certfile: The file with the server's certificate and those that vouch for it, in PEM; the
+            server then speaks TLS at host and port.
+        keyfile: The file with the certificate's private key, in PEM; None if it is in `certfile`.
         access_log: Whether each request is logged, by the logger ``shoal.access``.
         max_body_bytes: The largest body that a request may have, in bytes.
         max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
@@ -119,12 +165,25 @@ class HttpOptions:
         "127.0.0.1", partial(_text, example="127.0.0.1"), flag="address to listen at"
     )
     port: int = option(8000, _port, flag="port to listen at, 0 for a free one")
-    uds: str | None = option(None, partial(_text, example="/run/shoal.sock"))
+    uds: str | None = option(
+        None,
+        partial(_text, example="/run/shoal.sock"),
+        may_be_none=True,
+        flag="UNIX socket to listen at in place of host and port",
+    )
     fd: int | None = option(None, partial(whole, least=0))
     middlewares: Sequence[Callable[[ASGIApp], ASGIApp] | Any] = option((), checked_middleware)
     token: str | None = field(default=None, repr=False)
     admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
     allowed_modules: Sequence[str] = option((), _list)
+    allowed_hosts: Sequence[str] = option(
+        (), _list, flag="a host that requests may be for; repeatable (at loopback: localhost)"
+    )
+    allowed_origins: Sequence[str] = option(
+        (),
+        _list,
+        flag="an origin whose pages may send requests; repeatable (at loopback: none but its own)",
+    )
     graceful_timeout_s: float = option(
         20.0, finite_seconds, flag="how long running requests may take at shutdown"
     )
@@ -134,6 +193,30 @@ class HttpOptions:
         flag="how many connections may be open at once; others wait",
     )
     keep_alive_timeout_s: float = option(5.0, more_than_0, flag="how long a connection may be idle")
+    head_timeout_s: float = option(
+        10.0, more_than_0, flag="how long the head of a request may take to arrive"
+    )
+    body_timeout_s: float = option(
+        10.0, more_than_0, flag="how long each 16 KiB of a request's body may take to arrive"
+    )
+    ping_interval_s: float = option(
+        20.0, more_than_0, flag="ping the client of a WebSocket that is silent for so long"
+    )
+    max_message_bytes: int = option(
+        16 * 2**20, partial(whole, least=1), flag="largest message on a WebSocket, in bytes"
+    )
+    certfile: str | None = option(
+        None,
+        partial(_text, example="cert.pem"),
+        may_be_none=True,
+        flag="speak TLS, with the certificate in this file",
+    )
+    keyfile: str | None = option(
+        None,
+        partial(_text, example="key.pem"),
+        may_be_none=True,
+        flag="the certificate's private key, if it is in another file",
+    )
     access_log: bool = option(
         False, yes_or_no, flag="write a line of JSON for each request to stderr"
     )
@@ -159,6 +242,8 @@ class HttpOptions:
             raise ValueError(
                 f"uds={self.uds!r} and fd={self.fd!r} are two addresses; give one of them"
             )
+        if self.keyfile is not None and self.certfile is None:
+            raise ValueError(f"keyfile={self.keyfile!r} needs certfile, the certificate of the key")
 
     @classmethod
     def of(cls, given: Any) -> HttpOptions:
@@ -177,12 +262,18 @@ class HttpOptions:
         if not isinstance(given, Mapping):
             raise TypeError(f'http must be options such as {{"port": 8000}}, not {given!r}')
         keywords = cast("Mapping[str, Any]", given)
-        names = [one.name for one in fields(cls)]
-        for name in keywords:
-            if name not in names:
-                hint = suggested(name, names) or f"it has {', '.join(names)}"
-                raise TypeError(f"http has no option {name!r}; {hint}")
+        _check_names("http", keywords, [one.name for one in fields(cls)])
         return cls(**keywords)
+
+    @classmethod
+    def of_server(cls, given: ServerKeywords) -> HttpOptions:
+        """Creates the options of a server for any application.
+
+        Raises:
+            TypeError: An option is unknown, or not about the server.
+        """
+        _check_names("shoal.serve", given, list(ServerKeywords.__annotations__))
+        return cls(**given)
 
 
 HTTP_OPTIONS: Final = options_of(HttpOptions)

@@ -15,7 +15,7 @@ from shoal.batching.loops.event_loop import in_trio_task
 from shoal.batching.loops.parking import Parking
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from shoal.batching.loops.parking import Scope
     from shoal.core.request import Request
@@ -112,6 +112,19 @@ class AsyncioParking(Parking):
         while state.cancel_scope is not scope:
             state.cancel_scope.__exit__(None, None, None)
         return True
+
+    async def watch_readable(self, fd: int, report: Callable[[], object]) -> None:
+        # Not `anyio.wait_readable`, which adds the descriptor anew for each wait: for an epoll
+        # object that takes the kernel a time for each socket in it.
+        waiter: Future[None] = Future(loop=self._loop)
+        self._loop.add_reader(fd, lambda: self.wake(waiter))
+        try:
+            while True:
+                await waiter
+                waiter = Future(loop=self._loop)
+                report()
+        finally:
+            self._loop.remove_reader(fd)
 
     async def one_pass(self) -> None:
         await anyio.lowlevel.checkpoint()

@@ -124,3 +124,7 @@ class Parking(ABC):
     @abstractmethod
     async def one_pass(self) -> None:
         """Lets each task that is ready run once; a checkpoint."""
+
+    @abstractmethod
+    async def watch_readable(self, fd: int, report: Callable[[], object]) -> None:
+        """Calls a function whenever a file descriptor is readable, until it is cancelled."""

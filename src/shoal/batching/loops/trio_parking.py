@@ -12,7 +12,7 @@ from shoal.batching.loops.event_loop import mark_what_holds_ctrl_c, running_asyn
 from shoal.batching.loops.parking import Parking
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Iterable
+    from collections.abc import Callable, Collection, Generator, Iterable
 
     from shoal.batching.loops.parking import Scope
     from shoal.core.request import Request
@@ -114,3 +114,8 @@ class TrioParking(Parking):
         # trio shuffles the tasks of a tick, so this one may run first after the first checkpoint.
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
+
+    async def watch_readable(self, fd: int, report: Callable[[], object]) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(fd)
+            report()

@@ -64,7 +64,12 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
         parser.add_argument(flag, action="store_const", const=True, help=one.flag)
         return
 
-    is_text = isinstance(default, str)
+    if isinstance(default, tuple):
+        flag = flag.replace("allowed", "allow").removesuffix("s")
+        noun = flag.rpartition("-")[2].upper()
+        parser.add_argument(flag, dest=name, action="append", metavar=noun, help=one.flag)
+        return
+    is_text = default is None or isinstance(default, str)
 
     def read(text: str) -> Any:
         try:
@@ -77,7 +82,7 @@ def _add_flag(parser: ArgumentParser, name: str, one: Option) -> None:
         dest=name,
         type=read,
         metavar=None if is_text else "N" if isinstance(default, int) else "SECONDS",
-        help=f"{one.flag} ({format(default, 'g') if isinstance(default, float) else default})",
+        help=one.flag if default is None else f"{one.flag} ({_shown(default)})",
     )
 
 
@@ -103,3 +108,7 @@ def event_loop(arguments: Namespace, from_file: Mapping[str, Any]) -> EventLoop:
     """Returns the event loop to use: the one of the command line, else of the file, else trio."""
     chosen: EventLoop = arguments.event_loop or from_file.get("event_loop", "trio")
     return chosen
+
+
+def _shown(default: Any) -> str:
+    return format(default, "g") if isinstance(default, float) else str(default)

@@ -187,6 +187,8 @@ def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]
 
 def _cant_listen(run: ServerProcess, error: OSError) -> str:
     why = error.strerror or error
+    if run.options.certfile is not None and run.options.certfile in str(error.filename):
+        return f"can't use the certificate in {error.filename}: {why}"
     if error.filename is not None:
         return f"can't listen at {error.filename}: {why}"
     return f"can't listen at {run.options.host} port {run.options.port}: {why}"

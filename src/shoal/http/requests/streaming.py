@@ -17,6 +17,7 @@ from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from shoal.http.requests.codec import StreamForm
     from shoal.http.requests.exchange import Exchange
@@ -27,7 +28,13 @@ class ItemStream(Protocol):
     """The results of a call that are answered with; see `ResultStream`."""
 
     async def __aenter__(self) -> Self: ...
-    async def __aexit__(self, *exc_info: Any) -> Any: ...
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
     def __aiter__(self) -> Self: ...
     async def __anext__(self) -> Any: ...
     def ready(self) -> list[Any]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from shoal.http.server.http1.head import HeadParser
     from shoal.http.server.shared import Shared
+    from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
 
 
@@ -27,7 +28,7 @@ class Client:
     __slots__ = ("_released", "_shared", "_transport")
 
     def __init__(
-        self, shared: Shared, transport: Transport, released: Callable[[], object]
+        self, shared: Shared, transport: Transport | TlsTransport, released: Callable[[], object]
     ) -> None:
         self._shared = shared
         self._transport = transport

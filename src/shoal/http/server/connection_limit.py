@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -55,6 +55,11 @@ class LimitedListener:
     def url(self) -> str:
         """The URL that clients connect to."""
         return self._bound.url
+
+    @property
+    def name(self) -> Any:
+        """The address, as a socket has it."""
+        return self._bound.socket.getsockname()
 
     def listen(self) -> None:
         """Starts to listen; clients can connect from now on.

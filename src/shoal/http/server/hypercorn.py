@@ -9,6 +9,8 @@ import anyio
 from hypercorn.config import Config
 
 if TYPE_CHECKING:
+    from ssl import SSLContext
+
     from shoal.serving.http_options import HttpOptions
 
 
@@ -18,8 +20,26 @@ def hypercorn_config(options: HttpOptions) -> Config:
     hypercorn.errorlog = logging.getLogger("shoal.server")
     hypercorn.accesslog = None
     hypercorn.include_server_header = False
-    hypercorn.keep_alive_timeout = options.keep_alive_timeout_s
+    hypercorn.websocket_max_message_size = options.max_message_bytes
     return hypercorn
+
+
+def tls_context(options: HttpOptions) -> SSLContext | None:
+    """Returns the TLS configuration; None if the server does not speak TLS.
+
+    Raises:
+        OSError: A file can't be read, or is not what it should be.
+    """
+    if options.certfile is None:
+        return None
+    config = Config()
+    config.certfile = options.certfile
+    config.keyfile = options.keyfile or options.certfile
+    try:
+        return config.create_ssl_context()
+    except OSError as error:  # SSLError is one too, and names no file
+        files = " and ".join(dict.fromkeys((options.certfile, config.keyfile)))
+        raise OSError(error.errno, error.strerror or str(error), files) from error
 
 
 class _Event:

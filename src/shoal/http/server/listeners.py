@@ -73,11 +73,13 @@ class AppListener:
         address: The address.
         app: The application. As an extra listener's, its lifespan is not run.
         started: Called with the URL once clients can connect.
+        may_have_tls: Whether TLS is spoken there, if the server has a certificate.
     """
 
     address: Address
     app: ASGIApp
     started: Callable[[str], object] = lambda _: None
+    may_have_tls: bool = False
 
 
 class BoundSocket:

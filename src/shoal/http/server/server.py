@@ -24,16 +24,20 @@ from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.http.server.client import Client
 from shoal.http.server.config import Drained, ServerRun, address_of
 from shoal.http.server.connection_limit import LimitedListener
+from shoal.http.server.guard import RequestGuard
+from shoal.http.server.hypercorn import tls_context
 from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import AppListener, bind
 from shoal.http.server.shared import Shared
 from shoal.http.server.sockets.poller import new_poller
 from shoal.http.server.sockets.timeouts import Timeouts
+from shoal.http.server.sockets.tls import TlsTransport
 from shoal.http.server.sockets.transport import Transport
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable, Sequence
+    from ssl import SSLContext
 
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
@@ -71,14 +75,16 @@ async def serve(
         The outcome of the run.
 
     Raises:
-        OSError: An address can't be listened at.
+        OSError: An address can't be listened at, or a certificate can't be read.
         LifespanFailed: The application did not start.
 
     Cancellation: Closes everything at once, without a drain.
     """
-    main_listener = AppListener(address=address_of(options), app=app, started=started)
+    main_listener = AppListener(
+        address=address_of(options), app=app, started=started, may_have_tls=True
+    )
     with ExitStack() as open_sockets:
-        server = _Server(options, Lifespan(app) if lifespan else None)
+        server = _Server(options, Lifespan(app) if lifespan else None, tls_context(options))
         for listener in (main_listener, *extra_listeners):
             bound = LimitedListener(bind(listener.address), options.max_connections)
             open_sockets.callback(bound.close)
@@ -91,12 +97,22 @@ class _OpenListener:
     """One address: its application, its socket, and the state that its connections share."""
 
     def __init__(
-        self, listener: AppListener, bound: LimitedListener, shared: Shared, poller: Poller
+        self,
+        listener: AppListener,
+        bound: LimitedListener,
+        shared: Shared,
+        poller: Poller,
+        tls: SSLContext | None,
     ) -> None:
+        self._tls = tls
         self.started = listener.started
         self.bound = bound
         self.shared = shared
         self._poller = poller
+
+    @property
+    def url(self) -> str:
+        return self.bound.url.replace("http:", f"{self.shared.scheme}:", 1)
 
     async def accept(self) -> None:
         while True:
@@ -121,7 +137,8 @@ class _OpenListener:
     def _open(self, client: socket.socket) -> None:
         transport = Transport(client, self._poller)
         try:
-            Client(self.shared, transport, self.bound.release).start()
+            top = transport if self._tls is None else TlsTransport(transport, self._tls)
+            Client(self.shared, top, self.bound.release).start()
         except OSError:  # the client is gone
             transport.close()
             self.bound.release()
@@ -130,8 +147,11 @@ class _OpenListener:
 class _Server:
     """One run of `serve`: its state, and the tasks that share it."""
 
-    def __init__(self, options: HttpOptions, lifespan: Lifespan | None) -> None:
+    def __init__(
+        self, options: HttpOptions, lifespan: Lifespan | None, tls: SSLContext | None
+    ) -> None:
         self._options = options
+        self._tls = tls
         self._lifespan = lifespan
         self._to_open: list[tuple[AppListener, LimitedListener]] = []
         self._listeners: list[_OpenListener] = []
@@ -140,7 +160,7 @@ class _Server:
         self._outcome = ServerRun(lifespan)
         self._parking = parking_of_this_loop()
         self._timeouts = Timeouts(self._parking)
-        self._poller = new_poller()
+        self._poller = new_poller(self._parking)
 
     def add(self, listener: AppListener, bound: LimitedListener) -> None:
         """Adds an address; the first is that of the application whose lifespan is run."""
@@ -177,6 +197,8 @@ class _Server:
     def _opened(
         self, listener: AppListener, bound: LimitedListener, connections: TaskGroup
     ) -> _OpenListener:
+        tls = self._tls if listener.may_have_tls else None
+        guard = RequestGuard(self._options, bound.name)
         has_state = self._lifespan is not None and not self._listeners
         shared = Shared(
             listener.app,
@@ -185,8 +207,10 @@ class _Server:
             self._parking,
             self._timeouts,
             connections,
+            "http" if tls is None else "https",
+            None if guard.allows_all else guard,
         )
-        return _OpenListener(listener, bound, shared, self._poller)
+        return _OpenListener(listener, bound, shared, self._poller, tls)
 
     async def _wait_for(self, shutdown: Callable[[], Awaitable[object]]) -> None:
         await shutdown()
@@ -207,7 +231,7 @@ class _Server:
             return
         self._outcome.is_up = True
         for listener in self._listeners:
-            listener.started(listener.bound.url)
+            listener.started(listener.url)
 
     async def _accept(self) -> None:
         async with anyio.create_task_group() as accepting:

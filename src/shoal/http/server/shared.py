@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from contextvars import copy_context
 from email.utils import formatdate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 
@@ -13,12 +13,26 @@ from shoal.http.server.access_log import AccessLog
 from shoal.http.server.hypercorn import Context, hypercorn_config
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from anyio.abc import TaskGroup
     from starlette.types import ASGIApp
 
     from shoal.batching.loops.parking import Parking
     from shoal.http.server.sockets.timeouts import Timeouts
     from shoal.serving.http_options import HttpOptions
+
+
+class Guard(Protocol):
+    """Refuses requests by their hosts and origins; see `shoal.http.server.guard`."""
+
+    def check(self, method: str, host: bytes, origin: bytes | None) -> None:
+        """Checks a request; raises `BadRequest`."""
+        ...
+
+    def check_headers(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Checks a request by its headers; raises `BadRequest`."""
+        ...
 
 
 class Shared:
@@ -31,9 +45,11 @@ class Shared:
         parking: The event loop's way to wait.
         timeouts: The timeouts of the server.
         tasks: The tasks of the connections.
+        scheme: The scheme of its URLs, "http" or "https".
+        guard: Refuses requests; None if none is refused.
 
     Attributes:
-        app, state, timeouts, tasks: As above.
+        app, state, timeouts, tasks, scheme, guard: As above.
         config: The configuration of Hypercorn's protocols.
         context: The context that each call of the application gets a copy of.
         new_waiter, wake: See `Parking`.
@@ -57,6 +73,8 @@ class Shared:
         parking: Parking,
         timeouts: Timeouts,
         tasks: TaskGroup,
+        scheme: str,
+        guard: Guard | None = None,
     ) -> None:
         self.app: ASGIApp = AccessLog(app) if options.access_log else app
         self.state = state
@@ -67,11 +85,12 @@ class Shared:
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.hypercorn_context = Context()
-        self.scheme = "http"
+        self.scheme = scheme
+        self.guard = guard
         self.keep_alive_s = options.keep_alive_timeout_s
-        self.head_timeout_s = 10.0
-        self.body_timeout_s = 10.0
-        self.ping_interval_s = 20.0
+        self.head_timeout_s = options.head_timeout_s
+        self.body_timeout_s = options.body_timeout_s
+        self.ping_interval_s = options.ping_interval_s
         self.send_timeout_s = options.send_timeout_s
         self.connections: set[Any] = set()
         self.started = 0

@@ -122,10 +122,18 @@ class AnswerHead:
         return True
 
 
-def error_answer(status: int, date: bytes) -> bytes:
-    """Returns a whole answer without a body, after which the connection ends."""
-    framing = b"\r\ncontent-length: 0\r\nconnection: close"
-    return AnswerHead(status, ()).encoded(framing, date)
+def error_answer(status: int, text: str, date: bytes) -> bytes:
+    """Returns a whole answer, after which the connection ends.
+
+    Args:
+        status: The status.
+        text: The body.
+        date: See `AnswerHead.encoded`.
+    """
+    body = f"{text}\n".encode() if text else b""
+    headers = [(b"content-type", b"text/plain; charset=utf-8")] if text else []
+    framing = b"\r\ncontent-length: %d\r\nconnection: close" % len(body)
+    return AnswerHead(status, headers).encoded(framing, date) + body
 
 
 def _not_sendable(name: Any, value: Any) -> ValueError:

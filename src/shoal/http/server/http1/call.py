@@ -117,16 +117,13 @@ class Call:
                 self._expects = False
                 await self._change()
             if self._body or not self._is_partial:
-                body, self._body = self._body, b""
-                if self._is_partial:
-                    self._carrier.read_more()
+                body, self._body = bytes(self._body), b""
+                has_more = self._is_partial
+                if has_more:
+                    self._carrier.read_more()  # more may arrive at once
                 else:
                     self._gives_body = False
-                return {
-                    "type": "http.request",
-                    "body": bytes(body),
-                    "more_body": self._is_partial,
-                }
+                return {"type": "http.request", "body": body, "more_body": has_more}
             self._gives_body = False
         if self._gave_disconnect:
             # An application that ignores the disconnect must not block the event loop.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from shoal.http.server.shared import Shared
+    from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
 
 _log = logging.getLogger("shoal.server")
@@ -101,7 +102,7 @@ class Http1Connection(Receiver):
     def __init__(
         self,
         shared: Shared,
-        transport: Transport,
+        transport: Transport | TlsTransport,
         released: Callable[[], object],
         client: Switch,
     ) -> None:
@@ -206,9 +207,10 @@ class Http1Connection(Receiver):
             else:
                 self._timeout.set(self.shared.late_request_s)
             if self._held:
-                self._transport.resume()
                 data, self._held = bytes(self._held), b""
                 self._take_head(data)
+                if len(self._held) < _MOST_HELD:
+                    self._transport.resume()
         else:
             self._finish(is_client_done=self._body is None)
 
@@ -245,7 +247,12 @@ class Http1Connection(Receiver):
             self._switch(partial(self._client.switch_to_http2, data))
             return
         parser.parse(data if is_all else data[:end])
-        if parser.upgrade == b"websocket" and parser.method == "GET" and parser.length == 0:
+        is_websocket = (
+            parser.upgrade == b"websocket" and parser.method == "GET" and parser.length == 0
+        )
+        if shared.guard is not None:
+            shared.guard.check("" if is_websocket else parser.method, parser.host, parser.origin)
+        if is_websocket:
             self._switch(partial(self._client.switch_to_websocket, parser, data[end:]))
             return
         path, _, query = parser.target.partition(b"?")
@@ -345,12 +352,12 @@ class Http1Connection(Receiver):
         if call is not None and call.has_begun:
             self.abort()
             return
-        self._answer_with_error(error.status)
+        self._answer_with_error(error.status, str(error))
 
-    def _answer_with_error(self, status: int) -> None:
+    def _answer_with_error(self, status: int, text: str = "") -> None:
         call, self._call = self._call, None
         is_client_done = self._state == _ANSWER
-        self.send(error_answer(status, self.shared.date()))
+        self.send(error_answer(status, text, self.shared.date()))
         if call is not None:
             call.leave()
         if self._state != _CLOSED:

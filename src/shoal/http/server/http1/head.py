@@ -32,7 +32,15 @@ _PLAIN_METHODS: Final = {
 }
 _METHOD: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,32}")
 _SPECIAL: Final = frozenset(
-    {b"connection", b"content-length", b"expect", b"host", b"transfer-encoding", b"upgrade"}
+    {
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"origin",
+        b"transfer-encoding",
+        b"upgrade",
+    }
 )
 
 
@@ -43,6 +51,8 @@ class HeadParser:
         method: The method, in capitals.
         target: The path and query, as sent.
         headers: The names, in lower case, and the values of the headers.
+        host: The host that the request is for.
+        origin: The origin of the page that sends it; None if it does not say.
         is_http_1_1: Whether the version is 1.1; it is 1.0 otherwise.
         length: How many bytes the body has; None if it is chunked.
         keeps_alive: Whether the client may send another request after this one.
@@ -55,10 +65,12 @@ class HeadParser:
         "_parser",
         "expects",
         "headers",
+        "host",
         "is_http_1_1",
         "keeps_alive",
         "length",
         "method",
+        "origin",
         "target",
         "upgrade",
     )
@@ -67,6 +79,7 @@ class HeadParser:
     target: bytes
     headers: list[tuple[bytes, bytes]]
     length: int | None
+    origin: bytes | None
 
     def __init__(self) -> None:
         self._parser: HttpRequestParser | None = None
@@ -85,6 +98,8 @@ class HeadParser:
         self.is_http_1_1 = self.keeps_alive = True
         self.expects = False
         self.upgrade = b""
+        self.host = b""
+        self.origin = None
         self._hosts = 0
         # llhttp accepts more request lines: with two spaces, after empty lines, of other versions.
         try:
@@ -97,6 +112,8 @@ class HeadParser:
                 raise BadRequest(400, "a malformed method")
             method = given.decode("ascii").upper()
             head = b"POST" + head[len(given) :]
+        if b"\n" in target or b"\r" in target:
+            raise BadRequest(400, "a line break in the request line")
         self.method = method
         self.target = target
         if version != b"HTTP/1.1":
@@ -119,6 +136,7 @@ class HeadParser:
             self._check_size()
         if target[0] != _SLASH:
             self.target, self.headers = in_origin_form(method, target, self.headers)
+            self.host = dict(self.headers).get(b"host", b"")
         if self.length != 0 or not self.keeps_alive:
             self._parser = None  # it waits for the body, or takes no further request
             self._check_length()
@@ -130,6 +148,7 @@ class HeadParser:
         if name in _SPECIAL:
             if name == b"host":
                 self._hosts += 1
+                self.host = value
             else:
                 self._take_special(name, value.rstrip(b" \t"))
 
@@ -160,6 +179,8 @@ class HeadParser:
                 if value.lower() != b"chunked" or self.length is None:
                     raise BadRequest(501, "a transfer coding other than chunked")
                 self.length = None
+            case b"origin":
+                self.origin = value
             case b"expect":
                 self.expects = value.lower() == b"100-continue"
             case _:

@@ -22,17 +22,24 @@ from shoal.http.server.sockets.transport import Poller, Transport
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
+    from shoal.batching.loops.parking import Parking
+
 _log = logging.getLogger("shoal.server")
 
 _REPORTS_AT_ONCE: Final = 256
 
 
 class EpollPoller(Poller):
-    """Watches all sockets by one epoll object, which the event loop watches."""
+    """Watches all sockets by one epoll object, which the event loop watches.
+
+    Args:
+        parking: The event loop's way to wait.
+    """
 
     _READING: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
-    def __init__(self) -> None:
+    def __init__(self, parking: Parking) -> None:
+        self._parking = parking
         self._epoll = select.epoll()
         self._transports: dict[int, Transport] = {}
 
@@ -61,9 +68,7 @@ class EpollPoller(Poller):
     @override
     async def run(self) -> None:
         try:
-            while True:
-                await anyio.wait_readable(self._epoll)
-                self._report()
+            await self._parking.watch_readable(self._epoll.fileno(), self._report)
         finally:
             self._epoll.close()
 
@@ -149,6 +154,10 @@ def _contain(transport: Transport, error: Exception) -> None:
     transport.receiver.connection_lost()
 
 
-def new_poller() -> Poller:
-    """Returns the poller for this platform."""
-    return EpollPoller() if hasattr(select, "epoll") else TaskPoller()
+def new_poller(parking: Parking) -> Poller:
+    """Returns the poller for this platform.
+
+    Args:
+        parking: The event loop's way to wait.
+    """
+    return EpollPoller(parking) if hasattr(select, "epoll") else TaskPoller()

@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import anyio
 import anyio.lowlevel
 from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.events import StreamClosed
 from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.protocol.ws_stream import WSStream
 from typing_extensions import override
 
+from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.listeners import host_and_port, spelled
 from shoal.http.server.log_errors import contained
 from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
     from shoal.http.server.http1.head import HeadParser
     from shoal.http.server.shared import Shared
+    from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
     from shoal.http.server.streams.protocol import StreamProtocol
 
@@ -80,7 +83,7 @@ class StreamConnection(Receiver):
     """
 
     def __init__(
-        self, shared: Shared, transport: Transport, released: Callable[[], object]
+        self, shared: Shared, transport: Transport | TlsTransport, released: Callable[[], object]
     ) -> None:
         self._shared = shared
         self._transport = transport
@@ -250,12 +253,25 @@ class StreamConnection(Receiver):
         if len(self._inboxes) >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
             raise RuntimeError(f"{len(self._inboxes)} calls are running on one connection")
         inbox = Inbox(scope["type"], config.max_app_queue_size)
+        stream: Any = getattr(send, "__self__", None)
+        if self._shared.guard is not None:
+            try:
+                request = cast("AppScope", scope)
+                self._shared.guard.check_headers(request.get("method", ""), request["headers"])
+            except BadRequest as error:
+                inbox.close()
+                self.spawn(self._refuse, stream, error.status)
+                return inbox.put
         self._inboxes.add(inbox)
         if inbox.kind == "http":
-            stream: Any = getattr(send, "__self__", None)
             inbox.await_body(self._shared, partial(self.spawn, self._give_up_body, stream, inbox))
         self.spawn(self._call, scope, inbox, send)
         return inbox.put
+
+    async def _refuse(self, stream: Any, status: int) -> None:
+        """Answers a stream, Hypercorn's, without calling the application."""
+        await stream._send_error_response(status)
+        await stream.send(StreamClosed(stream_id=stream.stream_id))
 
     async def _give_up_body(self, stream: Any, inbox: Inbox) -> None:
         """Ends a stream, Hypercorn's, whose client does not send the rest of its body."""

@@ -1,0 +1,94 @@
+"""Which hosts and origins a server answers for.
+
+A page in a browser can send requests to a server on the same machine: to an address that its own
+name resolves to (DNS rebinding), or by a form or a script (cross-site requests). The first names
+the page's host in ``Host``, the second names the page in ``Origin``. So a server at a loopback
+address answers only for loopback names, and refuses what another origin sends with a method that
+may change something, or by a WebSocket. Elsewhere the operator says which hosts and origins may.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Any, Final
+
+from shoal.http.server.http1.bad_request import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal.serving.http_options import HttpOptions
+
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_MOST_KNOWN: Final = 256
+
+
+class RequestGuard:
+    """Refuses requests for other hosts, and from other origins.
+
+    Args:
+        options: The options of the server.
+        name: The address that it listens at, as a socket has it.
+    """
+
+    def __init__(self, options: HttpOptions, name: Any) -> None:
+        is_local = not isinstance(name, (str, bytes)) and _is_loopback(name[0])
+        self._hosts = _names(options.allowed_hosts, _LOOPBACK if is_local else ("*",))
+        self._origins = _names(options.allowed_origins, () if is_local else ("*",))
+        # Hosts and pairs that were found to be allowed, as sent.
+        self._known: set[tuple[bytes, bytes | None]] = set()
+
+    @property
+    def allows_all(self) -> bool:
+        """Whether it refuses nothing."""
+        return self._hosts is None and self._origins is None
+
+    def check(self, method: str, host: bytes, origin: bytes | None) -> None:
+        """Checks a request; a WebSocket's method is empty.
+
+        Raises:
+            BadRequest: It is for another host (421), or from another origin (403).
+        """
+        if origin is not None and method in _SAFE_METHODS:
+            origin = None
+        if (host, origin) in self._known:
+            return
+        if self._hosts is not None and _host_of(host) not in self._hosts:
+            raise BadRequest(
+                421, "This server does not answer for that host. Its operator can allow more hosts."
+            )
+        if origin is not None and self._origins is not None and not self._is_from(origin, host):
+            raise BadRequest(
+                403, "Requests from that origin are refused. The operator can allow more origins."
+            )
+        if len(self._known) < _MOST_KNOWN:
+            self._known.add((host, origin))
+
+    def check_headers(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Checks a request by its headers; see `check`."""
+        found = {name: value for name, value in headers if name in (b"host", b"origin")}
+        self.check(method, found.get(b"host", b""), found.get(b"origin"))
+
+    def _is_from(self, origin: bytes, host: bytes) -> bool:
+        assert self._origins is not None
+        given = origin.decode("latin-1").lower()
+        return given.partition("://")[2] == host.decode("latin-1").lower() or given in self._origins
+
+
+def _names(given: Iterable[str], default: Iterable[str]) -> frozenset[str] | None:
+    """Returns the allowed names in lower case; None if any is."""
+    names = frozenset(name.lower().rstrip("/") for name in given) or frozenset(default)
+    return None if "*" in names else names
+
+
+def _host_of(given: bytes) -> str:
+    """Returns a host without its port and brackets, in lower case."""
+    host = given.decode("latin-1").lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
