@@ -36,7 +36,11 @@ RAY_STAMP := $(RAY_VENV)/.ray-installed
 LOWEST_VENV := .venv-lowest
 LOWEST_STAMP := $(LOWEST_VENV)/.lowest-installed
 
-.PHONY: help demo test check lint types docs checked-docs pytest fast-pytest test-ray test-lowest soak bench nox format clean
+PEERS_VENV := .venv-peers
+PEERS_STAMP := $(PEERS_VENV)/.peers-installed
+PEERS := benchmarks/http_peers/requirements.txt
+
+.PHONY: help demo test check lint types docs checked-docs pytest fast-pytest test-ray test-lowest soak bench bench-peers nox format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +100,8 @@ soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAM
 bench: $(DEV_STAMP) ## the benchmarks: calls, memory, rules, forming, adaptive sizes, continuous batches, processes, HTTP
 	@for name in inproc memory rules forming adaptive continuous process http; do $(BIN)/python benchmarks/$$name.py; done
 
+bench-peers: $(PEERS_STAMP) ## install the servers that the benchmark over HTTP compares with, in an environment of their own
+
 nox: $(DEV_STAMP) ## the tests on every CPython found, and with the lowest dependency versions
 	@$(BIN)/nox
 
@@ -104,7 +110,7 @@ format: $(DEV_STAMP) ## let ruff rewrite what it can
 	@$(BIN)/ruff format .
 
 clean: ## remove the environment and everything that was built
-	@rm -rf $(VENV) $(RAY_VENV) $(LOWEST_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
+	@rm -rf $(VENV) $(RAY_VENV) $(LOWEST_VENV) $(PEERS_VENV) .nox docs/_build .hypothesis .mypy_cache .ruff_cache .pytest_cache dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV_STAMP): $(VENV_STAMP) pyproject.toml
@@ -129,6 +135,12 @@ $(LOWEST_STAMP): pyproject.toml .ci/floors.py
 	@$(LOWEST_VENV)/bin/python .ci/floors.py > $(LOWEST_VENV)/floors.txt
 	@$(LOWEST_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[test]' \
 		--constraint $(LOWEST_VENV)/floors.txt
+	@touch $@
+
+$(PEERS_STAMP): $(PEERS)
+	@PYTHON='$(PYTHON)' bash .ci/create-venv $(PEERS_VENV)
+	@echo "== installing $(PEERS) into $(PEERS_VENV)"
+	@$(PEERS_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --requirement $(PEERS)
 	@touch $@
 
 $(VENV_STAMP):

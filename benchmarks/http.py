@@ -1,11 +1,8 @@
-"""The cost of Shoal over HTTP: the same model served by Shoal, and by a bare batching loop.
+"""Shoal's server and Shoal over HTTP, compared with bare loops and with other servers.
 
-There are two applications (http_servers.py) with one blocking model on one Hypercorn trio worker:
-Shoal, and loops of a few lines under Starlette. Each is a separate process on 127.0.0.1. Both run
-all the time and are loaded in turn; each figure is the median of the rounds. A third server is the
-same Shoal application under ``shoal serve``, which protects the worker from misbehaving clients.
-
-64 clients request one result each (by wrk if it is installed), then 32 a stream each.
+Each server is a process of its own on 127.0.0.1. The servers of a part run all the time and are
+loaded in turn; each figure is the median of the rounds, and each ratio the median of the ratios of
+a round. ``make bench-peers`` installs the other servers; those that are missing are left out.
 """
 
 from __future__ import annotations
@@ -16,228 +13,121 @@ from pathlib import Path
 if __name__ == "__main__":  # else it would shadow the standard library's http
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import http.client
-import json
-import re
-import subprocess
-import tempfile
+import argparse
 import time
-from contextlib import ExitStack, contextmanager
-from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from benchmarks import http_load
-from benchmarks.http_servers import TOKENS
-from benchmarks.report import Panel, Report, parser, print_table, verdict
+from benchmarks import http_idle, http_load, http_parts, http_servers, http_start
+from benchmarks.http_rounds import Effort, take_turns
+from benchmarks.report import Report, parser
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Sequence
 
-UNARY_CLIENTS: Final = 64
-STREAM_CLIENTS: Final = 32
-TARGET: Final = 0.85
-WARM_UP_S: Final = 0.5
+    from benchmarks.http_parts import Part
+    from benchmarks.http_servers import Server
+    from benchmarks.http_tables import Table
 
-PREDICT: Final = http_load.request_bytes("/predict", b'{"value": 3}', "application/json")
-GENERATE: Final = http_load.request_bytes("/generate", b'{"value": 3}', "text/event-stream")
-
-BARE: Final = "bare loop"
-SHOAL: Final = "Shoal"
-SHOAL_SERVE: Final = "shoal serve"
-SERVERS: Final = {
-    BARE: ["-m", "benchmarks.http_servers", "bare"],
-    SHOAL: ["-m", "benchmarks.http_servers", "shoal"],
-    SHOAL_SERVE: ["-m", "shoal", "serve", "benchmarks.http_app:app", "--port", "0"],
+LOADED: Final[dict[str, Callable[[Effort], Part]]] = {
+    "echo": http_parts.echo,
+    "noop": http_parts.noop,
+    "streams": http_parts.streams,
+    "model": http_parts.model,
 }
-
-
-@contextmanager
-def served(name: str) -> Iterator[int]:
-    """Runs a server in its own process; yields its port."""
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            [sys.executable, *SERVERS[name]],
-            cwd=Path(__file__).resolve().parents[1],
-            stdout=log,
-            stderr=log,
-        )
-        try:
-            yield _port(name, process, log)
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _port(name: str, process: subprocess.Popen[bytes], log: Any) -> int:
-    """Waits until a server prints its port; returns it."""
-    give_up_at = time.monotonic() + 30
-    while time.monotonic() < give_up_at:
-        log.seek(0)
-        printed = log.read()
-        found = re.search(r"on http://127\.0\.0\.1:(\d+)", printed)
-        if found is not None:
-            return int(found[1])
-        if process.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise RuntimeError(f"{name} did not start:\n{printed}")
-
-
-def statistics(port: int) -> dict[str, float]:
-    """Requests the statistics of a server's model."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/statistics")
-        found: dict[str, float] = json.loads(connection.getresponse().read())
-        return found
-    finally:
-        connection.close()
-
-
-def ask_for_results(port: int, seconds: int, wrk: str | None) -> dict[str, float]:
-    """Measures the unary endpoint under load."""
-    http_load.drive(port, PREDICT, clients=UNARY_CLIENTS, tokens=0, warm_up_s=0, seconds=WARM_UP_S)
-    before = statistics(port)
-    if wrk is None:
-        load = http_load.drive(
-            port, PREDICT, clients=UNARY_CLIENTS, tokens=0, warm_up_s=0, seconds=seconds
-        )
-        p50_ms, p99_ms = (http_load.percentile_ms(load.latencies_s, at) for at in (50, 99))
-        rate, failures = load.requests / load.seconds, load.failures
-    else:
-        seen = http_load.drive_with_wrk(
-            wrk, port, "/predict", clients=UNARY_CLIENTS, seconds=seconds
-        )
-        rate, p50_ms, p99_ms = seen.requests_a_second, seen.p50_ms, seen.p99_ms
-        failures = seen.failures
-    after = statistics(port)
-    items = after["items"] - before["items"]
-    return {
-        "rate": rate,
-        "p50_ms": p50_ms,
-        "p99_ms": p99_ms,
-        "mean_batch": items / (after["batches"] - before["batches"]),
-        "cpu_us": (after["cpu_s"] - before["cpu_s"]) / items * 1e6,
-        "failures": failures,
-    }
-
-
-def ask_for_streams(port: int, seconds: int) -> dict[str, float]:
-    """Measures the streaming endpoint under load."""
-    before = statistics(port)
-    load = http_load.drive(
-        port,
-        GENERATE,
-        clients=STREAM_CLIENTS,
-        tokens=TOKENS,
-        warm_up_s=WARM_UP_S,
-        seconds=seconds,
-    )
-    after = statistics(port)
-    streams = after["streams"] - before["streams"]
-    return {
-        "rate": load.tokens / load.seconds,
-        "first_p50_ms": http_load.percentile_ms(load.first_token_s, 50),
-        "first_p99_ms": http_load.percentile_ms(load.first_token_s, 99),
-        "p50_ms": http_load.percentile_ms(load.latencies_s, 50),
-        "mean_batch": streams / (after["stream_batches"] - before["stream_batches"]),
-        "cpu_us": (after["cpu_s"] - before["cpu_s"]) / (streams * TOKENS) * 1e6,
-        "failures": load.failures,
-    }
-
-
-Rounds = dict[str, list[dict[str, float]]]
-
-
-def measure(rounds: int, seconds: int, wrk: str | None) -> tuple[Rounds, Rounds]:
-    """Measures all servers in turn; returns the measurements of results and of streams."""
-    unary: Rounds = {name: [] for name in SERVERS}
-    streams: Rounds = {name: [] for name in SERVERS}
-    with ExitStack() as stack:
-        ports = {name: stack.enter_context(served(name)) for name in SERVERS}
-        for nth in range(rounds):
-            for name, port in ports.items():
-                unary[name].append(ask_for_results(port, seconds, wrk))
-                streams[name].append(ask_for_streams(port, seconds))
-                print(f"round {nth + 1} of {rounds}: {name}", file=sys.stderr)
-    return unary, streams
-
-
-def medians(what: str, rounds: Rounds) -> list[dict[str, Any]]:
-    """Returns a row per server: medians, and the ratio of its rate to that of the bare loop."""
-    rows = []
-    for name, seen in rounds.items():
-        row: dict[str, Any] = {"what": what, "server": name}
-        row |= {key: median(figures[key] for figures in seen) for key in seen[0]}
-        row["failures"] = sum(figures["failures"] for figures in seen)
-        pairs = list(zip(seen, rounds[BARE], strict=True))
-        row["ratio"] = median(ours["rate"] / bare["rate"] for ours, bare in pairs)
-        # The ratio if the CPU time of the process were the only limit.
-        row["cpu_ratio"] = median(bare["cpu_us"] / ours["cpu_us"] for ours, bare in pairs)
-        row["verdict"] = verdict(row["ratio"], at_least=TARGET if name == SHOAL else None)
-        rows.append(row)
-    return rows
-
-
-def _print(title: str, columns: dict[str, tuple[str, str]], rows: list[dict[str, Any]]) -> None:
-    heads = [title, *(head for head, _ in columns.values()), "target"]
-    texts = [
-        [row["server"], *(format(row[key], how) for key, (_, how) in columns.items())]
-        for row in rows
-    ]
-    print_table(heads, [[*text, row["verdict"]] for text, row in zip(texts, rows, strict=True)])
-    print()
+PARTS: Final = (*LOADED, "idle", "start")
 
 
 def main() -> None:
     """Runs the benchmark."""
-    arguments = parser("The cost of Shoal over HTTP, relative to a bare loop.", "http").parse_args()
-    packages = ("shoal", "hypercorn", "starlette", "trio", "h11", "pydantic")
-    report = Report("http", arguments.json, packages)
+    arguments = _arguments()
+    if not Path("/proc/self/stat").exists():
+        raise SystemExit("This benchmark reads what servers use from /proc, so it needs Linux.")
+    began = time.perf_counter()
+    report = Report("http", arguments.json, tuple(http_servers.own_versions()))
     report.print_environment()
     wrk = http_load.wrk_path()
-    by = "its own client" if wrk is None else "wrk"
-    rounds, seconds = (1, 2) if arguments.quick else (5, 5)
-    unary, streams = (
-        medians(what, seen)
-        for what, seen in zip(("results", "streams"), measure(rounds, seconds, wrk), strict=True)
-    )
-    report.rows = [*unary, *streams]
-    common = {
-        "mean_batch": ("mean batch", ".1f"),
-        "cpu_us": ("CPU us each", ".0f"),
-        "failures": ("failures", ".0f"),
-        "ratio": ("ratio", ".2f"),
-        "cpu_ratio": ("CPU ratio", ".2f"),
-    }
-    latency = {"p50_ms": ("p50 ms", ".1f"), "p99_ms": ("p99 ms", ".1f")}
-    first = {"first_p50_ms": ("first p50 ms", ".1f"), "first_p99_ms": ("first p99 ms", ".1f")}
-    print(f"{UNARY_CLIENTS} clients by {by}, {rounds} rounds of {seconds} s\n")
-    _print("results", {"rate": ("requests/s", ",.0f"), **latency, **common}, unary)
-    print(f"{STREAM_CLIENTS} clients by its own client, streams of {TOKENS} tokens\n")
-    whole = {"p50_ms": ("whole p50 ms", ".0f")}
-    _print("streams", {"rate": ("tokens/s", ",.0f"), **first, **whole, **common}, streams)
-    ratios = {(row["what"], row["server"]): row["ratio"] for row in report.rows}
+    _print_peers(wrk)
+    effort = Effort(wrk, 1, 1, 1, 0.2) if arguments.quick else Effort(wrk, 5, 3, 2, 0.5)
+    tables: list[Table] = []
+    for name in arguments.only:
+        found = _measure(name, effort, is_quick=arguments.quick)
+        for table in found:
+            table.print()
+        tables += found
+    report.rows = [row for table in tables for row in table.rows()]
+    missed = [one for table in tables for one in table.missed()]
+    met = sum(table.met() for table in tables)
+    for one in missed:
+        print(f"MISSED  {one}")
+    print(f"\nIt took {time.perf_counter() - began:.0f} s.")
+    sentence = f"{met} of the {met + len(missed)} targets that were measured are met"
     report.finish(
-        "what Shoal adds to the server's own cost a request leaves "
-        f"{ratios['results', SHOAL]:.0%} of a bare loop's requests a second and "
-        f"{ratios['streams', SHOAL]:.0%} of its tokens a second.",
-        [_panel("Results", "requests/s", unary), _panel("Streams", "tokens/s", streams)],
+        f"{sentence}; those that are missed are named above." if missed else f"{sentence}.",
+        [table.panel() for table in tables],
     )
 
 
-def _panel(title: str, unit: str, rows: list[dict[str, Any]]) -> Panel:
-    return Panel(
-        title,
-        unit,
-        [row["server"] for row in rows],
-        {unit: [row["rate"] for row in rows]},
-        target=TARGET * rows[0]["rate"],
+def _arguments() -> argparse.Namespace:
+    def parts(given: str) -> list[str]:
+        names = given.split(",")
+        if not set(names) <= set(PARTS):
+            raise argparse.ArgumentTypeError(f"{given!r}; there are {', '.join(PARTS)}")
+        return [name for name in PARTS if name in names]
+
+    made = parser("Shoal's server and Shoal over HTTP, compared with others.", "http")
+    made.add_argument(
+        "--only",
+        metavar="PART,...",
+        type=parts,
+        default=list(PARTS),
+        help=f"measure these parts only, of {', '.join(PARTS)}",
     )
+    return made.parse_args()
+
+
+def _print_peers(wrk: str | None) -> None:
+    versions = http_servers.peer_versions()
+    print(f"{'peers':10} {', '.join(f'{name} {each}' for name, each in versions.items()) or '-'}")
+    if missing := [name for name in http_servers.PEER_PACKAGES if name not in versions]:
+        print(f"{'missing':10} {', '.join(missing)}; install them with: make bench-peers")
+    if wrk is None:
+        print(
+            f"{'missing':10} wrk; install it with: apt install wrk\n"
+            f"{'':10} Without it the benchmark's own client limits the rates; read the CPU times."
+        )
+    print()
+
+
+def _measure(name: str, effort: Effort, *, is_quick: bool) -> list[Table]:
+    if name in LOADED:
+        part = LOADED[name](effort)
+        clients = ", ".join(dict.fromkeys(load.clients for load in part.loads))
+        print(f"== {name}: {part.about}")
+        print(f"rounds: {part.rounds} of {effort.seconds} s, by {clients}")
+        return take_turns(_present(part.servers), part.loads, part.rounds)
+    if name == "start":
+        print("== start: from the start of the process to the first answer")
+        return [
+            http_start.measure_start(_present(http_start.start_servers()), 1 if is_quick else 5)
+        ]
+    wanted = 1000 if is_quick else http_idle.CONNECTIONS
+    connections = http_idle.allow_connections(wanted)
+    print("== idle: open connections, each of which has had one request answered")
+    if connections < wanted:
+        print(f"{wanted:,} wanted, but the limit on open files allows {connections:,} (ulimit -Hn)")
+    idle = http_idle.IdleEffort(connections, *((1, 1, 0.5) if is_quick else (3, 3, 0.5)))
+    return [http_idle.measure_idle(_present(http_idle.idle_servers(connections)), idle)]
+
+
+def _present(servers: Sequence[Server]) -> list[Server]:
+    """Prints the commands of the servers; returns those that are installed."""
+    for server in servers:
+        if missing := server.missing:
+            print(f"  {server.name}: left out, lacks {', '.join(missing)}: {server.how_to_install}")
+        else:
+            print(f"  {server.name}: {server.shown_command}")
+    print(flush=True)
+    return [server for server in servers if not server.missing]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,39 @@
-"""The application of http_servers.py as ``shoal serve`` takes it."""
+"""The applications that http.py has Shoal serve, as users write them."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from benchmarks.http_servers import shoal_application, with_statistics
+import shoal
+from benchmarks.http_handlers import (
+    BATCH_WAIT_TIMEOUT_S,
+    MAX_BATCH_SIZE,
+    at_once,
+    generate,
+    noop,
+    paced,
+    predict,
+)
+from benchmarks.http_statistics import with_statistics
 
-app: Final = with_statistics(shoal_application())
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+noop_app: Final = shoal.App()
+noop_app.endpoint("/noop", max_batch_size=MAX_BATCH_SIZE)(noop)
+
+tokens_app: Final = shoal.App()
+tokens_app.endpoint("/paced", max_batch_size=MAX_BATCH_SIZE)(paced)
+tokens_app.endpoint("/at-once", max_batch_size=MAX_BATCH_SIZE)(at_once)
+
+
+def _model_app() -> ASGIApp:
+    app = shoal.App()
+    for path, handler in (("/predict", predict), ("/generate", generate)):
+        app.endpoint(
+            path, max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S
+        )(handler)
+    return with_statistics(app)
+
+
+model_app: Final = _model_app()

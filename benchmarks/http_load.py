@@ -2,19 +2,24 @@
 
 The asyncio client reads streams, which wrk can't, and measures the time to their first tokens. It
 checks every answer, keeps connections open, and reconnects when the server closes one between two
-requests.
+requests. It is slower than the servers, so what it finds without wrk are their CPU times, and not
+how many requests they could answer.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import re
 import shutil
 import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from benchmarks.http_process import ServerProcess
 
 TOKEN: Final = b"token "
 LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
@@ -31,6 +36,7 @@ class Load:
         latencies_s: The time from each request to the end of its answer.
         first_token_s: The time from each request to its first token.
         failures: The number of wrong answers.
+        cpu_s: The CPU time that the server used meanwhile, in seconds.
     """
 
     seconds: float
@@ -39,6 +45,17 @@ class Load:
     latencies_s: list[float] = field(default_factory=list)
     first_token_s: list[float] = field(default_factory=list)
     failures: int = 0
+    cpu_s: float = 0.0
+
+    @property
+    def p50_ms(self) -> float:
+        """The median latency, in milliseconds."""
+        return percentile_ms(self.latencies_s, 50)
+
+    @property
+    def p99_ms(self) -> float:
+        """The 99th percentile of the latencies, in milliseconds."""
+        return percentile_ms(self.latencies_s, 99)
 
 
 def percentile_ms(seconds: list[float], percent: float) -> float:
@@ -61,8 +78,15 @@ def request_bytes(path: str, body: bytes, accept: str) -> bytes:
 class _Clients:
     """Connections that send requests in a loop until the time is over."""
 
-    def __init__(self, port: int, request: bytes, tokens: int, began: float, ends: float) -> None:
-        self._port = port
+    def __init__(
+        self,
+        server: ServerProcess,
+        request: bytes,
+        tokens: int,
+        began: float,
+        ends: float,
+    ) -> None:
+        self._server = server
         self._request = request
         self._tokens = tokens
         self._began = began
@@ -71,12 +95,19 @@ class _Clients:
 
     async def run(self, clients: int) -> None:
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._measure_cpu())
             for _ in range(clients):
                 tasks.create_task(self._client())
 
+    async def _measure_cpu(self) -> None:
+        await asyncio.sleep(self._began - time.perf_counter())
+        before_s = self._server.cpu_s()
+        await asyncio.sleep(self._ends - time.perf_counter())
+        self.load.cpu_s = self._server.cpu_s() - before_s
+
     async def _client(self) -> None:
         while time.perf_counter() < self._ends:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port)
             try:
                 while time.perf_counter() < self._ends:
                     if not await self._ask(reader, writer):
@@ -124,12 +155,18 @@ class _Clients:
 
 
 def drive(
-    port: int, request: bytes, *, clients: int, tokens: int, warm_up_s: float, seconds: float
+    server: ServerProcess,
+    request: bytes,
+    *,
+    clients: int,
+    tokens: int = 0,
+    warm_up_s: float = 0.0,
+    seconds: float,
 ) -> Load:
     """Runs a closed loop of clients; returns their measurements after the warm-up.
 
     Args:
-        port: The server's port on 127.0.0.1.
+        server: The server.
         request: The request to send.
         clients: The number of concurrent connections.
         tokens: The number of tokens in every answer.
@@ -137,7 +174,7 @@ def drive(
         seconds: The duration of the measurement.
     """
     began = time.perf_counter() + warm_up_s
-    running = _Clients(port, request, tokens, began, began + seconds)
+    running = _Clients(server, request, tokens, began, began + seconds)
     asyncio.run(running.run(clients))
     return running.load
 
@@ -147,32 +184,62 @@ def wrk_path() -> str | None:
     return shutil.which("wrk")
 
 
-@dataclass(frozen=True)
-class WrkLoad:
+class WrkLoad(NamedTuple):
     """The measurements of wrk."""
 
-    requests_a_second: float
+    requests: int
+    seconds: float
     p50_ms: float
     p99_ms: float
     failures: int
+    cpu_s: float
 
 
-def drive_with_wrk(wrk: str, port: int, path: str, *, clients: int, seconds: int) -> WrkLoad:
-    """Runs wrk's closed loop of POST requests from one thread."""
+def drive_with_wrk(
+    wrk: str, server: ServerProcess, path: str, *, clients: int, seconds: int
+) -> WrkLoad:
+    """Runs wrk's closed loop of POST requests from one thread; see post.lua."""
     script = Path(__file__).with_name("post.lua")
-    url = f"http://127.0.0.1:{port}{path}"
+    url = f"http://127.0.0.1:{server.port}{path}"
     command = [wrk, "-t1", f"-c{clients}", f"-d{seconds}s", "--latency", "-s", str(script), url]
+    before_s = server.cpu_s()
     ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=seconds + 30)
+    cpu_s = server.cpu_s() - before_s
+    counted = re.search(r"(\d+) requests in ([\d.]+)(ms|s|m),", ran.stdout)
+    assert counted is not None, f"wrk printed no count: {ran.stdout}"
     failures = sum(map(int, re.findall(r"Non-2xx or 3xx responses: (\d+)", ran.stdout)))
     for errors in re.findall(r"Socket errors: (.*)", ran.stdout):
         failures += sum(map(int, re.findall(r"\d+", errors)))
-    rate = re.search(r"Requests/sec:\s+([\d.]+)", ran.stdout)
-    assert rate is not None, f"wrk printed no rate: {ran.stdout}"
-    return WrkLoad(float(rate[1]), _wrk_ms(ran.stdout, "50%"), _wrk_ms(ran.stdout, "99%"), failures)
+    return WrkLoad(
+        requests=int(counted[1]),
+        seconds=float(counted[2]) * _SECONDS[counted[3]],
+        p50_ms=_wrk_ms(ran.stdout, "50%"),
+        p99_ms=_wrk_ms(ran.stdout, "99%"),
+        failures=failures,
+        cpu_s=cpu_s,
+    )
+
+
+_SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
 def _wrk_ms(printed: str, percentile: str) -> float:
-    found = re.search(rf"\s{percentile}\s+([\d.]+)(us|ms|s)\b", printed)
+    found = re.search(rf"\s{percentile}\s+([\d.]+)(us|ms|s|m)\b", printed)
     if found is None:
         return float("nan")
-    return float(found[1]) * {"us": 1e-3, "ms": 1.0, "s": 1e3}[found[2]]
+    return float(found[1]) * _SECONDS[found[2]] * 1e3
+
+
+def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
+    """Makes one request; returns the status and the body.
+
+    Raises:
+        OSError: Nobody listens.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()

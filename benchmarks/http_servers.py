@@ -1,169 +1,140 @@
-"""The servers that http.py compares: the same model with Shoal, and with a bare batching loop.
+"""The servers that http.py compares, and the commands that start them.
 
-``python -m benchmarks.http_servers bare`` (or ``shoal``) serves one on Hypercorn's trio worker, at
-a port that it prints, until SIGTERM. The bare one is a typical handwritten server: two loops of a
-few lines under Starlette, without bounds, counters, validation, errors other than a 500, or
-handling of clients that disconnect.
+The commands are those of users. Servers other than Shoal's are installed by ``make bench-peers``
+into an environment of their own, with pinned versions; those that are missing are left out.
 """
 
 from __future__ import annotations
 
 import json
-import signal
+import subprocess
 import sys
-import time
-from contextlib import asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-import hypercorn.trio
-import trio
-from hypercorn.config import Config
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
-
-import shoal
+from benchmarks.http_process import ROOT, ServerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Mapping, Sequence
 
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
-
-MAX_BATCH_SIZE: Final = 64
-BATCH_WAIT_TIMEOUT_S: Final = 0.002
-TOKENS: Final = 32
-
-# The model's statistics, which the benchmark reads.
-work: Final = {"batches": 0, "items": 0, "stream_batches": 0, "streams": 0}
-
-
-def predict(items: list[dict[str, int]]) -> list[dict[str, int]]:
-    """A blocking model: 2 ms per batch and 0.05 ms per item."""
-    work["batches"] += 1
-    work["items"] += len(items)
-    time.sleep(0.002 + 0.00005 * len(items))
-    return [{"value": 2 * item["value"]} for item in items]
+PEERS: Final = ROOT / ".venv-peers" / "bin"
+OWN: Final = Path(sys.executable).parent
+PEER_PACKAGES: Final = ("uvicorn", "httptools", "uvloop", "fastapi", "granian", "orjson")
+OWN_PACKAGES: Final = (
+    *("shoal", "trio", "httptools", "uvloop", "hypercorn", "starlette", "pydantic", "orjson"),
+    "uvicorn",
+)
+_LIST_VERSIONS: Final = """
+import importlib.metadata as metadata, json, sys
+found = {d.metadata["Name"].lower(): d.version for d in metadata.distributions()}
+print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
+"""
 
 
-def generate(items: list[dict[str, int]]) -> Iterator[list[str]]:
-    """A blocking model: 2 ms per step, with a token for each prompt."""
-    work["stream_batches"] += 1
-    work["streams"] += len(items)
-    for nth in range(TOKENS):
-        time.sleep(0.002)
-        yield [f"token {nth}"] * len(items)
-
-
-def shoal_application() -> ASGIApp:
-    """Returns the application with Shoal."""
-    app: Any = shoal.App()
-    options: Any = {"max_batch_size": MAX_BATCH_SIZE, "batch_wait_timeout_s": BATCH_WAIT_TIMEOUT_S}
-    app.endpoint("/predict", **options)(predict)
-    app.endpoint("/generate", **options)(generate)
-    application: ASGIApp = app
-    return application
-
-
-def bare_application() -> ASGIApp:
-    """Returns the application with handwritten loops."""
-    to_predict, predict_line = trio.open_memory_channel[Any](100_000)
-    to_generate, generate_line = trio.open_memory_channel[Any](100_000)
-
-    async def next_batch(line: trio.MemoryReceiveChannel[Any]) -> list[Any]:
-        batch = [await line.receive()]
-        with trio.move_on_after(BATCH_WAIT_TIMEOUT_S):
-            while len(batch) < MAX_BATCH_SIZE:
-                batch.append(await line.receive())
-        return batch
-
-    async def predict_loop() -> None:
-        while True:
-            batch = await next_batch(predict_line)
-            results = await trio.to_thread.run_sync(predict, [item for item, _, _ in batch])
-            for (_, box, done), result in zip(batch, results, strict=True):
-                box.append(result)
-                done.set()
-
-    async def generate_loop() -> None:
-        while True:
-            batch = await next_batch(generate_line)
-            steps = generate([item for item, _ in batch])
-            while (slots := await trio.to_thread.run_sync(next, steps, None)) is not None:
-                for (_, tokens), slot in zip(batch, slots, strict=True):
-                    tokens.send_nowait(slot)
-            for _, tokens in batch:
-                tokens.close()
-
-    async def predict_one(request: Request) -> JSONResponse:
-        box: list[Any] = []
-        done = trio.Event()
-        await to_predict.send((await request.json(), box, done))
-        await done.wait()
-        return JSONResponse(box[0])
-
-    async def generate_one(request: Request) -> StreamingResponse:
-        tokens, read = trio.open_memory_channel[str](TOKENS)
-        await to_generate.send((await request.json(), tokens))
-
-        async def events() -> AsyncIterator[str]:
-            async for token in read:
-                yield f"data: {json.dumps(token)}\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(predict_loop)
-            nursery.start_soon(generate_loop)
-            yield
-            nursery.cancel_scope.cancel()
-
-    return Starlette(
-        routes=[
-            Route("/predict", predict_one, methods=["POST"]),
-            Route("/generate", generate_one, methods=["POST"]),
-        ],
-        lifespan=lifespan,
+@cache
+def peer_versions() -> Mapping[str, str]:
+    """Returns the versions of the packages in the environment of the compared servers."""
+    python = PEERS / "python"
+    if not python.exists():
+        return {}
+    listed = subprocess.run(
+        [python, "-c", _LIST_VERSIONS, *PEER_PACKAGES], capture_output=True, text=True, check=True
     )
+    versions: dict[str, str] = json.loads(listed.stdout)
+    return versions
 
 
-def with_statistics(app: ASGIApp) -> ASGIApp:
-    """Adds ``/statistics``: the model's statistics, and the CPU seconds of the process."""
-
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/statistics":
-            answer = JSONResponse({**work, "cpu_s": time.process_time()})
-            await answer(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    return application
-
-
-async def serve(app: ASGIApp) -> None:
-    """Serves on Hypercorn's trio worker until SIGTERM."""
-    config = Config()
-    config.bind = ["127.0.0.1:0"]
-    config.errorlog = None
-
-    async def terminated() -> None:
-        with trio.open_signal_receiver(signal.SIGTERM) as signals:
-            async for _ in signals:
-                return
-
-    async with trio.open_nursery() as nursery:
-        # Starlette and Hypercorn have different types for the same ASGI interface.
-        framework: Any = app
-        run: Callable[..., Any] = partial(
-            hypercorn.trio.serve, framework, config, shutdown_trigger=terminated
-        )
-        [url] = await nursery.start(run)
-        print(f"serving on {url}", file=sys.stderr, flush=True)
+@cache
+def own_versions() -> Mapping[str, str]:
+    """Returns the versions of the packages in this environment."""
+    versions = {}
+    for package in OWN_PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return versions
 
 
-if __name__ == "__main__":
-    made = shoal_application() if sys.argv[1] == "shoal" else bare_application()
-    trio.run(serve, with_statistics(made))
+@dataclass(frozen=True)
+class Server:
+    """A server that can be started.
+
+    Attributes:
+        name: Its name in the tables.
+        command: The command, whose first part is a program of its environment.
+        packages: The packages without which it can't be started.
+        is_peer: Whether it runs in the environment of the compared servers.
+    """
+
+    name: str
+    command: Sequence[str]
+    packages: Sequence[str] = ()
+    is_peer: bool = False
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages that it needs and that are not installed."""
+        versions = peer_versions() if self.is_peer else own_versions()
+        return [package for package in self.packages if package not in versions]
+
+    @property
+    def how_to_install(self) -> str:
+        """The command that installs what is missing."""
+        if self.is_peer:
+            return "make bench-peers"
+        return f"{_shown(sys.executable)} -m pip install {' '.join(self.missing)}"
+
+    @property
+    def shown_command(self) -> str:
+        """The command as one types it, with the word ``PORT`` for the port."""
+        return " ".join(map(_shown, self._command())).replace("{port}", "PORT")
+
+    def start(self) -> ServerProcess:
+        """Starts it; see `ServerProcess.wait_answer`."""
+        return ServerProcess(self.name, self._command())
+
+    def _command(self) -> list[str]:
+        program, *arguments = self.command
+        return [str((PEERS if self.is_peer else OWN) / program), *arguments]
+
+
+def shoal_serve(name: str, app: str, *options: str) -> Server:
+    """Returns Shoal's own server."""
+    packages = ("uvloop",) if "asyncio" in options else ()
+    command = ("shoal", "serve", app, "--port", "{port}", *options)
+    return Server(name, command, packages)
+
+
+def floor(name: str, app: str, reading: str) -> Server:
+    """Returns the floor, see http_floor.py."""
+    return Server(name, ("python", "-m", "benchmarks.http_floor", app, "{port}", reading))
+
+
+def uvicorn(name: str, app: str, *options: str, is_peer: bool = True) -> Server:
+    """Returns uvicorn at its fastest."""
+    fastest = ("--loop", "uvloop", "--http", "httptools", "--no-access-log")
+    command = ("uvicorn", app, "--port", "{port}", *fastest, *options)
+    packages = ["uvicorn", "uvloop", "httptools"]
+    if "fastapi" in app:
+        packages.append("fastapi")
+    return Server(name, command, packages, is_peer)
+
+
+def hypercorn(name: str, app: str) -> Server:
+    """Returns Hypercorn on trio, without Shoal's server."""
+    command = ("hypercorn", app, "--bind", "127.0.0.1:{port}", "--worker-class", "trio")
+    return Server(name, command, ("hypercorn",))
+
+
+def granian(name: str, app: str) -> Server:
+    """Returns Granian, which is written in Rust."""
+    command = ("granian", app, "--interface", "asgi", "--port", "{port}")
+    return Server(name, command, ("granian", "uvloop"), is_peer=True)
+
+
+def _shown(part: str) -> str:
+    return part.removeprefix(f"{ROOT}/")

@@ -125,8 +125,8 @@ class HttpOptions:
             submodules; ``["*"]`` for all.
         allowed_hosts: The hosts, without ports, that requests may be for; ``["*"]`` for all. If
             none is given: ``localhost``, ``127.0.0.1`` and ``::1`` for a server at a loopback
-            address, else all. A proxy on the same machine that passes the ``Host`` header on needs its
-            names here.
+            address, else all. Behind a proxy on the same machine that passes ``Host`` on, name the
+            public hosts here.
         allowed_origins: The origins, such as ``"https://example.com"``, whose pages may send
             requests with other methods than ``GET``, and open WebSockets; ``["*"]`` for all. The
             requests' own host always may. If none is given: no other at a loopback address, else
@@ -177,7 +177,7 @@ class HttpOptions:
     admin_socket: str | None = option(None, partial(_text, example="/run/shoal.sock"))
     allowed_modules: Sequence[str] = option((), _list)
     allowed_hosts: Sequence[str] = option(
-        (), _list, flag="a host that requests may be for; repeatable (at loopback: localhost)"
+        (), _list, flag="a host that requests may be for; repeatable (localhost, at loopback)"
     )
     allowed_origins: Sequence[str] = option(
         (),

@@ -53,6 +53,7 @@ class Shared:
         config: The configuration of Hypercorn's protocols.
         context: The context that each call of the application gets a copy of.
         new_waiter, wake: See `Parking`.
+        idle_s: How long a connection may be idle, in seconds.
         connections: The open connections.
         started: How many calls of the application have begun since the server started.
         finished: How many of these have ended.
@@ -87,7 +88,7 @@ class Shared:
         self.hypercorn_context = Context()
         self.scheme = scheme
         self.guard = guard
-        self.keep_alive_s = options.keep_alive_timeout_s
+        self.idle_s = options.keep_alive_timeout_s
         self.head_timeout_s = options.head_timeout_s
         self.body_timeout_s = options.body_timeout_s
         self.ping_interval_s = options.ping_interval_s
@@ -114,6 +115,7 @@ class Shared:
     def drain(self) -> None:
         """Lets connections end after their current answers."""
         self.is_draining = True
+        self.idle_s = self.late_request_s
         self.hypercorn_context.terminate()
 
     def remove(self, connection: Any) -> None:

@@ -59,7 +59,7 @@ class AnswerHead:
         for name, value in headers:
             if name in _PLAIN_NAMES:
                 parts += (b"\r\n", name, b": ", value)
-            elif name == b"content-length" and value.isdigit() and status != 204:
+            elif name == b"content-length" and value.isdigit() and self._may_have_length():
                 self.length = int(value)
                 parts += (b"\r\n", name, b": ", value)
             elif self._takes(name, value):
@@ -96,6 +96,9 @@ class AnswerHead:
                     raise _not_sendable(name, value)
         return head
 
+    def _may_have_length(self) -> bool:
+        return self.length is None and self.status != 204
+
     def _takes(self, name: bytes, value: bytes) -> bool:
         """Notes a header that the server reads; returns whether it is sent as it is.
 
@@ -104,7 +107,7 @@ class AnswerHead:
         """
         match bytes(name).lower():
             case b"content-length":
-                if not value.isdigit():
+                if not value.isdigit() or self.length is not None:
                     raise _not_sendable(name, value)
                 self.length = int(value)
                 return self.status != 204

@@ -112,7 +112,7 @@ class Call:
             while not self._body and self._is_partial and not self.has_left:
                 if self._answer == _COMPLETE:
                     break
-                if self._expects and self._answer == _NOT_BEGUN:
+                if self._expects and self._answer <= _STARTED:
                     self._carrier.send(CONTINUE)
                 self._expects = False
                 await self._change()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from shoal.http.server.http1.answer import error_answer
@@ -34,6 +34,7 @@ from shoal.http.server.sockets.transport import Receiver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from shoal.http.server.http1.switch import Switch
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
@@ -51,18 +52,6 @@ _BODY: Final = 2  # a request is being answered, and its body is incomplete
 _ANSWER: Final = 3  # a request that was received whole is being answered
 _ENDING: Final = 4  # the server's side is about to end, or has ended; input is dropped
 _CLOSED: Final = 5
-
-
-class Switch(Protocol):
-    """Continues with a connection that speaks another protocol, at the same transport."""
-
-    def switch_to_http2(self, received: bytes) -> None:
-        """Goes on with HTTP/2, after what was received."""
-        ...
-
-    def switch_to_websocket(self, parser: HeadParser, received: bytes) -> None:
-        """Goes on with WebSocket, after a request to upgrade and what was received after it."""
-        ...
 
 
 class Http1Connection(Receiver):
@@ -86,6 +75,7 @@ class Http1Connection(Receiver):
         "_body_began_at",
         "_call",
         "_client",
+        "_has_enough",
         "_held",
         "_name",
         "_parser",
@@ -113,6 +103,7 @@ class Http1Connection(Receiver):
         self._parser = HeadParser()
         # What has come of the next head; and what is behind the request that is being answered.
         self._held: bytes | bytearray = b""
+        self._has_enough = False
         self._body: BodyReader | None = None
         self._body_began_at = 0.0
         self._received = 0
@@ -127,7 +118,7 @@ class Http1Connection(Receiver):
         """Begins to serve."""
         self.shared.connections.add(self)
         self._transport.receiver = self
-        self._timeout.set(self.shared.keep_alive_s)
+        self._timeout.set(self.shared.idle_s)
         self._transport.start()
 
     def drain(self) -> None:
@@ -202,19 +193,15 @@ class Http1Connection(Receiver):
         self._call = None
         if call.keeps_alive:
             self._state = _IDLE
-            if not self.shared.is_draining:
-                self._timeout.set(self.shared.keep_alive_s)
-            else:
-                self._timeout.set(self.shared.late_request_s)
+            self._timeout.set(self.shared.idle_s)
             if self._held:
                 data, self._held = bytes(self._held), b""
+                self._has_enough = False
                 self._take_head(data)
-                if len(self._held) < _MOST_HELD:
+                if not self._has_enough:
                     self._transport.resume()
         else:
             self._finish(is_client_done=self._body is None)
-
-    # Requests.
 
     def _take_head(self, data: bytes) -> None:
         try:
@@ -324,7 +311,7 @@ class Http1Connection(Receiver):
             if rest:
                 self._hold(rest)
         elif body and call.body_arrived(body, is_complete=False):
-            self._transport.pause()
+            self._pause()
             self._set_timeout()
 
     def _hold(self, data: bytes) -> None:
@@ -332,7 +319,12 @@ class Http1Connection(Receiver):
             self._held = bytearray()
         self._held += data
         if len(self._held) >= _MOST_HELD:
-            self._transport.pause()
+            self._pause()
+
+    def _pause(self) -> None:
+        """Stops reading until what has come is dealt with."""
+        self._has_enough = True
+        self._transport.pause()
 
     # Ends.
 
@@ -411,8 +403,6 @@ class Http1Connection(Receiver):
             if released is not None:
                 released()
 
-    # Timeouts.
-
     def _set_timeout(self) -> None:
         """Sets the deadline of the current state, unless a send has one."""
         if self._transport.unsent:
@@ -420,7 +410,7 @@ class Http1Connection(Receiver):
         shared = self.shared
         state = self._state
         if state == _IDLE:
-            self._timeout.set(shared.late_request_s if shared.is_draining else shared.keep_alive_s)
+            self._timeout.set(shared.idle_s)
         elif state == _BODY and not self._transport.is_paused:
             self._timeout.set(self._body_left_s())
         elif state <= _ANSWER:
@@ -444,6 +434,8 @@ class Http1Connection(Receiver):
             state, received = self._state, self._received
             self._transport.read_now()
             if self._state != state or self._received != received:
+                if self._state == _BODY:
+                    self._set_timeout()
                 return
         if self._state == _IDLE:
             self._close()

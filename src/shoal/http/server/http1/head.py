@@ -182,7 +182,7 @@ class HeadParser:
             case b"origin":
                 self.origin = value
             case b"expect":
-                self.expects = value.lower() == b"100-continue"
+                self.expects = self.is_http_1_1 and value.lower() == b"100-continue"
             case _:
                 self.upgrade = value.lower()
 

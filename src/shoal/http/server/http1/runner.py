@@ -30,7 +30,7 @@ class CallRunner:
         running: How many calls are running.
     """
 
-    __slots__ = ("_ended", "_failed", "_is_closed", "_next", "_parked", "_shared", "running")
+    __slots__ = ("_ended", "_failed", "_is_closed", "_parked", "_shared", "running")
 
     def __init__(
         self, shared: Shared, ended: Callable[[Call], object], failed: Callable[[], object]
@@ -39,9 +39,8 @@ class CallRunner:
         self._ended = ended
         self._failed = failed
         self._is_closed = False
-        # The waiter of the task that is parked, and what it is woken for.
-        self._parked: Any = None
-        self._next: tuple[Call, dict[str, Any]] | None = None
+        # The waiter of the task that is parked, and the list that gets what it is woken for.
+        self._parked: tuple[Any, list[tuple[Call, dict[str, Any]]]] | None = None
         self.running = 0
 
     def start(self, call: Call, scope: dict[str, Any]) -> None:
@@ -49,8 +48,9 @@ class CallRunner:
         parked = self._parked
         if parked is not None:
             self._parked = None
-            self._next = call, scope
-            self._shared.wake(parked)
+            waiter, woken_for = parked
+            woken_for.append((call, scope))
+            self._shared.wake(waiter)
         else:
             # Not in the context of the application, which may have called this.
             shared = self._shared
@@ -60,8 +60,8 @@ class CallRunner:
         """Ends the task, unless a call is running; then it ends after that."""
         self._is_closed = True
         if self._parked is not None:
-            parked, self._parked = self._parked, None
-            self._shared.wake(parked)
+            (waiter, _), self._parked = self._parked, None
+            self._shared.wake(waiter)
 
     async def _run(self, call: Call, scope: dict[str, Any]) -> None:
         shared = self._shared
@@ -91,11 +91,12 @@ class CallRunner:
 
     async def _park(self) -> tuple[Call, dict[str, Any]] | None:
         """Waits for the next call; returns None if there will be none."""
-        self._next = None
-        self._parked = waiter = self._shared.new_waiter()
+        woken_for: list[tuple[Call, dict[str, Any]]] = []
+        waiter = self._shared.new_waiter()
+        self._parked = waiter, woken_for
         try:
             await waiter
         except BaseException:
             self._parked = None
             raise
-        return self._next
+        return woken_for[0] if woken_for else None

@@ -20,14 +20,14 @@ Headers = list[tuple[bytes, bytes]]
 def in_origin_form(method: str, target: bytes, headers: Headers) -> tuple[bytes, Headers]:
     """Returns the path and query of a target, and the headers with the URL's host as ``Host``.
 
-    A target that is not a URL is returned unchanged.
-
     Raises:
-        BadRequest: The URL has no host, or has a user.
+        BadRequest: It is neither a URL nor ``*``, or the URL has no host, a user, or a fragment.
     """
+    if target == b"*":
+        return target, headers
     found = _ABSOLUTE.fullmatch(target)
     if found is None or method == "CONNECT":
-        return target, headers
+        raise BadRequest(400, "a target that is no path and no URL")
     host, path = found.groups()
     if not host or host.startswith(b":") or b"@" in host:
         raise BadRequest(400, "a target without a host, or with a user")

@@ -357,8 +357,6 @@ class StreamConnection(Receiver):
         with contained("closing a WebSocket failed"):
             await self._protocol.close_websockets()
 
-    # Ends.
-
     def _finish(self) -> None:
         """Shuts down the server's side; goes on reading for a moment if the client still sends."""
         if self._finishing:
@@ -399,8 +397,6 @@ class StreamConnection(Receiver):
         finally:
             self._waiters.remove(waiter)
 
-    # Timeouts.
-
     def _set_timeout(self) -> None:
         """Sets the deadline of the current state."""
         shared = self._shared
@@ -417,8 +413,7 @@ class StreamConnection(Receiver):
             now = shared.timeouts.now()
             if self._idle_since is None:
                 self._idle_since = now
-            allowed_s = shared.late_request_s if shared.is_draining else shared.keep_alive_s
-            self._timeout.set(max(0.0, self._idle_since + allowed_s - now))
+            self._timeout.set(max(0.0, self._idle_since + shared.idle_s - now))
 
     def _expire(self) -> None:
         if self._transport.unsent:

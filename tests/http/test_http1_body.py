@@ -1,0 +1,438 @@
+"""Where the body of a request ends, however it arrives, and that nothing hides behind it."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+from live_server import HANG_S, live, read_all, read_until, request, until_quiet
+
+from shoal.http.server.http1.bad_request import BadRequest
+from shoal.http.server.http1.body import ChunkedBody, SizedBody, reader_of
+from shoal.http.server.shared import Shared
+from shoal.http.server.sockets.transport import Transport
+
+pytestmark = pytest.mark.anyio
+on_a_socket = pytest.mark.real_time
+BEHIND = b"GET / HTTP/1.1\r\n"
+
+
+def read(reader, *pieces):
+    """The body, and what is behind it, of what comes in pieces."""
+    body = rest = b""
+    for piece in pieces:
+        if reader.is_complete:
+            rest += piece
+        else:
+            part, rest = reader.feed(piece)
+            body += part
+            assert reader.is_complete or not rest
+    return body, rest
+
+
+def splits(data):
+    """The data whole, in two pieces in each way that there is, and byte by byte."""
+    yield [data]
+    for at in range(1, len(data)):
+        yield [data[:at], data[at:]]
+    yield [data[at : at + 1] for at in range(len(data))]
+
+
+def refused(data):
+    """The one status with which a chunked body is refused, however it arrives."""
+    found = set()
+    for pieces in splits(data):
+        with pytest.raises(BadRequest) as caught:
+            read(ChunkedBody(), *pieces)
+        found.add(caught.value.status)
+    (status,) = found
+    return status
+
+
+def test_a_reader_is_chosen_by_the_length():
+    assert isinstance(reader_of(None), ChunkedBody)
+    assert isinstance(reader_of(1), SizedBody)
+
+
+# A length.
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 11])
+def test_a_body_of_known_length_ends_there_however_it_arrives(length):
+    data = b"hello\r\n0\r\n\r\n"[:length] + BEHIND
+    for pieces in splits(data):
+        reader = SizedBody(length)
+        assert read(reader, *pieces) == (data[:length], BEHIND)
+        assert reader.is_complete
+
+
+def test_a_body_of_known_length_is_incomplete_until_its_last_byte():
+    reader = SizedBody(3)
+    assert reader.feed(b"ab") == (b"ab", b"")
+    assert not reader.is_complete
+    assert reader.feed(b"c") == (b"c", b"")
+    assert reader.is_complete
+
+
+# Chunks.
+
+
+@pytest.mark.parametrize(
+    ("chunks", "body"),
+    [
+        (b"0\r\n\r\n", b""),
+        (b"5\r\nhello\r\n0\r\n\r\n", b"hello"),
+        (b"1\r\na\r\n2\r\nbc\r\n0\r\n\r\n", b"abc"),
+        (b"a\r\n0123456789\r\nA\r\n0123456789\r\n0\r\n\r\n", b"0123456789" * 2),
+        (b"5\r\n0\r\n\r\n\r\n000\r\n\r\n", b"0\r\n\r\n"),
+        (b"000000000000005\r\nhello\r\n000000000000000\r\n\r\n", b"hello"),
+        (b"2\r\n\r\n\r\n0\r\n\r\n", b"\r\n"),
+        (b"1\r\na\r\n0\r\nX: b\r\ny:\r\nZ:\tc\xff\r\n\r\n", b"a"),
+        (b"0\r\nContent-Length: 5\r\nTransfer-Encoding: x\r\n\r\n", b""),
+    ],
+)
+def test_chunks_are_joined_and_trailers_dropped_however_they_arrive(chunks, body):
+    for pieces in splits(chunks + BEHIND):
+        reader = ChunkedBody()
+        assert read(reader, *pieces) == (body, BEHIND)
+        assert reader.is_complete
+    for size in range(len(chunks)):
+        reader = ChunkedBody()
+        read(reader, chunks[:size])
+        assert not reader.is_complete
+
+
+def test_a_part_of_a_chunk_is_given_at_once():
+    reader = ChunkedBody()
+    assert reader.feed(b"fff\r\nab") == (b"ab", b"")
+    assert reader.feed(b"cd") == (b"cd", b"")
+    assert not reader.is_complete
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        *(b"5;", b"5;a=b", b"5 ", b"5\t", b" 5", b"5 ;a", b"+5", b"-5", b"0x5", b"", b"g", b"5_0"),
+        *(b"5\n", b"5\0", b"5\r", b"0" * 15 + b"5", b"f" * 16, b"\xb2", b"5.0", b"5,5", b"\n5"),
+    ],
+)
+def test_a_chunk_size_is_up_to_15_hexadecimal_digits_and_nothing_else(size):
+    assert refused(size + b"\r\nhello\r\n0\r\n\r\n") == 400
+    assert refused(b"1\r\na\r\n" + size + b"\r\nhello\r\n0\r\n\r\n") == 400
+
+
+def test_a_size_line_that_ends_in_a_line_feed_alone_is_refused():
+    assert refused(b"5\nhello\r\n0\r\n\r\n") == 400
+    assert refused(b"5\r\nhello\r\n0\n\r\n") == 400
+
+
+@pytest.mark.parametrize("line_break", [b"", b"\n", b"\r", b"x", b"x\r\n", b"\rx\n", b"\n\r"])
+def test_a_chunk_is_as_long_as_it_says(line_break):
+    assert refused(b"5\r\nhello" + line_break + b"0\r\n\r\n") == 400
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            b"X",
+            b": a",
+            b"X : a",
+            b" X: a",
+            b"X: \0",
+            b"X: \x01",
+            b"X: \x7f",
+            b"X: a\rb",
+            b"X: a\r",
+        ),
+        *(b"X: a\n", b"X: a\nY: b", b"X: a\r\n b", b"\n", b"\xe9: a", b"X(: a", b"\0", b"X\0: a"),
+    ],
+)
+def test_a_malformed_trailer_is_refused(line):
+    assert refused(b"0\r\n" + line + b"\r\n\r\n") == 400
+    assert refused(b"0\r\nA: b\r\n" + line + b"\r\n\r\n") == 400
+
+
+def test_trailers_may_have_8_kib():
+    most = b"X: " + b"a" * (2**13 - 5) + b"\r\n"
+    assert read(ChunkedBody(), b"0\r\n" + most + b"\r\n" + BEHIND) == (b"", BEHIND)
+    for trailers in (
+        most[:-2] + b"a\r\n\r\n",
+        most[:-2] + b"aaa",
+        b"X: a\r\n" + most,
+        b"a" * 2**13 + b"a",
+    ):
+        with pytest.raises(BadRequest) as caught:
+            read(ChunkedBody(), b"0\r\n" + trailers)
+        assert caught.value.status == 431
+
+
+# A request that hides in another. Each of these is two requests to a parser that takes it lightly.
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: shoal.test\r\n\r\n"
+EMPTY = b"0\r\n\r\n"
+
+
+def post(*lines, body=EMPTY, version="1.1", line_break="\r\n"):
+    head = [f"POST /first HTTP/{version}", "Host: shoal.test", *lines, "", ""]
+    return line_break.join(head).encode("latin-1") + body
+
+
+CHUNKED = "Transfer-Encoding: chunked"
+REFUSED = {
+    "length before chunks": (400, post("Content-Length: 5", CHUNKED)),
+    "length after chunks": (400, post(CHUNKED, "Content-Length: 5")),
+    "length 0 before chunks": (400, post("Content-Length: 0", CHUNKED)),
+    "two lengths": (400, post("Content-Length: 5", "Content-Length: 0")),
+    "two lengths alike": (400, post("Content-Length: 5", "Content-Length: 5")),
+    "two lengths in one line": (400, post("Content-Length: 5, 5")),
+    "length with a sign": (400, post("Content-Length: +5")),
+    "length with a minus": (400, post("Content-Length: -5")),
+    "length with a blank in it": (400, post("Content-Length: 0 5")),
+    "length with a blank before the colon": (400, post("Content-Length : 5")),
+    "length with an underscore": (400, post("Content-Length: 0_5")),
+    "length that is hexadecimal": (400, post("Content-Length: 0x5")),
+    "length beyond 64 bits": (400, post(f"Content-Length: {2**64 + 5}")),
+    "length that is empty": (400, post("Content-Length:")),
+    "length on a folded line": (400, post("Content-Length:", " 5")),
+    "two codings": (400, post(CHUNKED, CHUNKED)),
+    "two codings of which one is unknown": (400, post(CHUNKED, "Transfer-Encoding: x")),
+    "two codings in one line": (400, post("Transfer-Encoding: chunked, chunked")),
+    "coding that ends as chunked does": (501, post("Transfer-Encoding: xchunked")),
+    "coding that begins as chunked does": (501, post("Transfer-Encoding: chunkedx")),
+    "coding before chunked": (501, post("Transfer-Encoding: gzip, chunked")),
+    "coding after chunked": (400, post("Transfer-Encoding: chunked, gzip")),
+    "coding that does nothing": (501, post("Transfer-Encoding: identity", "Content-Length: 5")),
+    "coding with a control character": (400, post("Transfer-Encoding: \x0bchunked")),
+    "coding with a blank before the colon": (400, post("Transfer-Encoding : chunked")),
+    "coding with a tab before the colon": (400, post("Transfer-Encoding\t: chunked")),
+    "coding on a folded line": (400, post("Transfer-Encoding:", " chunked")),
+    "coding on a line that looks folded": (400, post("X: a", " Transfer-Encoding: chunked")),
+    "coding behind a line feed alone": (400, post("X: a\nTransfer-Encoding: chunked")),
+    "coding behind a carriage return alone": (400, post("X: a\rTransfer-Encoding: chunked")),
+    "chunks in HTTP/1.0": (400, post(CHUNKED, version="1.0")),
+    "line feeds alone": (400, post("Content-Length: 5", line_break="\n")),
+    "empty line of line feeds": (400, post("Content-Length: 5\n\nX: a")),
+    "name that is empty": (400, post(": a", "Content-Length: 5")),
+    "line without a colon": (400, post("X", "Content-Length: 5")),
+    "chunk extension": (400, post(CHUNKED, body=b"5;a=b\r\nhello\r\n" + EMPTY)),
+    "chunk extension with a line feed": (400, post(CHUNKED, body=b"5;\nhello\r\n" + EMPTY)),
+    "chunk extension of the last chunk": (400, post(CHUNKED, body=b"0;a\r\n\r\n")),
+    "chunk size with a sign": (400, post(CHUNKED, body=b"+5\r\nhello\r\n" + EMPTY)),
+    "chunk size with a prefix": (400, post(CHUNKED, body=b"0x5\r\nhello\r\n" + EMPTY)),
+    "chunk size beyond 64 bits": (400, post(CHUNKED, body=b"1" + b"0" * 15 + b"5\r\nhello\r\n")),
+    "chunk size before a line feed": (400, post(CHUNKED, body=b"5\nhello\r\n" + EMPTY)),
+    "chunk that is longer than it says": (400, post(CHUNKED, body=b"5\r\nhello!\r\n" + EMPTY)),
+    "trailers before line feeds": (400, post(CHUNKED, body=b"0\r\nX: a\n\n")),
+    "last chunk before line feeds": (400, post(CHUNKED, body=b"0\r\n\n")),
+}
+
+
+class Noting:
+    """An application that notes what it is asked for, and answers with the body.
+
+    It waits before it reads a body that is sent to ``/late``, and never reads one to ``/early``.
+    """
+
+    def __init__(self):
+        self.paths = []
+        self.bodies = []
+        self.entered = anyio.Event()
+        self.release = anyio.Event()
+
+    async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            return
+        self.paths.append(scope["path"])
+        self.entered.set()
+        body = bytearray()
+        if scope["path"] == "/late":
+            await self.release.wait()
+        more = scope["path"] != "/early"
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            more = message["more_body"]
+        self.bodies.append(bytes(body))
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": bytes(body[:100])})
+
+
+@on_a_socket
+async def test_nothing_behind_a_request_that_could_be_read_in_two_ways_is_read():
+    app = Noting()
+    answers = {}
+    async with live(app) as server:
+        for name, (_, sent) in REFUSED.items():
+            answers[name] = await server.talk(sent + SMUGGLED)
+    for name, (status, _) in REFUSED.items():
+        assert (name, answers[name][:13]) == (name, b"HTTP/1.1 %d " % status)
+        assert answers[name].count(b"HTTP/1.1") == 1
+        assert b"\r\nconnection: close\r\n" in answers[name]
+    assert "/smuggled" not in app.paths
+
+
+@on_a_socket
+async def test_what_is_behind_a_request_that_ends_in_one_way_is_the_next():
+    bodies = [b"GET / HTTP/1.1\r\n\r\n", b"123", b"", b"4"]
+    sent = post("Content-Length: 18", body=bodies[0])
+    sent += post(CHUNKED, body=b"3\r\n123\r\n0\r\nX: a\r\n\r\n") + request("/second")
+    sent += request("/third", method="POST", body=b"4", close=True)
+    app = Noting()
+    async with live(app) as server:
+        answers = await server.talk(sent + SMUGGLED)
+    assert answers.count(b"HTTP/1.1 200 ") == 4
+    assert app.paths == ["/first", "/first", "/second", "/third"]
+    assert app.bodies == bodies
+
+
+# How it comes.
+
+
+@on_a_socket
+async def test_a_request_may_come_byte_by_byte():
+    sent = request("/", method="POST", body=b"12")
+    sent += post(CHUNKED, "Connection: close", body=b"1\r\n3\r\n0\r\nX: a\r\n\r\n")
+    app = Noting()
+    async with live(app) as server, await server.connect() as client:
+        for at in range(len(sent)):
+            await client.send_all(sent[at : at + 1])
+        assert (await read_all(client)).count(b"HTTP/1.1 200 ") == 2
+    assert app.bodies == [b"12", b"3"]
+
+
+@on_a_socket
+@pytest.mark.parametrize("is_chunked", [False, True])
+async def test_a_body_that_is_read_late_waits_in_the_kernel_and_comes_whole(is_chunked):
+    async def send_all():
+        await client.send_all(sent + request("/", close=True))
+        is_sent.set()
+
+    piece = bytes(range(256)) * 2**8
+    if is_chunked:
+        chunks = b"10000\r\n%b\r\n" % piece * 2**8
+        sent = request("/late", method="POST", headers=[CHUNKED]) + chunks + EMPTY
+    else:
+        sent = request("/late", method="POST", body=piece * 2**8)
+    is_sent = anyio.Event()
+    app = Noting()
+    async with (
+        live(app) as server,
+        await server.connect() as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(send_all)
+        await app.entered.wait()
+        await until_quiet()
+        assert not is_sent.is_set()
+        app.release.set()
+        assert (await read_all(client)).count(b"HTTP/1.1 200 ") == 2
+    assert app.bodies == [piece * 2**8, b""]
+
+
+@on_a_socket
+async def test_a_body_that_was_held_behind_an_answer_has_its_deadline():
+    """So much of it was held that the application should read before more is taken."""
+    held = request("/second", method="POST", headers=["Content-Length: 200000"]) + bytes(100_000)
+    app = Noting()
+    async with live(app, body_timeout_s=0.05) as server, await server.connect() as client:
+        await client.send_all(request("/late"))
+        await app.entered.wait()
+        for piece in (held[:60_000], held[60_000:]):  # the second one meets one that is not full
+            await client.send_all(piece)
+            await until_quiet()
+        app.release.set()
+        with anyio.fail_after(HANG_S / 2):
+            answers = await read_all(client)
+    assert [line[:12] for line in answers.splitlines() if line.startswith(b"HTTP")] == [
+        b"HTTP/1.1 200",
+        b"HTTP/1.1 408",
+    ]
+
+
+@on_a_socket
+async def test_a_body_of_which_a_part_comes_just_at_its_deadline_has_another(monkeypatch):
+    """A busy event loop reads that part only when the deadline has passed."""
+    app = Noting()
+    async with live(app, body_timeout_s=0.05) as server, await server.connect() as client:
+        await client.send_all(request("/", method="POST", headers=["Content-Length: 5"]))
+        await app.entered.wait()
+        monkeypatch.setattr(Transport, "ready", lambda *_: None)
+        monkeypatch.setattr(Shared, "linger_s", 0.05)
+        await client.send_all(b"1")
+        with anyio.fail_after(HANG_S / 2):
+            assert (await read_all(client)).startswith(b"HTTP/1.1 408 ")
+
+
+# Whether it is asked for.
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def expecting(path, version="1.1"):
+    head = f"POST {path} HTTP/{version}\r\nHost: shoal.test\r\nContent-Length: 2\r\n"
+    return head.encode() + b"Expect: 100-continue\r\n\r\n"
+
+
+@on_a_socket
+async def test_a_body_is_asked_for_once_when_the_application_reads():
+    app = Noting()
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(expecting("/late"))
+        await app.entered.wait()
+        with anyio.move_on_after(0.05):
+            raise AssertionError(await client.receive_some())
+        app.release.set()
+        assert await read_until(client, b"\r\n\r\n") == CONTINUE
+        for piece in (b"1", b"2"):
+            await client.send_all(piece)
+            await until_quiet()
+        answer = await read_until(client, b"12")
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        await client.send_all(expecting("/again"))
+        assert await read_until(client, b"\r\n\r\n") == CONTINUE
+
+
+@on_a_socket
+async def test_a_body_is_asked_for_by_an_application_that_has_given_the_head_of_its_answer():
+    """The server keeps the head until the body of the answer begins."""
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200})
+            body = (await receive())["body"]
+            await send({"type": "http.response.body", "body": body})
+
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(expecting("/"))
+        with anyio.fail_after(HANG_S / 2):
+            assert await read_until(client, b"\r\n\r\n") == CONTINUE
+        await client.send_all(b"12")
+        assert (await read_until(client, b"12")).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@on_a_socket
+async def test_a_body_is_not_asked_for_by_an_early_answer():
+    async with live(Noting()) as server:
+        answer = await server.talk(expecting("/early"))
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"\r\nconnection: close\r\n" in answer
+
+
+@on_a_socket
+async def test_a_body_that_has_come_is_not_asked_for():
+    async with live(Noting()) as server, await server.connect() as client:
+        await client.send_all(expecting("/") + b"12")
+        assert (await read_until(client, b"12")).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@on_a_socket
+async def test_the_body_of_an_http_1_0_client_is_not_asked_for():
+    """RFC 9110, section 10.1.1: that version has no such answer."""
+    app = Noting()
+    async with live(app) as server, await server.connect() as client:
+        await client.send_all(expecting("/", version="1.0"))
+        await app.entered.wait()
+        await client.send_all(b"12")
+        assert (await read_all(client)).startswith(b"HTTP/1.1 200 OK\r\n")
