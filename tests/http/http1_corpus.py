@@ -267,7 +267,10 @@ class Corpus:
         self._insert(parts, b"Upgrade: " + self._choice(UPGRADES))
         if self._chance() < 0.8:
             self._insert(parts, b"Connection: " + self._choice([b"upgrade", b"Upgrade, x"]))
-        if self._chance() < 0.2:
+        if self._chance() < 0.5:  # only this method can open a WebSocket
+            parts.drop_body()
+            parts.method = b"GET"
+        if self._chance() < 0.3:
             parts.version = b"HTTP/1.0"
 
     def _expectation(self, parts: Parts) -> None:

@@ -85,3 +85,56 @@ async def test_a_large_body_in_packets_is_read():
     async with app.lifespan():
         await call.run()
     assert call.answer.json() == 4000 * 1400
+
+
+@pytest.fixture
+def narrow():
+    app = shoal.App(max_body_bytes=100, max_incomplete_bytes=200)
+
+    @app.endpoint("/length")
+    async def length(bodies: list[bytes]) -> list[int]:
+        return [len(body) for body in bodies]
+
+    return app
+
+
+def incomplete(app, client, size=80):
+    call = Call(app, "/length", whole=False, body=b"x" * size)
+    call.scope["client"] = client
+    return call
+
+
+async def test_incomplete_bodies_are_bounded_for_all_clients_together(narrow):
+    held = [incomplete(narrow, ("10.0.0.1", port)) for port in (1, 2)]
+    late = incomplete(narrow, ("10.0.0.1", 3))
+    async with narrow.lifespan(), calling(*held):
+        await settle()
+        await late.run()
+        for call in held:
+            call.give(b"y", more=False)
+            await call.returned.wait()
+    assert late.answer.status == 503
+    assert late.answer.json()["type"] == "urn:shoal:problem:too-many-incomplete-bodies"
+    assert dict(late.answer.headers)["retry-after"] == "1"
+    assert [call.answer.json() for call in held] == [81, 81]
+
+
+async def test_incomplete_bodies_are_bounded_for_one_connection(narrow):
+    held = incomplete(narrow, ("10.0.0.1", 1))
+    late, other = incomplete(narrow, ("10.0.0.1", 1)), incomplete(narrow, ("10.0.0.1", 2))
+    async with narrow.lifespan(), calling(held, other):
+        await settle()
+        await late.run()
+        for call in (held, other):
+            call.give(b"y", more=False)
+            await call.returned.wait()
+    assert [held.answer.json(), late.answer.status, other.answer.json()] == [81, 503, 81]
+
+
+async def test_bodies_that_are_complete_or_dropped_do_not_count(narrow):
+    async with narrow.lifespan():
+        for _ in range(10):
+            assert (await ask(narrow, "/length", body=b"x" * 80)).json() == 80
+            too_large = incomplete(narrow, ("10.0.0.1", 1), size=101)
+            await too_large.run()
+            assert too_large.answer.status == 413

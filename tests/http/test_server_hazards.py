@@ -33,7 +33,7 @@ OWN_END = "an error ended the connection from"
 
 
 def errors(caplog):
-    return [record for record in caplog.records if record.levelno >= logging.ERROR]
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def open_http2(server):
@@ -131,7 +131,11 @@ async def test_random_damage_never_ends_the_server(caplog):
                 for _ in range(10):  # turns, in which the server may read it
                     await anyio.lowlevel.checkpoint()
         assert await server.answers()
-    assert {error.getMessage()[: len(OWN_END)] for error in errors(caplog)} == {OWN_END}
+    lines = [error.getMessage() for error in errors(caplog)]
+    assert {line[: len(OWN_END)] for line in lines} == {OWN_END}
+    assert len(lines) <= 10
+    assert not any("\n" in line or "Traceback" in line for line in lines)
+    assert all(error.exc_info is None for error in errors(caplog))
 
 
 async def test_an_error_of_the_application_is_answered_and_logged_once(caplog):
@@ -192,7 +196,7 @@ async def test_streams_that_are_reset_at_once_leave_a_bounded_number_of_calls(ca
         assert app.running == 0
         assert await server.answers()
     (error,) = errors(caplog)
-    assert "200 calls" in str(error.exc_info[1].exceptions[0])
+    assert error.getMessage().startswith(OWN_END)
 
 
 # H2: a streamed answer must give its connection back.

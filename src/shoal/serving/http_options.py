@@ -25,6 +25,7 @@ class AppKeywords(TypedDict, total=False):
     """The options of `HttpOptions` that an `App` takes."""
 
     max_body_bytes: int
+    max_incomplete_bytes: int
     max_json_elements: int
     send_timeout_s: float
     answer_timeout_s: float | None
@@ -146,6 +147,8 @@ class HttpOptions:
         keyfile: The file with the certificate's private key, in PEM; None if it is in `certfile`.
         access_log: Whether each request is logged, by the logger ``shoal.access``.
         max_body_bytes: The largest body that a request may have, in bytes.
+        max_incomplete_bytes: How many bytes may be held of bodies that are incomplete, in total,
+            and a quarter of it for one connection; further ones are refused with 503.
         max_json_elements: How many values, keys and containers a JSON body may have; fewer if most
             are containers, since their memory may be no more than 12 times the body's size, plus
             32 bytes for each permitted element, plus 1 MiB.
@@ -221,6 +224,7 @@ class HttpOptions:
         False, yes_or_no, flag="write a line of JSON for each request to stderr"
     )
     max_body_bytes: int = option(16 * 2**20, partial(whole, least=1))
+    max_incomplete_bytes: int = option(256 * 2**20, partial(whole, least=1))
     max_json_elements: int = option(2**18, partial(whole, least=1))
     send_timeout_s: float = option(
         10.0,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from pydantic_core import from_json
 
-from shoal.http.requests.exchange import read_body
+from shoal.http.requests.body import read_body
 from shoal.http.requests.problem import Problem, Refused
 from shoal.serving.clients.wire_errors import RAISED, sent
 

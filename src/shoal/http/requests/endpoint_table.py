@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.http.requests.body import IncompleteBodies
 from shoal.http.requests.codec import Codecs
 from shoal.http.requests.endpoint import EndpointRoute
 from shoal.http.requests.json_codec import JsonCodec
@@ -21,14 +22,15 @@ if TYPE_CHECKING:
 class JsonRoutes:
     """The routes of Shoal's own protocol: each endpoint is at the path that it was given."""
 
-    def __init__(self, options: HttpOptions) -> None:
+    def __init__(self, options: HttpOptions, bodies: IncompleteBodies) -> None:
+        self._bodies = bodies
         self._codecs = Codecs(JsonCodec)
         self._options = options
 
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
         """Yields the path, the method and the route of each way to call an endpoint."""
         if endpoint.route is not None:
-            route = EndpointRoute(endpoint, self._codecs, self._options)
+            route = EndpointRoute(endpoint, self._codecs, self._options, self._bodies)
             for method in endpoint.methods:
                 yield endpoint.route, method, route
 
@@ -41,7 +43,8 @@ class EndpointTable:
     """The routes of one controller's endpoints, rebuilt when the endpoints change."""
 
     def __init__(self, controller: Controller, options: HttpOptions) -> None:
-        self._protocols = [make(options) for make in PROTOCOLS]
+        bodies = IncompleteBodies(options)
+        self._protocols = [make(options, bodies) for make in PROTOCOLS]
         self._controller = controller
         self._version = -1
         self._routes = PathTable[Route]()

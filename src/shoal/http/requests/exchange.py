@@ -6,10 +6,6 @@ is never true. Creating the objects costs as much as the batching does.
 
 Every send has a deadline. A client that does not read would otherwise block this task for ever,
 and everything that waits for it.
-
-A body is bounded in bytes and in pieces while it is read, so nothing is kept that will be refused.
-The bound on pieces grows with the size so far: a body sent byte by byte would cost the server a
-message for each byte, while other clients, even on the slowest connection, send packets.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, Departure
-from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -243,63 +238,3 @@ def split_path(scope: Scope) -> tuple[str, str]:
 
 def _body(data: bytes, *, more: bool) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-_FREE_PIECES: Final = 1024
-_LEAST_BYTES_PER_PIECE: Final = 64
-
-
-async def read_body(receive: Receive, declared: bytes | None, max_bytes: int) -> bytes:
-    """Reads a whole body.
-
-    Args:
-        receive: The ASGI callable.
-        declared: The ``Content-Length`` header, if there is one.
-        max_bytes: The largest body, in bytes.
-
-    Raises:
-        Refused: The body is too large, or arrives in too many pieces.
-        CallerLeft: The client disconnected before it had sent the whole body.
-    """
-    if declared is not None and declared.isdigit() and int(declared[:20]) > max_bytes:
-        raise _too_large(max_bytes)
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        body: bytes = message.get("body", b"")
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        return body
-    pieces: list[bytes] = []
-    size = 0
-    while True:
-        if message["type"] == "http.disconnect":
-            raise CallerLeft("the client left before its request was complete")
-        piece: bytes = message.get("body", b"")
-        if piece:
-            size += len(piece)
-            if size > max_bytes:
-                raise _too_large(max_bytes)
-            pieces.append(piece)
-            if len(pieces) > _FREE_PIECES + size // _LEAST_BYTES_PER_PIECE:
-                raise Refused(
-                    Problem(
-                        413,
-                        "body-too-fragmented",
-                        "The body arrives in too many pieces",
-                        f"{len(pieces)} pieces for {size} bytes; send larger ones.",
-                    )
-                )
-        if not message.get("more_body", False):
-            return b"".join(pieces)
-        message = await receive()
-
-
-def _too_large(max_bytes: int) -> Refused:
-    return Refused(
-        Problem(
-            413,
-            "body-too-large",
-            "The body is too large",
-            f"A request may have a body of at most {max_bytes} bytes.",
-        )
-    )

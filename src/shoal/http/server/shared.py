@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import anyio
 
 from shoal.http.server.access_log import AccessLog
+from shoal.http.server.client_faults import ClientFaults
 from shoal.http.server.hypercorn import Context, hypercorn_config
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Shared:
         context: The context that each call of the application gets a copy of.
         new_waiter, wake: See `Parking`.
         idle_s: How long a connection may be idle, in seconds.
+        faults: Logs the errors that end connections.
         connections: The open connections.
         started: How many calls of the application have begun since the server started.
         finished: How many of these have ended.
@@ -93,6 +95,7 @@ class Shared:
         self.body_timeout_s = options.body_timeout_s
         self.ping_interval_s = options.ping_interval_s
         self.send_timeout_s = options.send_timeout_s
+        self.faults = ClientFaults(timeouts.now)
         self.connections: set[Any] = set()
         self.started = 0
         self.finished = 0

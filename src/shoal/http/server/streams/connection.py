@@ -210,7 +210,7 @@ class StreamConnection(Receiver):
 
     async def _run(self, begin: Callable[[], Awaitable[None]]) -> None:
         try:
-            with contained("an error ended the connection from %s", spelled(self._peer or "")):
+            with self._shared.faults.contained(spelled(self._peer or "")):
                 async with anyio.create_task_group() as tasks:
                     self._tasks = tasks
                     try:

@@ -1,0 +1,132 @@
+"""Which hosts and origins a server answers for, on a real socket."""
+
+from __future__ import annotations
+
+import h2.events
+import pytest
+from echo_app import EchoApp
+from live_server import Http2Client, live, request
+
+from shoal.http.server.guard import RequestGuard
+from shoal.http.server.http1.bad_request import BadRequest
+from shoal.serving.http_options import HttpOptions
+
+pytestmark = [pytest.mark.anyio]
+
+LOCAL = ("127.0.0.1", 8000)
+PUBLIC = ("192.0.2.1", 80)
+
+
+def status(name, method, host, origin=None, **options):
+    """The status that a request is refused with; None if it is not."""
+    try:
+        RequestGuard(HttpOptions(**options), name).check(method, host, origin)
+    except BadRequest as refusal:
+        return refusal.status
+    return None
+
+
+@pytest.mark.parametrize(
+    "host", [b"localhost", b"LOCALHOST:8000", b"127.0.0.1", b"127.0.0.1:1", b"[::1]", b"[::1]:8000"]
+)
+@pytest.mark.parametrize("name", [LOCAL, ("::1", 8000, 0, 0)])
+def test_a_loopback_address_answers_for_loopback_names(name, host):
+    assert status(name, "GET", host) is None
+
+
+@pytest.mark.parametrize(
+    "host", [b"evil.test", b"evil.test:8000", b"localhost.evil.test", b"", b"[::2]", b"127.0.0.1.x"]
+)
+def test_a_loopback_address_answers_for_no_other(host):
+    assert status(LOCAL, "GET", host) == 421
+    assert status(PUBLIC, "GET", host) is None
+
+
+@pytest.mark.parametrize("name", [LOCAL, PUBLIC])
+def test_named_hosts_are_answered_for_at_any_address(name):
+    allowed = {"allowed_hosts": ["Api.Example.com"]}
+    assert status(name, "GET", b"api.example.com:443", **allowed) is None
+    assert status(name, "GET", b"localhost", **allowed) == 421
+    assert status(name, "GET", b"anything", allowed_hosts=["*"]) is None
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", ""])
+def test_another_origin_may_change_nothing(method):
+    assert status(LOCAL, method, b"localhost", b"https://evil.test") == 403
+    assert status(LOCAL, method, b"localhost", b"null") == 403
+    assert status(LOCAL, method, b"localhost:8000", b"http://localhost:9000") == 403
+    assert status(LOCAL, method, b"localhost:8000", b"http://localhost:8000") is None
+    assert status(LOCAL, method, b"localhost") is None
+    assert status(PUBLIC, method, b"a.test", b"https://evil.test") is None
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS"])
+def test_another_origin_may_ask(method):
+    assert status(LOCAL, method, b"localhost", b"https://evil.test") is None
+
+
+def test_named_origins_may_do_all():
+    allowed = {"allowed_origins": ["https://Page.test/"]}
+    for name in (LOCAL, PUBLIC):
+        assert status(name, "POST", b"localhost", b"https://page.test", **allowed) is None
+        assert status(name, "POST", b"localhost", b"http://page.test", **allowed) == 403
+    assert status(LOCAL, "POST", b"localhost", b"https://a.test", allowed_origins=["*"]) is None
+
+
+def test_a_unix_socket_refuses_nothing():
+    assert RequestGuard(HttpOptions(), "/run/x").allows_all
+    assert not RequestGuard(HttpOptions(), LOCAL).allows_all
+
+
+def test_what_it_remembers_is_bounded():
+    guard = RequestGuard(HttpOptions(allowed_origins=["*"], allowed_hosts=["a"]), PUBLIC)
+    for port in range(10_000):
+        guard.check("GET", b"a:%d" % port, None)
+    assert len(guard._known) <= 256
+
+
+@pytest.mark.real_time
+async def test_a_foreign_host_is_refused_before_the_application():
+    app = EchoApp()
+    async with live(app, allowed_hosts=["localhost"]) as server:
+        answer = await server.talk(request("/"))
+    assert answer.startswith(b"HTTP/1.1 421 Misdirected Request\r\n")
+    assert b"can allow more hosts" in answer
+    assert not app.entered.is_set()
+
+
+@pytest.mark.real_time
+async def test_the_host_of_a_url_counts():
+    app = EchoApp()
+    async with live(app, allowed_hosts=["shoal.test"]) as server:
+        assert (await server.talk(request("http://evil.test/"))).startswith(b"HTTP/1.1 421")
+    assert not app.entered.is_set()
+
+
+@pytest.mark.real_time
+async def test_a_websocket_of_another_origin_is_refused():
+    upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+    headers = (*upgrade, "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+    app = EchoApp()
+    async with live(app, allowed_hosts=["shoal.test"]) as server:
+        asked = request("/", headers=(*headers, "Origin: https://evil.test"))
+        assert (await server.talk(asked)).startswith(b"HTTP/1.1 403")
+    assert not app.entered.is_set()
+
+
+@pytest.mark.real_time
+async def test_a_foreign_host_is_refused_over_http_2_and_the_connection_goes_on():
+    app = EchoApp()
+    async with live(app, allowed_hosts=["localhost"]) as server:
+        client = Http2Client(await server.connect())
+        refused = client.ask(b"/")  # for shoal.test
+        await client.flush()
+        answer = await client.wait_for(h2.events.ResponseReceived, refused)
+        assert dict(answer.headers)[b":status"] == b"421"
+        await client.stream.aclose()
+    assert not app.entered.is_set()
+
+
+def test_a_wrong_list_is_named():
+    with pytest.raises(TypeError, match="allowed_hosts must be a list, not 'localhost'"):
+        HttpOptions(allowed_hosts="localhost")
