@@ -16,6 +16,14 @@ FLAGS = [
     ("--graceful-timeout", "2.5", "graceful_timeout_s", 2.5, "(20)"),
     ("--max-connections", "7", "max_connections", 7, "(1000)"),
     ("--keep-alive-timeout", "75", "keep_alive_timeout_s", 75.0, "(5)"),
+    ("--head-timeout", "2", "head_timeout_s", 2.0, "(10)"),
+    ("--body-timeout", "2", "body_timeout_s", 2.0, "(10)"),
+    ("--ping-interval", "2", "ping_interval_s", 2.0, "(20)"),
+    ("--max-message-bytes", "2", "max_message_bytes", 2, "(16777216)"),
+    ("--uds", "/x", "uds", "/x", "host and port"),
+    ("--certfile", "c.pem", "certfile", "c.pem", "in this file"),
+    ("--allow-host", "a", "allowed_hosts", ["a"], "(localhost, at loopback)"),
+    ("--allow-origin", "a", "allowed_origins", ["a"], "(at loopback: none but its own)"),
     ("--send-timeout", "3", "send_timeout_s", 3.0, "(10)"),
     ("--access-log", None, "access_log", True, "for each request to stderr"),
 ]
@@ -29,7 +37,7 @@ def parser():
 
 
 def test_every_flag_is_tested():
-    assert {name for _, _, name, _, _ in FLAGS} == {
+    assert {name for _, _, name, _, _ in FLAGS} | {"keyfile"} == {
         n for n, one in HTTP_OPTIONS.items() if one.flag
     }
 
@@ -40,6 +48,11 @@ def test_a_flag_sets_its_option_and_goes_before_the_file(parser, flag, text, nam
     assert server_options(given, {name: object()}, None) == HttpOptions(**{name: value})
     [shown] = [one.help for one in parser._actions if flag in one.option_strings]
     assert shown.endswith(default)
+
+
+def test_a_key_goes_with_its_certificate(parser):
+    given = parser.parse_args(["--certfile", "c.pem", "--keyfile", "k.pem"])
+    assert server_options(given, {}, None) == HttpOptions(certfile="c.pem", keyfile="k.pem")
 
 
 def test_what_is_not_given_is_that_of_the_file_or_the_default(parser):

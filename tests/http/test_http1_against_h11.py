@@ -179,7 +179,7 @@ def read_by_h11(data):
         try:
             while (event := peer.next_event()) is not h11.NEED_DATA:
                 if isinstance(event, h11.Request):
-                    method = event.method.decode().upper()
+                    method = event.method.decode()
                     version = event.http_version.decode()
                     read = Read(method, event.target, version, list(event.headers), begins=at)
                     outcome.requests.append(read)
@@ -257,7 +257,7 @@ class Sent:
         lines: Those after it.
         lengths, codings: The values of Content-Length and Transfer-Encoding.
         has_extension, has_long_size: Whether a chunk is odd.
-        trailers: What comes after the last chunk, up to the first empty line.
+        trailers: What comes after the last chunk, with the first empty line.
     """
 
     def __init__(self, data):
@@ -289,7 +289,7 @@ class Sent:
             size = int(digits, 16)
             body = body[size + 2 :] if size else body
         end = re.search(rb"\n\r?\n", b"\n" + body)
-        self.trailers = body[: end.start()] if end else body
+        self.trailers = body[: end.end() - 1] if end else body
 
 
 def is_never_right(data):
@@ -355,6 +355,11 @@ DIFFERENCES = {
             "another version",
             "nothing is known of its framing",
             lambda sent: sent.words[2] not in (b"HTTP/1.0", b"HTTP/1.1"),
+        ),
+        Named(
+            "a method in small letters",
+            "ASGI has capitals alone, and head is not HEAD, whose answer has no body",
+            lambda sent: sent.words[0] != sent.words[0].upper(),
         ),
         Named(
             "another target",
@@ -447,4 +452,4 @@ def test_many_requests_are_read_as_h11_reads_them_and_each_named_difference_occu
     found = compared(seed=2, count=20_000)
     names = {named.name for table in DIFFERENCES.values() for named in table}
     assert (names | {SWITCHED}) - set(found) == set()
-    assert found[WAITS] > 8_000  # most are right, and read alike
+    assert found[WAITS] > 7_500  # most are right, and read alike

@@ -61,8 +61,9 @@ def test_any_token_is_a_method(method):
     assert parsed(first=f"{method} / HTTP/1.1").method == method
 
 
-def test_a_method_is_given_in_capitals_as_asgi_wants_it():
-    assert parsed(first="brew / HTTP/1.1").method == "BREW"
+def test_a_method_in_small_letters_is_refused():
+    """It is none of those in capitals, which alone ASGI has."""
+    assert refused(head(first="head / HTTP/1.1"))[0] == 501
 
 
 @pytest.mark.parametrize("method", ["", "G(T", "G\xc9T", "G\0T", "\tGET", "A" * 33])

@@ -368,3 +368,28 @@ async def test_cancelling_the_server_does_not_wait_for_a_client_that_does_not_re
             scope.cancel()
     await client.aclose()
     assert app.running == 0
+
+
+async def test_a_websocket_is_not_opened_for_http_1_0():
+    async with live(EchoApp()) as server:
+        asked = upgrade().replace(b"HTTP/1.1", b"HTTP/1.0")
+        assert (await server.talk(asked)).startswith(b"HTTP/1.1 200")
+
+
+async def test_http_2_does_not_begin_behind_a_request_of_http_1():
+    async with live(EchoApp()) as server:
+        preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        answer = await server.talk(request("/") + preface)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 400 Bad Request" in answer
+
+
+async def test_an_answer_of_a_wrong_length_is_a_500():
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            headers = [(b"content-length", b"9")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"short"})
+
+    async with live(app) as server:
+        assert (await server.talk(request("/"))).startswith(b"HTTP/1.1 500")

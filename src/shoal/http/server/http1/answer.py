@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# With two phrases of RFC 9110, which Python has from 3.13 on.
+# With the phrases of RFC 9110, which Python has from 3.13 on.
 _PHRASES: Final = {
     **{int(status): status.phrase for status in HTTPStatus if status >= 200},
     413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
     422: "Unprocessable Content",
 }
 _STATUS_LINES: Final = {

@@ -260,11 +260,11 @@ class Call:
         head = b""
         if self._answer == _STARTED:
             head = self._encoded_head(len(data) if is_last else None)
-            self._answer = _SENDING
         if self._to_send is not None:
             self._to_send -= len(data)
             if self._to_send < 0 or (is_last and self._to_send):
                 raise RuntimeError("the body has another length than the Content-Length says")
+        self._answer = _SENDING
         if self._is_chunked:
             if data:
                 data = b"%x\r\n%b\r\n" % (len(data), data)

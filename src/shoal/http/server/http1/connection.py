@@ -77,6 +77,7 @@ class Http1Connection(Receiver):
         "_client",
         "_has_enough",
         "_held",
+        "_is_new",
         "_name",
         "_parser",
         "_peer",
@@ -104,6 +105,7 @@ class Http1Connection(Receiver):
         # What has come of the next head; and what is behind the request that is being answered.
         self._held: bytes | bytearray = b""
         self._has_enough = False
+        self._is_new = True  # no request has come
         self._body: BodyReader | None = None
         self._body_began_at = 0.0
         self._received = 0
@@ -230,13 +232,12 @@ class Http1Connection(Receiver):
         shared = self.shared
         parser = self._parser
         is_all = len(data) == end
-        if data.startswith(_HTTP2_PREFACE):
+        if self._is_new and data.startswith(_HTTP2_PREFACE):
             self._switch(partial(self._client.switch_to_http2, data))
             return
+        self._is_new = False
         parser.parse(data if is_all else data[:end])
-        is_websocket = (
-            parser.upgrade == b"websocket" and parser.method == "GET" and parser.length == 0
-        )
+        is_websocket = parser.upgrade == b"websocket" and parser.may_upgrade
         if shared.guard is not None:
             shared.guard.check("" if is_websocket else parser.method, parser.host, parser.origin)
         if is_websocket:

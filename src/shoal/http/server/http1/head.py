@@ -48,7 +48,7 @@ class HeadParser:
     """Parses the heads of one connection's requests, one at a time.
 
     Attributes:
-        method: The method, in capitals.
+        method: The method, as sent.
         target: The path and query, as sent.
         headers: The names, in lower case, and the values of the headers.
         host: The host that the request is for.
@@ -110,7 +110,11 @@ class HeadParser:
         if method is None:
             if not _METHOD.fullmatch(given):
                 raise BadRequest(400, "a malformed method")
-            method = given.decode("ascii").upper()
+            method = given.decode("ascii")
+            # ASGI has methods in capitals, but "head" is not "HEAD": whoever sent it may expect
+            # another framing of the answer.
+            if method != method.upper():
+                raise BadRequest(501, "a method in small letters")
             head = b"POST" + head[len(given) :]
         if b"\n" in target or b"\r" in target:
             raise BadRequest(400, "a line break in the request line")
@@ -140,6 +144,11 @@ class HeadParser:
         if self.length != 0 or not self.keeps_alive:
             self._parser = None  # it waits for the body, or takes no further request
             self._check_length()
+
+    @property
+    def may_upgrade(self) -> bool:
+        """Whether the request may be one to change the protocol."""
+        return self.method == "GET" and self.length == 0 and self.is_http_1_1
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header from llhttp."""
@@ -209,7 +218,9 @@ def find_end(data: bytes | bytearray, searched: int = 0) -> int:
         if line < 0:
             raise BadRequest(414, f"a request line of more than {MAX_HEAD} bytes")
         raise BadRequest(431, f"a head of more than {MAX_HEAD} bytes")
-    if data.count(b"\n") > data.count(b"\r\n"):
+    # A line break may have been torn in two.
+    new = data[searched - data.endswith(b"\r", 0, searched) :] if searched else data
+    if new.count(b"\n") > new.count(b"\r\n"):
         raise BadRequest(400, "a line that ends without a carriage return")
     if not _METHOD.match(data):
         raise BadRequest(400, "a malformed method")
