@@ -54,6 +54,7 @@ ALSO_ALLOWED = {
 
 # What few need.
 LONG_TO_LOAD = {
+    *("shoal.http.server.hypercorn", "shoal.http.server.streams.connection"),
     *("anyio.from_thread", "importlib.metadata", "ssl", "shoal.serving.app_file.file"),
     *("shoal.batching.loops.asyncio_parking", "shoal.batching.loops.trio_parking"),
 }

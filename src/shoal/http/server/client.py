@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from shoal.http.server.http1.connection import Http1Connection
-from shoal.http.server.streams.connection import StreamConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from shoal.http.server.shared import Shared
     from shoal.http.server.sockets.tls import TlsTransport
     from shoal.http.server.sockets.transport import Transport
+    from shoal.http.server.streams.connection import StreamConnection
+
+
+def load_stream_protocols() -> None:
+    """Loads what speaks HTTP/2 and WebSocket.
+
+    It takes longer than all the rest of a start, so a server does it in a thread once it listens.
+    """
+    import_module("shoal.http.server.streams.connection")
 
 
 class Client:
@@ -66,4 +75,6 @@ class Client:
         self._stream_connection().start_websocket(parser, received)
 
     def _stream_connection(self) -> StreamConnection:
+        from shoal.http.server.streams.connection import StreamConnection
+
         return StreamConnection(self._shared, self._transport, self._released)

@@ -1,4 +1,8 @@
-"""What Hypercorn's protocols need of a server, for either event loop."""
+"""What Hypercorn's protocols need of a server, for either event loop.
+
+Hypercorn takes longer to load than all the rest of the server, so what imports this module is
+loaded when it is needed; see `shoal.http.server.client`.
+"""
 
 from __future__ import annotations
 

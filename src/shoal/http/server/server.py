@@ -19,13 +19,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
 from shoal.batching.loops.this_loop import parking_of_this_loop
-from shoal.http.server.client import Client
+from shoal.http.server.client import Client, load_stream_protocols
 from shoal.http.server.config import Drained, ServerRun, address_of
 from shoal.http.server.connection_limit import LimitedListener
 from shoal.http.server.guard import RequestGuard
-from shoal.http.server.hypercorn import tls_context
 from shoal.http.server.lifespan import Lifespan
 from shoal.http.server.listeners import AppListener, bind
 from shoal.http.server.shared import Shared
@@ -84,13 +84,21 @@ async def serve(
         address=address_of(options), app=app, started=started, may_have_tls=True
     )
     with ExitStack() as open_sockets:
-        server = _Server(options, Lifespan(app) if lifespan else None, tls_context(options))
+        server = _Server(options, Lifespan(app) if lifespan else None, _tls_context(options))
         for listener in (main_listener, *extra_listeners):
             bound = LimitedListener(bind(listener.address), options.max_connections)
             open_sockets.callback(bound.close)
             server.add(listener, bound)
         await server.run(shutdown)
     return server.drained()
+
+
+def _tls_context(options: HttpOptions) -> SSLContext | None:
+    if options.certfile is None:
+        return None
+    from shoal.http.server.hypercorn import tls_context
+
+    return tls_context(options)
 
 
 class _OpenListener:
@@ -179,7 +187,7 @@ class _Server:
                     self._listeners.append(self._opened(listener, bound, connections))
                 tasks.start_soon(self._cut_off, connections)
                 with self._until_shutdown:
-                    await self._start()
+                    await self._start(tasks)
                     if self._outcome.is_up:
                         await self._accept()
                 drain_began_at = anyio.current_time()
@@ -220,7 +228,7 @@ class _Server:
             listener.announce_end()
         self._until_shutdown.cancel()
 
-    async def _start(self) -> None:
+    async def _start(self, tasks: TaskGroup) -> None:
         if not await self._outcome.application_started():
             return
         try:
@@ -232,6 +240,7 @@ class _Server:
         self._outcome.is_up = True
         for listener in self._listeners:
             listener.started(listener.url)
+        tasks.start_soon(anyio.to_thread.run_sync, load_stream_protocols)
 
     async def _accept(self) -> None:
         async with anyio.create_task_group() as accepting:

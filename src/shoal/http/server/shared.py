@@ -11,15 +11,16 @@ import anyio
 
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.client_faults import ClientFaults
-from shoal.http.server.hypercorn import Context, hypercorn_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from anyio.abc import TaskGroup
+    from hypercorn.config import Config
     from starlette.types import ASGIApp
 
     from shoal.batching.loops.parking import Parking
+    from shoal.http.server.hypercorn import Context
     from shoal.http.server.sockets.timeouts import Timeouts
     from shoal.serving.http_options import HttpOptions
 
@@ -51,7 +52,7 @@ class Shared:
 
     Attributes:
         app, state, timeouts, tasks, scheme, guard: As above.
-        config: The configuration of Hypercorn's protocols.
+        options: The options of the server.
         context: The context that each call of the application gets a copy of.
         new_waiter, wake: See `Parking`.
         idle_s: How long a connection may be idle, in seconds.
@@ -83,11 +84,11 @@ class Shared:
         self.state = state
         self.timeouts = timeouts
         self.tasks = tasks
-        self.config = hypercorn_config(options)
+        self.options = options
         self.context = copy_context()
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
-        self.hypercorn_context = Context()
+        self._hypercorn: tuple[Config, Context] | None = None
         self.scheme = scheme
         self.guard = guard
         self.idle_s = options.keep_alive_timeout_s
@@ -115,11 +116,22 @@ class Shared:
             self._closed = anyio.Event()
             await self._closed.wait()
 
+    def hypercorn(self) -> tuple[Config, Context]:
+        """Returns the configuration and the context of Hypercorn's protocols."""
+        if self._hypercorn is None:
+            from shoal.http.server.hypercorn import Context, hypercorn_config
+
+            self._hypercorn = hypercorn_config(self.options), Context()
+            if self.is_draining:
+                self._hypercorn[1].terminate()
+        return self._hypercorn
+
     def drain(self) -> None:
         """Lets connections end after their current answers."""
         self.is_draining = True
         self.idle_s = self.late_request_s
-        self.hypercorn_context.terminate()
+        if self._hypercorn is not None:
+            self._hypercorn[1].terminate()
 
     def remove(self, connection: Any) -> None:
         """Removes a connection that was closed."""

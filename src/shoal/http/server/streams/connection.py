@@ -113,10 +113,11 @@ class StreamConnection(Receiver):
 
         async def begin() -> None:
             shared = self._shared
+            config, context = shared.hypercorn()
             self._protocol = http2 = Http2(
                 cast("AppWrapper", shared.app),
-                shared.config,
-                cast("WorkerContext", shared.hypercorn_context),
+                config,
+                cast("WorkerContext", context),
                 cast("TaskGroup", self),
                 cast("ConnectionState", shared.state),
                 shared.scheme == "https",
@@ -139,11 +140,12 @@ class StreamConnection(Receiver):
 
         async def begin() -> None:
             shared = self._shared
+            config, context = shared.hypercorn()
             make = partial(
                 WSStream,
                 cast("AppWrapper", shared.app),
-                shared.config,
-                cast("WorkerContext", shared.hypercorn_context),
+                config,
+                cast("WorkerContext", context),
                 cast("TaskGroup", self),
                 shared.scheme == "https",
                 self._peer,
