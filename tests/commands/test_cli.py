@@ -164,7 +164,7 @@ class Served:
 
 def ask(port, path, header=""):
     client = socket.create_connection(("127.0.0.1", port), timeout=HANG_S)
-    client.sendall(f"GET {path} HTTP/1.1\r\nHost: shoal.test\r\n{header}\r\n".encode())
+    client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
     received = b""
     while b"begun" not in received:
         received += client.recv(2**16)

@@ -242,7 +242,8 @@ def origin_allowed(port):
 def test_an_application_with_middleware_around_it_is_checked_served_and_operated(terminal):
     (terminal.directory / "wrapped.py").write_text(WRAPPED)
     assert "/double" in terminal.told("check", "wrapped:app")
-    options = ("--port", "0", "--admin-socket", "admin.sock", "--access-log")
+    page = ("--port", "0", "--allow-origin", "https://page.example")
+    options = (*page, "--admin-socket", "admin.sock", "--access-log")
     with terminal.serving("serve", "wrapped:app", *options) as (process, port):
         url = f"unix:{terminal.directory}/admin.sock"
         assert terminal.told("call", "double", "2", "--url", url).strip() == "4"
@@ -250,7 +251,7 @@ def test_an_application_with_middleware_around_it_is_checked_served_and_operated
         *of_the_operator, last = [json.loads(process.stderr.readline()) for _ in range(3)]
         assert all(line["path"].startswith("/-/api/") for line in of_the_operator)
         assert (last["path"], last["status"]) == ("/double", 200)
-    with terminal.serving("start", "wrapped:app", "--port", "0") as (_, port):
+    with terminal.serving("start", "wrapped:app", *page) as (_, port):
         assert "double" in terminal.told("status")
         assert origin_allowed(port) == "https://page.example"
         terminal.told("stop")

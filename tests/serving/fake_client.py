@@ -38,6 +38,9 @@ class FakeStream:
             raise StopAsyncIteration
         return result
 
+    def ready(self):
+        return []
+
     async def aclose(self):
         self.closed.set()
 
