@@ -19,6 +19,7 @@ from shoal.serving.http_options import (
     HTTP_OPTIONS,
     AppKeywords,
     HttpOptions,
+    ServerKeywords,
 )
 
 
@@ -70,6 +71,13 @@ def test_the_keywords_of_an_application_are_the_last_fields_with_their_types():
     fields = get_type_hints(HttpOptions, localns={"ASGIApp": Any})
     assert list(APP_OPTIONS) == list(fields)[-len(APP_OPTIONS) :]
     assert get_type_hints(AppKeywords) == {name: fields[name] for name in APP_OPTIONS}
+
+
+def test_the_keywords_of_a_server_are_its_fields_with_their_types():
+    fields = get_type_hints(HttpOptions, localns={"ASGIApp": Any})
+    of_start = {"middlewares", "token", "admin_socket", "allowed_modules"}
+    of_server = fields.keys() - (set(APP_OPTIONS) - {"send_timeout_s"}) - of_start
+    assert get_type_hints(ServerKeywords) == {name: fields[name] for name in of_server}
 
 
 @pytest.fixture
