@@ -151,7 +151,9 @@ async def test_an_error_of_a_client_at_a_unix_socket_is_logged(path, caplog):
         await talk(live.urls[0], bad)
         assert (await talk(live.urls[0])).endswith(b"hello")
     (record,) = caplog.records
-    assert record.getMessage() == "an error ended the connection from a UNIX socket"
+    assert record.getMessage() == (
+        "an error ended the connection from a UNIX socket: UnicodeDecodeError"
+    )
 
 
 async def test_a_client_at_a_unix_socket_that_talks_on_still_gets_its_answer(path):

@@ -9,6 +9,7 @@ import trio
 import trio.testing
 
 import shoal
+from shoal.http.requests.body import IncompleteBodies
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.json_codec import JSON_LINES, SERVER_SENT_EVENTS, form_for
 from shoal.http.requests.streaming import _relay
@@ -19,6 +20,8 @@ from shoal.testing.asgi import Call, ask, calling
 LINES = ("accept", "application/x-ndjson")
 
 anyio_test = pytest.mark.anyio
+
+BODIES = IncompleteBodies(HttpOptions())
 
 
 class Steps:
@@ -299,7 +302,12 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
     clock = trio.testing.MockClock()
     call = Call(None, "/steps")
     exchange = Exchange(
-        call.scope, call._receive, call._send, HttpOptions(send_timeout_s=3), lambda: b"x"
+        call.scope,
+        call._receive,
+        call._send,
+        HttpOptions(send_timeout_s=3),
+        lambda: b"x",
+        BODIES,
     )
 
     class Stream:

@@ -13,6 +13,7 @@ from typing_extensions import override
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.http.requests.body import IncompleteBodies
 from shoal.http.requests.codec import problem_json
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import (
@@ -46,6 +47,7 @@ class RouteDispatcher:
     def __init__(self, settings: HttpOptions) -> None:
         self.answers = AnswerCounts()
         self._settings = settings
+        self._incomplete = IncompleteBodies(settings)
         self._id_prefix = secrets.token_hex(4).encode("ascii")
         self._id_count = itertools.count(1)
 
@@ -71,7 +73,7 @@ class RouteDispatcher:
             if found.params:
                 params = {**scope.get("path_params", {}), **found.params}
                 scope = {**scope, "path_params": params}
-        exchange = Exchange(scope, receive, send, self._settings, self._new_id)
+        exchange = Exchange(scope, receive, send, self._settings, self._new_id, self._incomplete)
         name = NO_ENDPOINT
         write_problem = problem_json
         try:

@@ -14,7 +14,6 @@ from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from shoal.http.requests.body import IncompleteBodies
     from shoal.http.requests.codec import Codecs
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -28,17 +27,13 @@ class EndpointRoute(Route):
         endpoint: The endpoint.
         codecs: The protocol's codecs.
         options: The options of the server.
-        bodies: Bounds what is held of incomplete bodies.
     """
 
-    def __init__(
-        self, endpoint: Endpoint, codecs: Codecs, options: HttpOptions, bodies: IncompleteBodies
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, codecs: Codecs, options: HttpOptions) -> None:
         super().__init__(endpoint.name)
         self._calls = EndpointCalls(endpoint, options)
         self._codecs = codecs
         self._options = options
-        self._bodies = bodies
 
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request.
@@ -53,7 +48,7 @@ class EndpointRoute(Route):
                 exchange.receive,
                 headers.get(b"content-length"),
                 self._options.max_body_bytes,
-                self._bodies.of(exchange.scope.get("client")),
+                exchange.incomplete.of(exchange.scope.get("client")),
             )
             # After the body was read: meanwhile the traffic may have moved to another backend.
             key = headers.get(b"x-serve-shard-key")

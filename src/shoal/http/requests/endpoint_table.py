@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.http.requests.body import IncompleteBodies
 from shoal.http.requests.codec import Codecs
 from shoal.http.requests.endpoint import EndpointRoute
 from shoal.http.requests.json_codec import JsonCodec
@@ -22,15 +21,14 @@ if TYPE_CHECKING:
 class JsonRoutes:
     """The routes of Shoal's own protocol: each endpoint is at the path that it was given."""
 
-    def __init__(self, options: HttpOptions, bodies: IncompleteBodies) -> None:
-        self._bodies = bodies
+    def __init__(self, options: HttpOptions) -> None:
         self._codecs = Codecs(JsonCodec)
         self._options = options
 
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
         """Yields the path, the method and the route of each way to call an endpoint."""
         if endpoint.route is not None:
-            route = EndpointRoute(endpoint, self._codecs, self._options, self._bodies)
+            route = EndpointRoute(endpoint, self._codecs, self._options)
             for method in endpoint.methods:
                 yield endpoint.route, method, route
 
@@ -43,8 +41,7 @@ class EndpointTable:
     """The routes of one controller's endpoints, rebuilt when the endpoints change."""
 
     def __init__(self, controller: Controller, options: HttpOptions) -> None:
-        bodies = IncompleteBodies(options)
-        self._protocols = [make(options, bodies) for make in PROTOCOLS]
+        self._protocols = [make(options) for make in PROTOCOLS]
         self._controller = controller
         self._version = -1
         self._routes = PathTable[Route]()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from shoal.http.requests.body import IncompleteBodies
     from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
@@ -61,6 +62,7 @@ class Exchange:
             if the server does not offer that.
         send_timeout_s: How long the client may take to accept one message, in seconds; infinity if
             the server itself limits that.
+        incomplete: Bounds what is held of incomplete bodies.
         max_json_elements: How many elements its body may have, if it is JSON.
     """
 
@@ -71,6 +73,7 @@ class Exchange:
         "departure",
         "headers",
         "heartbeat",
+        "incomplete",
         "max_json_elements",
         "receive",
         "scope",
@@ -86,6 +89,7 @@ class Exchange:
         send: Send,
         settings: HttpOptions,
         make_id: Callable[[], bytes],
+        incomplete: IncompleteBodies,
     ) -> None:
         self.scope = scope
         self.receive = receive
@@ -97,6 +101,7 @@ class Exchange:
         self.max_json_elements = settings.max_json_elements
         self._id: bytes | None = None
         self._make_id = make_id
+        self.incomplete = incomplete
         self._send = send
         extensions = scope.get("extensions")
         offered = extensions.get(DISCONNECT) if extensions else None
