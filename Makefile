@@ -12,6 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 SOAK_PROGRAMS ?= 20000
+FUZZ_CONNECTIONS ?= 400000
 # So many tests run at once: more than CI has cores, since many wait for processes. A worker that is out of
 # tests takes some of another's from the end, so that tests of one file, which share servers, mostly stay together.
 TEST_WORKERS ?= 4
@@ -40,7 +41,7 @@ PEERS_VENV := .venv-peers
 PEERS_STAMP := $(PEERS_VENV)/.peers-installed
 PEERS := benchmarks/http_peers/requirements.txt
 
-.PHONY: help demo test check lint types docs checked-docs pytest fast-pytest test-ray test-lowest soak bench bench-peers nox format clean
+.PHONY: help demo test check lint types docs checked-docs pytest fast-pytest test-ray test-lowest soak fuzz bench bench-peers nox format clean
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -96,6 +97,9 @@ test-lowest: $(LOWEST_STAMP) ## what touches a dependency with each at its floor
 
 soak: $(DEV_STAMP) ## the long randomised runs: 20,000 programs, or SOAK_PROGRAMS=n
 	@SHOAL_SOAK_PROGRAMS=$(SOAK_PROGRAMS) $(BIN)/python -m pytest -m soak
+
+fuzz: $(DEV_STAMP) ## the long hostile runs of the server, about an hour, or FUZZ_CONNECTIONS=n for shorter ones
+	@$(BIN)/python tests/hostile/report.py --connections $(FUZZ_CONNECTIONS)
 
 bench: $(DEV_STAMP) ## the benchmarks: calls, memory, rules, forming, adaptive sizes, continuous batches, processes, HTTP
 	@for name in inproc memory rules forming adaptive continuous process http; do $(BIN)/python benchmarks/$$name.py; done

@@ -15,7 +15,7 @@ time that it is set up, so it has a watching task.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shoal.core.request import Request, RequestOptions
 
 T = TypeVar("T")
+_ALIVE: Final = (State.QUEUED, State.PARKED, State.RUNNING)
 
 
 class CallerLeft(Exception):
@@ -90,14 +91,18 @@ async def call_unless_left(
         request = await _finished_in_scope(intake, item, options, departure)
     else:
         request = intake.enter(item, options)
+        is_waiting = False
 
         def leave() -> None:
             intake.abandon(request)
-            intake.parking.wake(request.waiter)
+            if is_waiting:
+                intake.parking.wake(request.waiter)
 
-        watch(leave)
+        watch(leave)  # calls it at once if the caller has left already
         try:
-            await request.waiter
+            if request.state in _ALIVE:
+                is_waiting = True
+                await request.waiter
         except BaseException:
             intake.abandon(request)
             raise

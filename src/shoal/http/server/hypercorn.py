@@ -25,6 +25,8 @@ def hypercorn_config(options: HttpOptions) -> Config:
     hypercorn.accesslog = None
     hypercorn.include_server_header = False
     hypercorn.websocket_max_message_size = options.max_message_bytes
+    # After so many requests Hypercorn ends a connection, and drops those under way.
+    hypercorn.keep_alive_max_requests = 2**31
     return hypercorn
 
 

@@ -167,8 +167,6 @@ class StreamConnection(Receiver):
         self._transport.abort()
         self._close()
 
-    # What the transport reports.
-
     @override
     def data_received(self, data: bytes) -> None:
         if self._finishing:
@@ -271,16 +269,17 @@ class StreamConnection(Receiver):
         return inbox.put
 
     async def _refuse(self, stream: Any, status: int) -> None:
-        """Answers a stream, Hypercorn's, without calling the application."""
+        """Answers a stream without calling the application."""
         await stream._send_error_response(status)
         await stream.send(StreamClosed(stream_id=stream.stream_id))
 
     async def _give_up_body(self, stream: Any, inbox: Inbox) -> None:
-        """Ends a stream, Hypercorn's, whose client does not send the rest of its body."""
+        """Ends a stream whose client does not send the rest of its body."""
         if stream.state is ASGIHTTPState.REQUEST:
             await stream._send_error_response(408)
         stream.closed = True
         inbox.disconnect()
+        await stream.send(StreamClosed(stream_id=stream.stream_id))
 
     def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
         """Starts a task for the protocol."""

@@ -1,0 +1,94 @@
+"""Hostile connections, each made from a seed and its number, so that any can be made again."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import fuzz_http1
+import fuzz_http2
+import fuzz_websocket
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROTOCOLS = ("http1", "http2", "websocket")
+# How a client leaves: it resets the connection, closes it, closes it after it has ended its own
+# side and read what there is, or leaves it open for a while.
+RESET, CLOSE, HALF_CLOSE, LINGER = "reset", "close", "half close", "linger"
+WAYS = (RESET, CLOSE, CLOSE, HALF_CLOSE, LINGER)
+# Where a client waits for an answer before it goes on.
+AWAIT = None
+
+
+@dataclass(frozen=True)
+class HostileConnection:
+    """What one client does.
+
+    Attributes:
+        protocol: One of `PROTOCOLS`.
+        steps: What it sends, one after another; `AWAIT` where it waits for something to arrive.
+        way: How it leaves, of `WAYS`.
+    """
+
+    protocol: str
+    steps: tuple[bytes | None, ...]
+    way: str
+
+
+def hostile_connection(
+    seed: int, number: int, protocols: Sequence[str] = PROTOCOLS
+) -> HostileConnection:
+    """Makes the connection with this number; equal arguments make equal connections."""
+    rng = random.Random(f"{seed}/{number}")
+    protocol = rng.choice(protocols)
+    steps: list[bytes | None]
+    match protocol:
+        case "http1":
+            steps = _split(rng, fuzz_http1.requests(rng))
+        case "http2":
+            first, *others = fuzz_http2.session(rng)
+            if rng.random() < 0.5:
+                others = [_damaged(rng, part) for part in others]
+            steps = [first, *others] if rng.random() < 0.3 else [first + b"".join(others)]
+            if rng.random() < 0.2:
+                steps.insert(1, AWAIT)
+        case _:
+            asking = fuzz_websocket.upgrade(rng)
+            behind = fuzz_websocket.frames(rng)
+            if rng.random() < 0.3:
+                behind = _damaged(rng, behind)
+            steps = [asking, AWAIT, behind] if rng.random() < 0.8 else [asking + behind]
+    if protocol != "http2" and rng.random() < 0.3:
+        steps = [_damaged(rng, step) if step else step for step in steps]
+    if rng.random() < 0.3:
+        steps.append(AWAIT)
+    return HostileConnection(protocol, tuple(steps), rng.choice(WAYS))
+
+
+def _split(rng: random.Random, data: bytes) -> list[bytes | None]:
+    """Divides what is sent, anywhere, now and then."""
+    if rng.random() < 0.7 or len(data) < 2:
+        return [data]
+    places = sorted(rng.randrange(1, len(data)) for _ in range(rng.randrange(1, 4)))
+    return [data[start:end] for start, end in zip([0, *places], [*places, None], strict=True)]
+
+
+def _damaged(rng: random.Random, data: bytes) -> bytes:
+    """Changes, removes, repeats or adds some bytes."""
+    found = bytearray(data)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(found) + 1)
+        match rng.randrange(6):
+            case 0 | 1 if at < len(found):
+                found[at] = rng.randrange(256)
+            case 2 if at < len(found):
+                found[at] ^= 1 << rng.randrange(8)
+            case 3:
+                del found[at : at + rng.randrange(1, 20)]
+            case 4:
+                found[at:at] = found[at : at + rng.randrange(1, 50)]
+            case _:
+                found[at:at] = rng.randbytes(rng.randrange(1, 8))
+    return bytes(found)

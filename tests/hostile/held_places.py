@@ -1,0 +1,246 @@
+"""Clients that hold a place: each kind opens a connection, and keeps it without ever being done.
+
+A server has so many places for connections (``--max-connections``). A kind of client that can hold
+one for ever shuts everyone out with a thousand of them.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import statistics
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import fuzz_http2 as http2
+import hpack
+from fuzz_websocket import UPGRADE
+from good_client import AskingMeanwhile, GoodClient
+from hostile_server import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hostile_server import HostileServer
+
+MOST_MEMORY = 64 * MIB
+HEAD: Final = b"POST /sum HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+SETTINGS: Final = http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0, b"")
+NO_WINDOW: Final = http2.PREFACE + http2.frame(http2.SETTINGS, 0, 0, b"\0\4\0\0\0\0")
+ASK: Final = [(b":scheme", b"http"), (b":authority", b"127.0.0.1")]
+
+
+def headers(method: bytes, path: bytes, *, ends: bool) -> bytes:
+    """The frame that opens stream 1."""
+    block = hpack.Encoder().encode([(b":method", method), (b":path", path), *ASK])
+    flags = http2.END_HEADERS | (http2.END_STREAM if ends else 0)
+    return http2.frame(http2.HEADERS, flags, 1, block)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A kind of client that holds a place.
+
+    Attributes:
+        opening: What it sends first.
+        trickle: What it sends again and again.
+        reads: Whether it reads what it is sent.
+    """
+
+    opening: bytes
+    trickle: bytes = b""
+    reads: bool = True
+
+
+HOLDERS: Final = {
+    "silence": Holder(b""),
+    "one stray byte": Holder(b"G"),
+    "half a TLS hello": Holder(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100)),
+    "slow headers": Holder(HEAD, b"X-A: b\r\n"),
+    "idle after an answer": Holder(b"GET /raw/state HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"),
+    "sized body": Holder(HEAD + b"Content-Length: 100000\r\n\r\nx"),
+    "slow sized body": Holder(HEAD + b"Content-Length: 100000\r\n\r\nx", b"x"),
+    "chunked body": Holder(HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"),
+    "slow chunked body": Holder(HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+    "never reads": Holder(b"GET /raw/flood HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", reads=False),
+    "half a preface": Holder(http2.PREFACE[:20]),
+    "preface": Holder(http2.PREFACE),
+    "preface and settings": Holder(SETTINGS),
+    "preface and pings": Holder(SETTINGS, http2.frame(http2.PING, 0, 0, bytes(8))),
+    "HEADERS and RST_STREAM": Holder(
+        SETTINGS
+        + headers(b"POST", b"/sum", ends=False)
+        + http2.frame(http2.RST, 0, 1, b"\0\0\0\x08")
+    ),
+    "HEADERS without an end": Holder(
+        SETTINGS + http2.frame(http2.HEADERS, 0, 1, b"\x83"),
+        http2.frame(http2.CONTINUATION, 0, 1, b""),
+    ),
+    "HTTP/2 body": Holder(SETTINGS + headers(b"POST", b"/sum", ends=False)),
+    "slow HTTP/2 body": Holder(
+        SETTINGS + headers(b"POST", b"/sum", ends=False), http2.frame(http2.DATA, 0, 1, b"x")
+    ),
+    "HTTP/2 body beside pings": Holder(
+        SETTINGS + headers(b"POST", b"/sum", ends=False), http2.frame(http2.PING, 0, 0, bytes(8))
+    ),
+    "window 0": Holder(NO_WINDOW + headers(b"GET", b"/raw/flood", ends=True)),
+    "window 0 and pings": Holder(
+        NO_WINDOW + headers(b"GET", b"/raw/flood", ends=True),
+        http2.frame(http2.PING, 0, 0, bytes(8)),
+    ),
+    "HTTP/2 client that never reads": Holder(
+        SETTINGS
+        + http2.frame(http2.WINDOW, 0, 0, b"\x3f\xff\xff\xff")
+        + headers(b"GET", b"/raw/flood", ends=True)
+        + http2.frame(http2.WINDOW, 0, 1, b"\x3f\xff\xff\xff"),
+        reads=False,
+    ),
+    "silent WebSocket": Holder(b"\r\n".join([b"GET /raw/sum HTTP/1.1", *UPGRADE, b"", b""])),
+    "WebSocket that is not accepted": Holder(
+        b"\r\n".join([b"GET /nothing HTTP/1.1", *UPGRADE, b"", b""])
+    ),
+}
+
+
+@dataclass
+class Held:
+    """What became of a server whose places were held.
+
+    Attributes:
+        kept: How many clients of each kind still have their places at the end.
+        back_after_s: When the last place was given back, in seconds from the start.
+        grown: By how many bytes its memory had grown at most.
+        good_s: How long a good client's requests took meanwhile, on a connection that it had.
+        failure: Why that client gave up; empty if it did not.
+        first_s: How long a good client took that came when all places were held, with its
+            connecting; None if it was not answered.
+    """
+
+    kept: Counter[str] = field(default_factory=Counter)
+    back_after_s: float = 0.0
+    grown: int = 0
+    good_s: list[float] = field(default_factory=list)
+    failure: str = ""
+    first_s: float | None = None
+
+    def p99_s(self) -> float:
+        return percentile(self.good_s, 99)
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    """A percentile of some values; of few, the largest."""
+    if len(values) < 2:
+        return max(values, default=float("nan"))
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+class _Places:
+    """The clients that hold places, on sockets that never wait."""
+
+    def __init__(self, server: HostileServer, kinds: Sequence[str], each: int) -> None:
+        self.kinds: dict[int, str] = {}
+        self._sockets: dict[int, socket.socket] = {}
+        self._poll = select.poll()
+        for _ in range(each):
+            for kind in kinds:
+                self._open(server, kind)
+
+    def _open(self, server: HostileServer, kind: str) -> None:
+        holder = HOLDERS[kind]
+        client = socket.socket()
+        if not holder.reads:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+        client.settimeout(10)
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(holder.opening)
+        client.setblocking(False)
+        fd = client.fileno()
+        self._sockets[fd] = client
+        self.kinds[fd] = kind
+        events = select.POLLRDHUP | (select.POLLIN if holder.reads else 0)
+        self._poll.register(fd, events)
+
+    def turn(self) -> None:
+        """Reads what has come; forgets the clients whose connections the server has ended."""
+        for fd, events in self._poll.poll(0):
+            if events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR):
+                self._forget(fd)
+            else:
+                self._sockets[fd].recv(2**16)
+
+    def trickle(self) -> None:
+        """Sends the next bit."""
+        for fd, client in list(self._sockets.items()):
+            bit = HOLDERS[self.kinds[fd]].trickle
+            if bit:
+                try:
+                    client.send(bit)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._forget(fd)
+
+    def close(self) -> None:
+        for client in self._sockets.values():
+            client.close()
+
+    def _forget(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        self._sockets.pop(fd).close()
+        del self.kinds[fd]
+
+
+def hold_places(
+    server: HostileServer,
+    kinds: Sequence[str],
+    each: int,
+    *,
+    within_s: float,
+    trickle_s: float,
+    watch: Callable[[str, float], object] = lambda _kind, _at: None,
+) -> Held:
+    """Has clients hold places, and good ones ask meanwhile, until all places are given back.
+
+    Args:
+        server: The server.
+        kinds: The kinds of clients, of `HOLDERS`.
+        each: How many there are of each kind.
+        within_s: How long it may take until all places are given back, in seconds.
+        trickle_s: How long the clients wait before they send more, in seconds.
+        watch: Called with the kind and the time, when all of a kind have lost their places.
+    """
+    found = Held()
+    memory = server.memory()
+    late = GoodClient(server.port)
+    with AskingMeanwhile(server) as others:
+        began = time.monotonic()
+        places = _Places(server, kinds, each)
+        late.begin()
+        next_trickle = began
+        there = set(kinds)
+        try:
+            while places.kinds and (now := time.monotonic()) < began + within_s:
+                places.turn()
+                if now >= next_trickle:
+                    places.trickle()
+                    next_trickle = now + trickle_s
+                if found.first_s is None:
+                    found.first_s = late.answered_after_s()
+                gone = there - set(places.kinds.values())
+                for kind in gone:
+                    watch(kind, now - began)
+                there -= gone
+                time.sleep(0.005)
+            found.back_after_s = time.monotonic() - began
+            found.kept = Counter(places.kinds.values())
+            if found.first_s is None:
+                found.first_s = late.answered_after_s(wait_s=1.0)
+        finally:
+            places.close()
+            late.close()
+    found.good_s = others.asked.times_s
+    found.failure = others.asked.failure
+    found.grown = others.asked.most_memory - memory
+    return found

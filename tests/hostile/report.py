@@ -1,0 +1,334 @@
+"""The long hostile runs, and a table of what came of them: ``make fuzz``.
+
+``python tests/hostile/report.py --connections 4000`` makes all runs a hundredth as long. With
+``--server hypercorn`` or ``--server uvicorn`` the same runs, from the same seeds, are made against
+those: Hypercorn is its trio worker, and uvicorn speaks no HTTP/2, so it is spared that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from checksum_run import CLIENTS, run_checksums
+from floods import FLOODS
+from fuzz_clients import PROTOCOLS
+from good_client import AskingMeanwhile
+from held_places import HOLDERS, MOST_MEMORY, hold_places, percentile
+from hostile_server import LOOPS, MIB, SERVERS, HostileServer, serving
+from leaving_run import STATES, WAYS, leave, leave_queue, ways_of
+from mutated_run import run_mutated
+from overload_run import WAIT_S, Overload, ask_while_blocked, run_overload
+from termination_run import run_termination
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ALL_CONNECTIONS: Final = 400_000
+# How many there are of each when there are so many connections.
+PLACES, CHECKSUMS, TERMINATIONS, LEAVINGS = 1_000, 1_000_000, 50, 50
+FLOOD_SIZES: Final = {"connections": 5_000, "resets": 50_000, "chunks": 1_000_000}
+OVERLOADED: Final = 12_000
+HELD_CLIENTS: Final = 50
+
+KEEP_ALIVE_S: Final = 5.0
+# How long a client may hold a place; a WebSocket is pinged first. A second is for the machine.
+BACK_WITHIN_S: Final = KEEP_ALIVE_S + 10.0 + 1.0
+WEBSOCKET_WITHIN_S: Final = 2 * 20.0 + 1.0
+# The run goes on a little longer than a place may be held.
+LOOK_FOR_S: Final = 5.0
+HOLD_S: Final = KEEP_ALIVE_S + 2.0
+# By how much a good client may be slower; the rest is what the scheduler of a busy machine adds.
+TIMES_NORMAL: Final = 3
+NOISE_S: Final = 0.01
+OTHERS_P99_S: Final = 0.25
+LEFT_P99_S: Final = 0.1
+
+
+@dataclass
+class Table:
+    """What came of the runs.
+
+    Attributes:
+        rows: The server, the run, the figures, and the flaws of each.
+    """
+
+    rows: list[tuple[str, str, str, list[str]]] = field(default_factory=list)
+
+    def add(self, server: str, run: str, figures: str, flaws: list[str]) -> None:
+        self.rows.append((server, run, figures, flaws))
+        say(f"{server}: {run}: {figures}; {'; '.join(flaws) or 'as it must be'}")
+
+    def __str__(self) -> str:
+        cells = [("server", "run", "figures", "flaws")]
+        cells += [(who, run, figures, "; ".join(flaws)) for who, run, figures, flaws in self.rows]
+        widths = [max(len(row[column]) for row in cells) for column in range(3)]
+        lines = [
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
+            )
+            for row in cells
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+class Runs:
+    """All runs on one server.
+
+    Args:
+        kind: The server, of `SERVERS`.
+        loop: Its event loop.
+        share: How large the runs are, from 0 to 1.
+        seed: What the runs are made from.
+        table: Where the results go.
+        folder: Where the logs lie.
+    """
+
+    def __init__(
+        self, kind: str, loop: str, share: float, seed: int, table: Table, folder: Path
+    ) -> None:
+        self._kind = kind
+        self._loop = loop
+        self._share = share
+        self._seed = seed
+        self._table = table
+        self._folder = folder
+        self._name = f"{kind} ({loop})"
+
+    def mutated(self) -> None:
+        protocols = [one for one in PROTOCOLS if self._speaks(one)]
+        with self._serving() as server:
+            found = run_mutated(
+                server,
+                self._count(ALL_CONNECTIONS),
+                seed=self._seed,
+                protocols=protocols,
+                probe_every=500,
+                progress=self._progress("connections"),
+            )
+        flaws = found.flaws()
+        if self._kind == "shoal" and found.log_flaws:
+            flaws.append(f"{len(found.log_flaws)} lines of the log: {found.log_flaws[0]}")
+        figures = (
+            f"{found.connections:,} connections, {found.sent / MIB:.0f} MiB sent;"
+            f" memory {_mib(found.grown)}, log {_mib(found.log)},"
+            f" {found.probes} good clients, slowest {found.slowest_s:.2f} s,"
+            f" nothing left after {found.left_after_s:.1f} s"
+        )
+        self._table.add(self._name, "mutated connections", figures, flaws)
+
+    def places(self) -> None:
+        each = self._count(PLACES)
+        for kind in HOLDERS:
+            if self._speaks(kind):
+                # Two more than there are clients that hold one, for the good clients.
+                with self._serving(f"--max-connections={each + 2}") as server:
+                    self._hold(server, kind, each)
+
+    def floods(self) -> None:
+        for kind, flood in FLOODS.items():
+            if kind == "resets" and not self._speaks("http2"):
+                continue
+            with self._serving() as server:
+                found = flood(server, self._count(FLOOD_SIZES[kind], least=1000))
+            flaws = found.flaws()
+            if found.p99_s() > OTHERS_P99_S:
+                flaws.append(f"the others' p99 is over {OTHERS_P99_S} s")
+            figures = (
+                f"{found.sent:,} in {found.took_s:.1f} s; memory {_mib(found.grown)};"
+                f" others p50 {percentile(found.good_s, 50):.3f} s, p99 {found.p99_s():.3f} s"
+            )
+            self._table.add(self._name, f"flood of {kind}", figures, flaws)
+
+    def overload(self) -> None:
+        count = self._count(OVERLOADED, least=600)
+        for path in ("/slow", "/busy"):
+            with self._serving() as server:
+                before = run_overload(server, count // 6, path=path, times_capacity=0.5)
+                found = run_overload(server, count, path=path)
+                after = run_overload(server, count // 6, path=path, times_capacity=0.5)
+            self._overloaded(path, before, found, after)
+        with self._serving() as server:
+            lost = ask_while_blocked(server, HELD_CLIENTS, HOLD_S)
+        figures = f"{2 * HELD_CLIENTS} requests in {HOLD_S:.0f} s; {len(lost)} without an answer"
+        self._table.add(self._name, "loop held", figures, lost[:3])
+
+    def termination(self) -> None:
+        runs = self._count(TERMINATIONS, least=4)
+        requests, flaws = 0, []
+        for number in range(runs):
+            with self._serving() as server:
+                try:
+                    found = run_termination(
+                        server, seed=self._seed + number, with_http2=self._speaks("http2")
+                    )
+                except Exception as error:
+                    flaws.append(f"run {number} did not end: {error!r}")
+                    continue
+            requests += len(found.outcomes)
+            flaws += [f"{found.signum.name}: {flaw}" for flaw in found.flaws()]
+        figures = f"{runs} signals, {requests:,} requests, {len(flaws)} lost"
+        self._table.add(self._name, "signals under load", figures, flaws[:3])
+
+    def leaving(self) -> None:
+        rounds = self._count(LEAVINGS, least=2)
+        times: list[float] = []
+        deaf: set[str] = set()
+        with self._serving() as server:
+            for number in range(rounds):
+                for state in STATES:
+                    if state in deaf or not self._speaks(state):
+                        continue
+                    for way in ways_of(state):
+                        took_s = self._leave(server, state, way, number)
+                        if took_s is None:
+                            deaf.add(state)
+                        else:
+                            times.append(took_s)
+                for way in WAYS:
+                    took_s = leave_queue(server, way, f"queue-{way.replace(' ', '-')}-{number}")
+                    if took_s is None:
+                        deaf.add("queued")
+        figures = (
+            f"{len(times):,} clients; cancelled after p50 {percentile(times, 50) * 1e3:.1f} ms,"
+            f" p99 {percentile(times, 99) * 1e3:.1f} ms"
+        )
+        flaws = [f"not noticed: {', '.join(sorted(deaf))}"] if deaf else []
+        if percentile(times, 99) > LEFT_P99_S:
+            flaws.append(f"p99 over {LEFT_P99_S} s")
+        self._table.add(self._name, "clients that leave", figures, flaws)
+
+    def checksums(self) -> None:
+        with self._serving() as server:
+            found = run_checksums(
+                server,
+                self._count(CHECKSUMS),
+                seed=self._seed,
+                kinds=tuple(kind for kind in CLIENTS if self._speaks(kind)),
+                progress=self._progress("answers"),
+            )
+        figures = (
+            f"{found.answered:,} answers in {found.took_s:.0f} s, {len(found.wrong)} wrong;"
+            f" memory {_mib(found.grown)} in the second half"
+        )
+        self._table.add(self._name, "checksums", figures, found.flaws())
+
+    def _hold(self, server: HostileServer, kind: str, each: int) -> None:
+        server.ask("POST", "/sum", "warm")
+        with AskingMeanwhile(server) as alone:
+            time.sleep(2.0)
+        normal_s = percentile(alone.asked.times_s, 99)
+        limit_s = WEBSOCKET_WITHIN_S if kind == "silent WebSocket" else BACK_WITHIN_S
+        found = hold_places(server, [kind], each, within_s=limit_s + LOOK_FOR_S, trickle_s=1.0)
+        checks = {
+            f"{found.kept[kind]} places kept": found.kept[kind],
+            f"back after {found.back_after_s:.1f} s": found.back_after_s > limit_s,
+            f"memory {_mib(found.grown)}": found.grown > MOST_MEMORY,
+            "a client that came then was not served": found.first_s is None,
+            f"a good client gave up: {found.failure}": found.failure,
+            "a good client's p99 is over 3 times its normal one": (
+                found.p99_s() > TIMES_NORMAL * normal_s + NOISE_S
+            ),
+        }
+        figures = (
+            f"{each} clients; places back after {found.back_after_s:.1f} s,"
+            f" memory {_mib(found.grown)}, p99 {found.p99_s() * 1e3:.1f} ms"
+            f" (normal {normal_s * 1e3:.1f} ms)"
+        )
+        flaws = [flaw for flaw, is_so in checks.items() if is_so]
+        self._table.add(self._name, f"places: {kind}", figures, flaws)
+
+    def _overloaded(self, path: str, before: Overload, found: Overload, after: Overload) -> None:
+        limit_s = 2 * before.p99_s() + WAIT_S
+        flaws = found.flaws() + [f"afterwards: {flaw}" for flaw in after.flaws()]
+        if found.p99_s() > limit_s:
+            flaws.append(f"accepted ones' p99 is over {limit_s:.2f} s")
+        if after.statuses.keys() != {200}:
+            flaws.append(f"afterwards {dict(after.statuses)}")
+        figures = (
+            f"{sum(found.statuses.values()):,} requests, {dict(found.statuses)};"
+            f" accepted p99 {found.p99_s():.3f} s (unloaded {before.p99_s():.3f} s),"
+            f" refused p99 {percentile(found.refused_s, 99):.3f} s, memory {_mib(found.grown)}"
+        )
+        self._table.add(self._name, f"overload of {path}", figures, flaws)
+
+    def _leave(self, server: HostileServer, state: str, way: str, number: int) -> float | None:
+        name = f"{state} {way} {number}".replace(" ", "-").replace(",", "").replace("/", "")
+        try:
+            return leave(server, state, way, name)
+        except (OSError, AssertionError):
+            return None
+
+    @contextmanager
+    def _serving(self, *options: str) -> Iterator[HostileServer]:
+        own = options if self._kind == "shoal" else ()
+        with serving(self._folder, *own, kind=self._kind, loop=self._loop) as server:
+            yield server
+
+    def _speaks(self, what: str) -> bool:
+        is_http2 = "http2" in what or "HTTP/2" in what or "preface" in what or "window" in what
+        is_http2 = is_http2 or "HEADERS" in what
+        return self._kind != "uvicorn" or not is_http2
+
+    def _count(self, whole: int, least: int = 10) -> int:
+        return max(least, int(whole * self._share))
+
+    def _progress(self, what: str) -> Callable[[int], None]:
+        last = time.monotonic()
+
+        def tell(count: int) -> None:
+            nonlocal last
+            if time.monotonic() > last + 10:
+                last = time.monotonic()
+                say(f"{self._name}: {count:,} {what}")
+
+        return tell
+
+
+RUNS: Final = (*("mutated", "places", "floods", "overload", "termination", "leaving", "checksums"),)
+
+
+def say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+def _mib(size: int) -> str:
+    return f"{size / MIB:.1f} MiB"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--connections", type=int, default=ALL_CONNECTIONS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--server", choices=SERVERS, action="append")
+    parser.add_argument("--event-loop", choices=LOOPS, action="append")
+    parser.add_argument("--run", choices=RUNS, action="append")
+    given = parser.parse_args()
+    # As under `nohup`, a server would ignore it too.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    loops = given.event_loop or LOOPS
+    table = Table()
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in given.server or ["shoal"]:
+            own = {"shoal": loops, "hypercorn": ["trio"], "uvicorn": ["asyncio"]}[kind]
+            share = given.connections / ALL_CONNECTIONS / len(own)
+            for loop in own:
+                runs = Runs(kind, loop, share, given.seed, table, Path(folder))
+                for name in given.run or RUNS:
+                    try:
+                        getattr(runs, name)()
+                    except (OSError, AssertionError, RuntimeError) as error:
+                        table.add(f"{kind} ({loop})", name, "", [f"broke off: {error!r}"])
+    print(table)
+    return 1 if any(row[3] for row in table.rows if row[0].startswith("shoal")) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

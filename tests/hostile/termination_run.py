@@ -1,0 +1,287 @@
+"""Signals at random moments of a load on all protocols: what became of each request.
+
+Each request has a name, and the application tells at its end which names it began. So a request
+that the server took and did not answer is seen, and not taken for one that came too late.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import trio
+from checksum import checksum
+from hostile_server import terminate
+from protocol_clients import Answer, Http1Client, Http2Client, Lost, WebSocketClient, post
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from hostile_server import HostileServer
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
+JSON_LINES: Final = "Accept: application/x-ndjson"
+STEPS: Final = 4
+HANG_S: Final = 30.0
+# What a client of each kind does, and how many there are.
+CLIENTS: Final = {"kept": 3, "fresh": 2, "streams": 3, "http2": 2, "websocket": 2}
+
+# A request was answered; its client was told that it ended early, or that it was not served.
+ANSWERED, CUT_OFF, REFUSED = "answered", "cut off", "refused"
+
+
+@dataclass
+class Terminated:
+    """What became of the requests of one run.
+
+    Attributes:
+        signum: The signal.
+        code: The exit code.
+        outcomes: What became of each request, by its name: one of the three, or what its client met
+            in their place.
+        sent_before: The names of the requests that were sent before the signal.
+        began: The names of those that the application began.
+    """
+
+    signum: signal.Signals
+    code: int = -1
+    outcomes: dict[str, str] = field(default_factory=dict)
+    sent_before: set[str] = field(default_factory=set)
+    began: set[str] = field(default_factory=set)
+
+    def flaws(self) -> list[str]:
+        """What is not as it must be."""
+        found = [] if self.code == 0 else [f"the exit code is {self.code}"]
+        for name, outcome in self.outcomes.items():
+            if outcome in (ANSWERED, CUT_OFF) or (outcome == REFUSED and name not in self.began):
+                continue
+            if name in self.began:
+                found.append(f"{name} was begun: {outcome}")
+            elif name in self.sent_before:
+                found.append(f"{name} was sent before the signal: {outcome}")
+        return found
+
+
+class _Load:
+    """Clients of all kinds, which ask until they are sent away."""
+
+    def __init__(self, server: HostileServer, found: Terminated) -> None:
+        self._port = server.port
+        self.found = found
+        self.has_ended = False
+
+    def start(self, nursery: trio.Nursery, kinds: list[str]) -> None:
+        for kind in kinds:
+            client: Callable[[str], Awaitable[None]] = getattr(self, f"_{kind}")
+            for number in range(CLIENTS[kind]):
+                nursery.start_soon(client, f"{kind} {number}")
+
+    def _send(self, who: str, number: int) -> str:
+        name = f"{who} {number}"
+        self.found.outcomes[name] = "nothing"
+        if not self.has_ended:
+            self.found.sent_before.add(name)
+        return name
+
+    def _note(self, name: str, answer: Answer | Lost, expected: object) -> bool:
+        """Notes what became of a request; returns whether the client may go on."""
+        self.found.outcomes[name] = _outcome(answer, expected)
+        return isinstance(answer, Answer) and answer.status == 200 and not answer.is_last
+
+    async def _kept(self, who: str) -> None:
+        """Makes one call after another on a connection."""
+        await self._on_one_connection(who, lambda name: post("/work", name), checksum)
+
+    async def _streams(self, who: str) -> None:
+        """Asks for one stream after another on a connection."""
+
+        def stream(name: str) -> bytes:
+            return post("/steps", {"name": name, "count": STEPS}, JSON_LINES)
+
+        await self._on_one_connection(who, stream, _lines)
+
+    async def _on_one_connection(
+        self, who: str, request: Callable[[str], bytes], expected: Callable[[str], object]
+    ) -> None:
+        number = 0
+        while (client := await self._connected()) is not None:
+            may_go_on = True
+            while may_go_on:
+                name = self._send(who, number)
+                number += 1
+                answer = await _answer(client, request(name))
+                may_go_on = self._note(name, answer, expected(name))
+            await client.aclose()
+
+    async def _fresh(self, who: str) -> None:
+        """Makes each call on a connection of its own."""
+        number = 0
+        while (client := await self._connected()) is not None:
+            name = self._send(who, number)
+            number += 1
+            answer = await _answer(client, post("/work", name, "Connection: close"))
+            self._note(name, answer, checksum(name))
+            await client.aclose()
+
+    async def _http2(self, who: str) -> None:
+        """Makes two calls and asks for two streams at once, again and again."""
+        number = 0
+        while not self.has_ended:
+            try:
+                client = await Http2Client.to(self._port)
+            except OSError:
+                return
+            while not client.is_going_away:
+                names = [self._send(who, number + offset) for offset in range(4)]
+                number += 4
+                calls = [("/work", name) for name in names[:2]]
+                streams = [("/steps", {"name": name, "count": STEPS}) for name in names[2:]]
+                answers = await client.ask([*calls, *streams])
+                wanted = [checksum(name) for name in names[:2]] + [_lines(n) for n in names[2:]]
+                goes_on = [
+                    self._note(name, answer, expected)
+                    for name, answer, expected in zip(names, answers, wanted, strict=True)
+                ]
+                if not all(goes_on):
+                    break
+            await client.aclose()
+
+    async def _websocket(self, who: str) -> None:
+        """Sends one message after another, and waits for each answer."""
+        number = 0
+        while not self.has_ended:
+            try:
+                client = await WebSocketClient.to(self._port, "/raw/sum?notes")
+            except (OSError, Lost):
+                continue
+            while True:
+                name = self._send(who, number)
+                number += 1
+                try:
+                    text = await client.ask(name)
+                except Lost as lost:
+                    self.found.outcomes[name] = str(lost)
+                    break
+                if text is None:
+                    self.found.outcomes[name] = CUT_OFF
+                    break
+                self.found.outcomes[name] = ANSWERED if text == str(checksum(name)) else text
+            await client.aclose()
+
+    async def _connected(self) -> Http1Client | None:
+        try:
+            return await Http1Client.to(self._port)
+        except OSError:
+            return None
+
+
+def run_termination(server: HostileServer, *, seed: int, with_http2: bool = True) -> Terminated:
+    """Sends a signal at a random moment of a load, and waits for the end.
+
+    Args:
+        server: The server; it has ended afterwards.
+        seed: What the moment and the signal are drawn from.
+        with_http2: Whether the server speaks HTTP/2.
+    """
+    rng = random.Random(seed)
+    found = Terminated(SIGNALS[seed % len(SIGNALS)])
+    kinds = [kind for kind in CLIENTS if with_http2 or kind != "http2"]
+    trio.run(_terminated, server, found, kinds, rng.uniform(0.05, 0.4))
+    return found
+
+
+async def _terminated(
+    server: HostileServer, found: Terminated, kinds: list[str], after_s: float
+) -> None:
+    load = _Load(server, found)
+    with trio.fail_after(HANG_S):
+        async with trio.open_nursery() as nursery:
+            load.start(nursery, kinds)
+            await trio.sleep(after_s)
+            load.has_ended = True
+            found.code, said = await trio.to_thread.run_sync(terminate, server, found.signum)
+    found.began = set(said.get("began", ()))
+
+
+async def _answer(client: Http1Client, sent: bytes) -> Answer | Lost:
+    try:
+        return await client.ask(sent)
+    except Lost as lost:
+        return lost
+
+
+def _outcome(answer: Answer | Lost, expected: object) -> str:
+    if isinstance(answer, Lost):
+        return str(answer)
+    if answer.reason:
+        return REFUSED
+    if answer.status == 503:
+        return CUT_OFF
+    lines = [json.loads(line) for line in answer.body.splitlines() if line]
+    if isinstance(expected, list):
+        if lines[-1:] == [{"end": True}] and lines[:-1] == expected:
+            return ANSWERED
+        if lines and "error" in lines[-1]:
+            return CUT_OFF
+    elif lines == [expected]:
+        return ANSWERED
+    return f"{answer.status} {answer.body[:200]!r}"
+
+
+def _lines(name: str) -> Sequence[object]:
+    """The lines of a stream."""
+    return [{"item": checksum(f"{name}{number}")} for number in range(STEPS)]
+
+
+async def _cut_off(server: HostileServer, count: int) -> dict[str, Answer | Lost | int]:
+    """Has each kind of stream, and a call, last for longer than the server may take to end."""
+    found: dict[str, Answer | Lost | int] = {}
+
+    def endless(name: str) -> dict[str, object]:
+        return {"name": name, "count": count, "every_s": 0.05}
+
+    async def stream() -> None:
+        client = await Http1Client.to(server.port)
+        found["stream"] = await _answer(client, post("/steps", endless("stream"), JSON_LINES))
+        await client.aclose()
+
+    async def http2() -> None:
+        client = await Http2Client.to(server.port)
+        (found["HTTP/2 stream"],) = await client.ask([("/steps", endless("http2"))])
+        await client.aclose()
+
+    async def call() -> None:
+        client = await Http1Client.to(server.port)
+        found["call"] = await _answer(client, post("/held", "held"))
+        await client.aclose()
+
+    async def websocket() -> None:
+        client = await WebSocketClient.to(server.port, "/raw/wait?websocket")
+        try:
+            await client.ask("text")
+        except Lost as lost:
+            found["WebSocket"] = lost
+        else:
+            found["WebSocket"] = client.close_code
+        await client.aclose()
+
+    with trio.fail_after(HANG_S):
+        async with trio.open_nursery() as nursery:
+            for client in (stream, http2, call, websocket):
+                nursery.start_soon(client)
+            for name in ("stream", "http2", "held", "websocket"):
+                assert await trio.to_thread.run_sync(server.until, "began", name)
+            await trio.to_thread.run_sync(terminate, server, signal.SIGTERM)
+    return found
+
+
+def cut_off(server: HostileServer) -> dict[str, Answer | Lost | int]:
+    """Ends a server while requests are there that outlast its graceful time.
+
+    Returns:
+        What each client got: its answer, the code of its WebSocket's end, or nothing.
+    """
+    return trio.run(_cut_off, server, 10_000)

@@ -1,0 +1,33 @@
+"""Checksums: no answer is wrong, none is lost, and the memory is flat."""
+
+from __future__ import annotations
+
+import pytest
+from checksum_run import CLIENTS, run_checksums
+from hostile_server import serving
+from http2_streams import unanswered
+
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+
+OTHERS = tuple(kind for kind in CLIENTS if kind != "pipelined")
+
+
+def test_each_answer_is_that_to_its_own_request(server):
+    assert run_checksums(server, 1_500, kinds=OTHERS).flaws() == []
+
+
+def test_each_of_many_pipelined_requests_is_answered(server):
+    assert run_checksums(server, 200, kinds=("pipelined",), answer_s=3.0).flaws() == []
+
+
+def test_an_http2_connection_answers_all_that_it_takes(server):
+    assert unanswered(server, 1_200) == []
+
+
+@pytest.mark.parametrize(
+    ("plant", "flaw"), [("leak", "the memory grew"), ("mix-up", "answers were wrong")]
+)
+def test_a_planted_defect_is_found(tmp_path, plant, flaw):
+    with serving(tmp_path, plant=plant) as defective:
+        found = run_checksums(defective, 1_500, kinds=("kept", "websocket")).flaws()
+    assert [one for one in found if flaw in one]

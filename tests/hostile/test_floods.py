@@ -1,0 +1,16 @@
+"""Floods: small forms of those of `make fuzz`."""
+
+from __future__ import annotations
+
+import pytest
+from floods import FLOODS
+
+pytestmark = [pytest.mark.real_time, pytest.mark.slow]
+
+COUNTS = {"connections": 500, "resets": 2_000, "chunks": 50_000}
+
+
+@pytest.mark.parametrize("kind", FLOODS)
+def test_in_a_flood_others_are_served_and_nothing_is_left(server, kind):
+    assert FLOODS[kind](server, COUNTS[kind]).flaws() == []
+    assert server.is_up()
