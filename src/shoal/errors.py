@@ -138,9 +138,6 @@ class StateRefused(ShoalError, RuntimeError):
     """A state file is damaged, not Shoal's, in use, or written by a newer version of Shoal."""
 
 
-# Handler errors: user code broke the contract between a handler and its batch.
-
-
 class LifespanFailed(ShoalError, RuntimeError):
     """The lifespan startup or shutdown of a served application failed.
 
@@ -151,6 +148,9 @@ class LifespanFailed(ShoalError, RuntimeError):
     def __init__(self, message: str, *, details: str) -> None:
         super().__init__(message)
         self.details = details
+
+
+# Handler errors: user code broke the contract between a handler and its batch.
 
 
 class WrongBatchSize(ShoalError, ValueError):

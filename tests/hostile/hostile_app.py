@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PLANT = os.environ.get("HOSTILE_PLANT", "")
 
 UNTIL_S = 5.0
+# By then the server has told its connections of the drain.
+LATE_S = 0.2
 LEAK = 2**14
 MIX_UP_EVERY = 100
 # The capacity of /slow and /busy, in requests a second, and how many requests may wait there.
@@ -70,8 +72,15 @@ class Times:
 began, ended = Times(), Times()
 
 
+is_draining = anyio.Event()
+
+
 class HostileApp(shoal.App):
     """Prints, at the end of its lifespan, the names of the calls that its handlers began."""
+
+    def begin_drain(self) -> None:
+        super().begin_drain()
+        is_draining.set()
 
     @asynccontextmanager
     async def lifespan(self, _app: object = None) -> AsyncIterator[None]:
@@ -246,6 +255,16 @@ class Raw:
                 await anyio.sleep(0.005)
                 ended.note(text)
             await send({"type": "websocket.send", "text": str(answer_to(text))})
+
+    async def websocket_late(self, scope: Any, receive: Any, send: Any) -> None:
+        """Accepts when the server has begun to drain, and answers then."""
+        await receive()
+        async with noted(scope["query_string"].decode("ascii", "replace")):
+            await is_draining.wait()
+            await anyio.sleep(LATE_S)
+            await send({"type": "websocket.accept"})
+            while (await receive())["type"] == "websocket.receive":
+                await send({"type": "websocket.send", "text": "answer"})
 
     async def websocket_wait(self, scope: Any, receive: Any, send: Any) -> None:
         """Reads what comes until the client leaves; notes both."""

@@ -72,11 +72,14 @@ class _Load:
         self._port = server.port
         self.found = found
         self.has_ended = False
+        self.is_on = trio.Event()
+        self._unanswered: set[str] = set()
 
     def start(self, nursery: trio.Nursery, kinds: list[str]) -> None:
         for kind in kinds:
             client: Callable[[str], Awaitable[None]] = getattr(self, f"_{kind}")
             for number in range(CLIENTS[kind]):
+                self._unanswered.add(f"{kind} {number}")
                 nursery.start_soon(client, f"{kind} {number}")
 
     def _send(self, who: str, number: int) -> str:
@@ -86,9 +89,17 @@ class _Load:
             self.found.sent_before.add(name)
         return name
 
+    def _end(self, name: str, outcome: str) -> None:
+        """Notes what became of a request; the load is on when each client has had an answer."""
+        self.found.outcomes[name] = outcome
+        if outcome == ANSWERED and self._unanswered:
+            self._unanswered.discard(name.rpartition(" ")[0])
+            if not self._unanswered:
+                self.is_on.set()
+
     def _note(self, name: str, answer: Answer | Lost, expected: object) -> bool:
-        """Notes what became of a request; returns whether the client may go on."""
-        self.found.outcomes[name] = _outcome(answer, expected)
+        """Notes what a request was answered with; returns whether the client may go on."""
+        self._end(name, _outcome(answer, expected))
         return isinstance(answer, Answer) and answer.status == 200 and not answer.is_last
 
     async def _kept(self, who: str) -> None:
@@ -163,12 +174,12 @@ class _Load:
                 try:
                     text = await client.ask(name)
                 except Lost as lost:
-                    self.found.outcomes[name] = str(lost)
+                    self._end(name, str(lost))
                     break
                 if text is None:
-                    self.found.outcomes[name] = CUT_OFF
+                    self._end(name, CUT_OFF)
                     break
-                self.found.outcomes[name] = ANSWERED if text == str(checksum(name)) else text
+                self._end(name, ANSWERED if text == str(checksum(name)) else text)
             await client.aclose()
 
     async def _connected(self) -> Http1Client | None:
@@ -189,7 +200,7 @@ def run_termination(server: HostileServer, *, seed: int, with_http2: bool = True
     rng = random.Random(seed)
     found = Terminated(SIGNALS[seed % len(SIGNALS)])
     kinds = [kind for kind in CLIENTS if with_http2 or kind != "http2"]
-    trio.run(_terminated, server, found, kinds, rng.uniform(0.05, 0.4))
+    trio.run(_terminated, server, found, kinds, rng.uniform(0.0, 0.3))
     return found
 
 
@@ -200,6 +211,7 @@ async def _terminated(
     with trio.fail_after(HANG_S):
         async with trio.open_nursery() as nursery:
             load.start(nursery, kinds)
+            await load.is_on.wait()
             await trio.sleep(after_s)
             load.has_ended = True
             found.code, said = await trio.to_thread.run_sync(terminate, server, found.signum)
@@ -285,3 +297,33 @@ def cut_off(server: HostileServer) -> dict[str, Answer | Lost | int]:
         What each client got: its answer, the code of its WebSocket's end, or nothing.
     """
     return trio.run(_cut_off, server, 10_000)
+
+
+async def _accepted_late(server: HostileServer) -> int:
+    found: list[int] = []
+
+    async def talk() -> None:
+        client = await WebSocketClient.to(server.port, "/raw/late?websocket")
+        try:
+            while await client.ask("text") is not None:
+                pass
+        except Lost:
+            pass
+        found.append(client.close_code)
+        await client.aclose()
+
+    with trio.fail_after(HANG_S):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(talk)
+            assert await trio.to_thread.run_sync(server.until, "began", "websocket")
+            await trio.to_thread.run_sync(terminate, server, signal.SIGTERM)
+    return found[0]
+
+
+def accepted_late(server: HostileServer) -> int:
+    """Ends a server whose application then accepts a WebSocket that was waiting.
+
+    Returns:
+        The code with which it was closed; 0 if its client was told nothing.
+    """
+    return trio.run(_accepted_late, server)
