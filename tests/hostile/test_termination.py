@@ -30,13 +30,11 @@ def ends(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["stream", "HTTP/2 stream"])
-@pytest.mark.xfail(strict=True, reason="what outlasts the graceful time is closed by force")
 def test_a_stream_that_is_cut_off_gets_its_error_event(ends, kind):
     assert isinstance(ends[kind], Answer)
     assert b'{"error":' in ends[kind].body.splitlines()[-1]
 
 
-@pytest.mark.xfail(strict=True, reason="what outlasts the graceful time is closed by force")
 def test_a_call_that_is_cut_off_is_answered_with_503(ends):
     assert isinstance(ends["call"], Answer)
     assert ends["call"].status == 503
@@ -46,9 +44,6 @@ def test_a_websocket_is_told_that_the_server_restarts(ends):
     assert ends["WebSocket"] == 1012
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a WebSocket that is accepted after the drain has begun is not told of it"
-)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_websocket_that_is_accepted_late_is_told_too(tmp_path, loop):
     with serving(tmp_path, "--graceful-timeout", "1", loop=loop) as server:

@@ -77,6 +77,9 @@ class TasksByHand:
     def start_soon(self, function, *args):
         self._ready.append(function(*args))
 
+    def innermost_scope(self):
+        return lambda: None
+
     def wake(self, waiter):
         if waiter.task is not None:
             self._ready.append(waiter.task)
@@ -164,7 +167,7 @@ class ShoalByHand:
         self._outcome.end, self._outcome.left = SWITCHED, len(received)
 
     def switch_to_websocket(self, parser, received):
-        read = Read(parser.method, parser.target, "1.1", parser.headers, is_whole=True)
+        read = Read(parser.line.method, parser.line.target, "1.1", parser.headers, is_whole=True)
         self._outcome.requests.append(read)
         self._outcome.end, self._outcome.left = SWITCHED, len(received)
 

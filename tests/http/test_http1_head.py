@@ -35,9 +35,9 @@ def refused(data):
 
 def test_a_head_is_taken_apart():
     parser = parsed("Accept: */*", first="GET /a/b?c=d HTTP/1.1")
-    assert (parser.method, parser.target) == ("GET", b"/a/b?c=d")
+    assert (parser.line.method, parser.line.target) == ("GET", b"/a/b?c=d")
     assert parser.headers == [(b"host", b"shoal.test"), (b"accept", b"*/*")]
-    assert parser.is_http_1_1
+    assert parser.line.is_http_1_1
     assert parser.keeps_alive
     assert (parser.length, parser.expects, parser.upgrade) == (0, False, b"")
 
@@ -58,7 +58,7 @@ def test_names_are_in_lower_case_and_values_lose_the_blanks_around_them():
     "method", ["GET", "POST", "DELETE", "HEAD", "CONNECT", "PURGE", "M-SEARCH", "!#$%&'*+.^_`|~9"]
 )
 def test_any_token_is_a_method(method):
-    assert parsed(first=f"{method} / HTTP/1.1").method == method
+    assert parsed(first=f"{method} / HTTP/1.1").line.method == method
 
 
 def test_a_method_in_small_letters_is_refused():
@@ -220,7 +220,7 @@ def test_nothing_of_a_head_is_left_for_the_next(before):
     parser = HeadParser()
     parser.parse(before)
     parser.parse(head("X-A: b", first="GET /next HTTP/1.1"))
-    assert (parser.method, parser.target) == ("GET", b"/next")
+    assert (parser.line.method, parser.line.target) == ("GET", b"/next")
     assert parser.headers == [(b"host", b"shoal.test"), (b"x-a", b"b")]
     assert parser.keeps_alive
     assert (parser.length, parser.expects, parser.upgrade) == (0, False, b"")
@@ -230,7 +230,7 @@ def test_nothing_of_a_head_is_left_for_the_next(before):
 
 
 def test_a_target_may_have_16_kib():
-    assert len(parsed(first=f"GET /{'a' * (2**14 - 1)} HTTP/1.1").target) == 2**14
+    assert len(parsed(first=f"GET /{'a' * (2**14 - 1)} HTTP/1.1").line.target) == 2**14
     assert refused(head(first=f"GET /{'a' * 2**14} HTTP/1.1"))[0] == 414
 
 
@@ -322,11 +322,11 @@ def test_a_url_without_a_host_or_with_a_user_is_refused(target):
 @pytest.mark.parametrize("target", ["/a", "/", "//a", "/a?b=http://c/", "/a#b"])
 def test_a_path_is_left_as_it_is(target):
     parser = parsed(first=f"GET {target} HTTP/1.1")
-    assert (parser.target, parser.headers) == (target.encode(), [(b"host", b"shoal.test")])
+    assert (parser.line.target, parser.headers) == (target.encode(), [(b"host", b"shoal.test")])
 
 
 def test_the_server_itself_is_an_asterisk():
-    assert parsed(first="OPTIONS * HTTP/1.1").target == b"*"
+    assert parsed(first="OPTIONS * HTTP/1.1").line.target == b"*"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from pydantic import AllowInfNan, BaseModel
 import shoal
 from shoal.http.requests.payload import JsonReader, encoded
 from shoal.http.requests.problem import Refused
+from shoal.serving.http_options import HttpOptions
 from shoal.testing.asgi import ask
 
 pytestmark = pytest.mark.anyio
@@ -180,7 +181,7 @@ VALUES = st.recursive(
 def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read(body):
     floats: list[float] = []
     json.loads(body, parse_float=lambda text: floats.append(float(text)))
-    exchange = SimpleNamespace(headers={}, max_json_elements=1000)
+    exchange = SimpleNamespace(headers={}, settings=HttpOptions(max_json_elements=1000))
     reader = JsonReader(Any)
     if any(map(math.isinf, floats)):
         with pytest.raises(Refused) as caught:
@@ -379,7 +380,7 @@ from shoal.serving.http_options import HttpOptions
 
 unit, annotation = eval(sys.argv[1]), eval(sys.argv[2])
 settings = HttpOptions()
-exchange = SimpleNamespace(headers={}, max_json_elements=settings.max_json_elements)
+exchange = SimpleNamespace(headers={}, settings=settings)
 reader = JsonReader(annotation)
 body = b"[" + unit * (settings.max_body_bytes // len(unit) - 2) + unit[:-1] + b"]"
 for body in (body, b"[" + unit * (settings.max_json_elements // sum(map(unit.count, b",[{:")) - 2)
@@ -420,7 +421,7 @@ def peak():
 
 opening, unit, closing, annotation = map(eval, sys.argv[1:])
 most = HttpOptions().max_json_elements
-exchange = SimpleNamespace(headers={}, max_json_elements=most)
+exchange = SimpleNamespace(headers={}, settings=HttpOptions())
 type_ = JsonReader(annotation)._type
 
 def body_of(number):

@@ -32,6 +32,7 @@ from typing_extensions import TypedDict
 
 from shoal.http.requests.json_type import JsonType, adapter_of
 from shoal.http.requests.problem import Refused
+from shoal.serving.http_options import HttpOptions
 
 T = TypeVar("T")
 
@@ -154,7 +155,7 @@ def checked_by_pydantic(annotation: Any, body: bytes) -> Any:
 
 
 def checked_here(type_: JsonType, body: bytes) -> Any:
-    exchange: Any = SimpleNamespace(headers={}, max_json_elements=1_000_000)
+    exchange: Any = SimpleNamespace(headers={}, settings=HttpOptions(max_json_elements=1_000_000))
     try:
         return type_.parsed(exchange, body)
     except Refused as refused:

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from starlette.requests import Request
 
 import shoal
-from shoal.http.requests.body import IncompleteBodies
+from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.payload import encoded, reader_for
 from shoal.http.requests.problem import Refused
@@ -26,18 +26,13 @@ class Comment(BaseModel):
     score: Annotated[float, Field(ge=0)] = 0.5
 
 
-BODIES = IncompleteBodies(HttpOptions())
-
-
 def exchange(*headers):
     call = Call(None, "/", headers=headers)
     return Exchange(
         call.scope,
         call._receive,
         call._send,
-        HttpOptions(),
-        lambda: b"made-up",
-        BODIES,
+        RouteDispatcher(HttpOptions()),
     )
 
 

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 import shoal
-from shoal.http.requests.body import IncompleteBodies
+from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.json_codec import JSON_LINES, SERVER_SENT_EVENTS, form_for
 from shoal.http.requests.streaming import _relay
@@ -20,8 +20,6 @@ from shoal.testing.asgi import Call, ask, calling
 LINES = ("accept", "application/x-ndjson")
 
 anyio_test = pytest.mark.anyio
-
-BODIES = IncompleteBodies(HttpOptions())
 
 
 class Steps:
@@ -305,9 +303,7 @@ def test_an_item_that_comes_as_the_silence_is_broken_is_not_lost():
         call.scope,
         call._receive,
         call._send,
-        HttpOptions(send_timeout_s=3),
-        lambda: b"x",
-        BODIES,
+        RouteDispatcher(HttpOptions(send_timeout_s=3)),
     )
 
     class Stream:

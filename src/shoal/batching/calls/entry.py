@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from shoal.batching.calls.groups import Splitting
-from shoal.batching.calls.leaving import call_unless_left, run_unless_left
+from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 
@@ -124,6 +124,26 @@ class Entry:
         except Exception as error:
             return raised(error)
         return call_unless_left(self.intake, item, options, departure)
+
+    def begin_pending(
+        self, item: Any, call_options: CallOptions | None, ended: Callable[[], object]
+    ) -> PendingCall | None:
+        """Makes a call whose arguments are bound, and for which no task waits; see `PendingCall`.
+
+        Args:
+            item: Its item.
+            call_options: Its options.
+            ended: Called when it has ended.
+
+        Returns:
+            The call; None if it may have several requests, and must be awaited.
+
+        Raises:
+            Exception: As for any call that is refused.
+        """
+        if self._divides:
+            return None
+        return PendingCall(self.intake, item, self.options_of(item, call_options), ended)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.

@@ -199,8 +199,8 @@ class Intake:
         """
         if waiter is None:
             waiter = self._new_waiter()
-        else:
-            self.check_loop()
+        elif not self.parking.seems_here():
+            raise self.refusals.elsewhere()
         request = self._new_request(item, options, waiter)
         self._enter(request)
         return request

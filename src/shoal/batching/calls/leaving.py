@@ -110,6 +110,68 @@ async def call_unless_left(
             watch(None)
             if request.options is not None:
                 intake.former.overdue.forget(request)
+    return _result_of(request, intake)
+
+
+class PendingCall:
+    """A call with one result whose caller does not wait in a task, but is told of its end.
+
+    Args:
+        intake: The queue.
+        item: The handler's item.
+        options: The options of the request; None if it needs none.
+        ended: Called once the call has ended, or its caller has left. It must not raise, or do more
+            than wake a task.
+
+    Raises:
+        Exception: As for any call that is refused.
+    """
+
+    __slots__ = ("_ended", "_intake", "_request")
+
+    def __init__(
+        self,
+        intake: Intake,
+        item: Any,
+        options: RequestOptions | None,
+        ended: Callable[[], object],
+    ) -> None:
+        self._ended = ended
+        self._intake = intake
+        self._request: Request | None = intake.enter(item, options, self)
+
+    def leave(self) -> None:
+        """Cancels the call, since its caller has left."""
+        if self._request is not None:
+            self._intake.abandon(self._request)
+            self._ended()
+
+    def result(self) -> Any:
+        """Returns the result; called once, after it has ended.
+
+        Raises:
+            CallerLeft: The caller left first.
+            Exception: As for any call.
+        """
+        request, self._request = self._request, None  # it refers to this object
+        assert request is not None
+        if request.options is not None:
+            self._intake.former.overdue.forget(request)
+        return _result_of(request, self._intake)
+
+    # What the engine calls on the waiter of a request.
+
+    def wake(self) -> None:
+        """Tells the caller that the request has ended."""
+        self._ended()
+
+    def departed(self) -> bool:
+        """Returns False: a caller that leaves abandons its request itself."""
+        return False
+
+
+def _result_of(request: Request, intake: Intake) -> Any:
+    """Returns the result of a request, or raises its error; `CallerLeft` if it has neither."""
     if request.state is State.FINISHED:
         return request.value
     if request.error is None:

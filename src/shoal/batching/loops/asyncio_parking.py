@@ -99,6 +99,10 @@ class AsyncioParking(Parking):
         state = self._states.get(asyncio.current_task(self._loop))
         return state is None or state.cancel_scope is scope
 
+    def innermost_scope(self) -> Callable[[], object]:
+        state = self._states.get(asyncio.current_task(self._loop))
+        return lambda: getattr(state, "cancel_scope", None)
+
     def leave_scopes_in(self, scope: Scope) -> bool:
         # An anyio scope that was not left breaks all scopes around it, up to the task group's.
         state = self._states.get(asyncio.current_task())

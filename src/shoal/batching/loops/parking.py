@@ -114,6 +114,10 @@ class Parking(ABC):
         """Returns whether user code has left all scopes that it entered inside of `scope`."""
 
     @abstractmethod
+    def innermost_scope(self) -> Callable[[], object]:
+        """Returns what tells the calling task's innermost scope; equal ones are the same scope."""
+
+    @abstractmethod
     def leave_scopes_in(self, scope: Scope) -> bool:
         """Leaves the scopes that user code has entered inside of `scope` and not left.
 

@@ -107,6 +107,10 @@ class TrioParking(Parking):
         here = getattr(current_task(), "_cancel_status", None)
         return here is getattr(scope, "_cancel_status", None)
 
+    def innermost_scope(self) -> Callable[[], object]:
+        task = current_task()
+        return lambda: getattr(task, "_cancel_status", None)
+
     def leave_scopes_in(self, scope: Scope) -> bool:
         return False  # trio leaves them with the outer one, and raises a RuntimeError
 

@@ -47,7 +47,7 @@ from shoal.serving.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
     from typing import Unpack
 
     from starlette.middleware import Middleware
@@ -390,18 +390,23 @@ class App:
             return False
         return self._pages.at(split_path(scope)[1], "GET") is not None
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        kind = scope["type"]
+    def _respond(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         root, path = split_path(scope)
-        found = self._at(path, scope["method"]) if kind == "http" else None
-        if found is not None:
-            await self._dispatcher.answer(scope, receive, send, found)
-        elif (mounted := self._mounts.at(path)) is not None:
+        if scope["type"] == "http":
+            found = self._at(path, scope["method"])
+            if found is not None or self._mounts.at(path) is None:
+                return self._dispatcher.answer(scope, receive, send, found)
+        return self._respond_besides(scope, receive, send, root, path)
+
+    async def _respond_besides(
+        self, scope: Scope, receive: Receive, send: Send, root: str, path: str
+    ) -> None:
+        """Answers what is not for an endpoint or a page."""
+        kind = scope["type"]
+        if (mounted := self._mounts.at(path)) is not None:
             prefix, app = mounted
             below = {**scope, "root_path": root + prefix}
             await self._dispatcher.answer_by(app, below, receive, send)
-        elif kind == "http":
-            await self._dispatcher.answer(scope, receive, send, found)
         elif kind == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1000})

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
     from shoal.batching.batcher import Batcher
     from shoal.batching.calls.entry import Entry
-    from shoal.batching.calls.leaving import Departure
+    from shoal.batching.calls.leaving import Departure, PendingCall
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
+    from shoal.http.requests.direct_call import DirectCall
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint
@@ -57,6 +58,11 @@ class Caller(Protocol):
     @property
     def departure(self) -> Departure:
         """How to learn that the client has left."""
+        ...
+
+    @property
+    def direct(self) -> DirectCall | None:
+        """The server's call, if it may be suspended until the endpoint's call has ended."""
         ...
 
     @property
@@ -100,27 +106,32 @@ class EndpointCalls:
 class EndpointCall:
     """One call: first `find`, then `result` or `stream`, all inside of its ``with`` block.
 
-    An exception that leaves the block is counted as a failed call, but for mistakes of clients.
+    An exception that leaves the block is counted as a failed call, but for mistakes of clients. A
+    call that `is_suspended` leaves the block, enters it again when its caller is resumed, and ends
+    with `pending_result`.
 
     Attributes:
         streams: Whether it is answered by a stream; known after `find`.
     """
 
-    streams: bool
+    # What most calls do not need.
+    _copies: PrimaryAnswer | None = None
+    _pending: PendingCall | None = None
+    _spent_s = 0.0
 
     def __init__(self, calls: EndpointCalls, caller: Caller) -> None:
         self._calls = calls
         self._endpoint = calls.endpoint
         self._caller = caller
-        self._departure = caller.departure
-        self._copies: PrimaryAnswer | None = None
-        self._spent_s = 0.0
+        self.streams = False
+        calls.endpoint.requests += 1
 
     def __enter__(self) -> Self:
-        self._endpoint.requests += 1
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        if self._pending is not None:
+            return
         if self._copies is not None:
             self._copies.end()
         if isinstance(error, Exception) and not isinstance(error, (CallerLeft, Refused)):
@@ -156,9 +167,10 @@ class EndpointCall:
             self._spent_s = anyio.current_time() - started
         self._method_batcher = found
         self._entry = self._entry_of(found)
-        self.streams = found.streams
-        self._priority = _priority(priority, found.batcher.options)
-        return found.batcher
+        batcher = found.batcher
+        self.streams = batcher.streams
+        self._priority = None if priority is None else _priority(priority, batcher.options)
+        return batcher
 
     async def result(self, item: Any, metadata: Mapping[str, Any]) -> Any:
         """Makes a call with one result.
@@ -172,10 +184,44 @@ class EndpointCall:
             Exception: As for any call.
         """
         options = self._call_options(item, metadata)
-        result = await self._entry.begin_unless_left(item, options, self._departure)
+        result = await self._entry.begin_unless_left(item, options, self._caller.departure)
         if self._copies is not None:
             self._copies.set(result)
         return result
+
+    def is_suspended(self, item: Any, metadata: Mapping[str, Any]) -> bool:
+        """Makes a call with one result for which no task waits, if the server allows that.
+
+        Args:
+            item: The item.
+            metadata: As for `result`.
+
+        Returns:
+            Whether it was made, and the caller is resumed at its end.
+
+        Raises:
+            Exception: As for any call that is refused.
+        """
+        direct = self._caller.direct
+        if direct is None or self._endpoint.shadows:
+            return False
+        options = self._call_options(item, metadata)
+        self._pending = pending = self._entry.begin_pending(item, options, direct.resume)
+        if pending is None:
+            return False
+        direct.when_left(pending.leave)
+        return True
+
+    def pending_result(self) -> Any:
+        """Returns the result of a call that was suspended; called once, after it has ended.
+
+        Raises:
+            CallerLeft: The client left; the call was cancelled.
+            Exception: As for any call.
+        """
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        return pending.result()
 
     def stream(self, item: Any, metadata: Mapping[str, Any]) -> ResultStream[Any] | ComparedStream:
         """Returns the stream of a call, which is made when the stream is entered."""
@@ -210,18 +256,18 @@ class EndpointCall:
         limit_s = self._calls.options.answer_timeout_s
         wait = partial(self._endpoint.routed, method, shard_key, limit_s)
         try:
-            return await run_unless_left(self._departure, wait)
+            return await run_unless_left(self._caller.departure, wait)
         except NoSuchName:
             raise Refused(no_such_method()) from None
 
 
-def _priority(given: bytes | None, options: BatchOptions) -> int | None:
+def _priority(given: bytes, options: BatchOptions) -> int | None:
     """Returns the chosen priority level; None for the default level.
 
     Raises:
         Refused: There is no such level.
     """
-    if given is None or options.priority_levels == 1:
+    if options.priority_levels == 1:
         return None
     try:
         return options.checked_priority("X-Priority", int(given))

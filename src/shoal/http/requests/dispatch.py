@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.exceptions import HTTPException
 from typing_extensions import override
@@ -13,8 +13,8 @@ from typing_extensions import override
 from shoal.batching.calls.leaving import CallerLeft
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.errors import ShutDown
 from shoal.http.requests.body import IncompleteBodies
-from shoal.http.requests.codec import problem_json
 from shoal.http.requests.exchange import Exchange
 from shoal.http.requests.problem import (
     Refused,
@@ -24,41 +24,46 @@ from shoal.http.requests.problem import (
     not_found,
 )
 from shoal.http.requests.routing import Found, Route
-from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts
+from shoal.observe.metrics import AnswerCounts
 from shoal.serving.names import METHODS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from shoal.serving.http_options import HttpOptions
 
+_HOLDING: Final = holding()
 _log: Final = logging.getLogger("shoal.http")
 
 
 class RouteDispatcher:
     """Calls the route of a request, turns errors into answers, and counts the answers.
 
+    Args:
+        settings: The options of the server.
+
     Attributes:
+        settings: As above.
+        incomplete: Bounds what is held of incomplete bodies.
         answers: The number of answers by endpoint and status.
     """
 
     def __init__(self, settings: HttpOptions) -> None:
         self.answers = AnswerCounts()
-        self._settings = settings
-        self._incomplete = IncompleteBodies(settings)
+        self.settings = settings
+        self.incomplete = IncompleteBodies(settings)
         self._id_prefix = secrets.token_hex(4).encode("ascii")
         self._id_count = itertools.count(1)
 
-    def _new_id(self) -> bytes:
-        # Unique among processes that share a log, and cheap to make for each request.
+    def new_id(self) -> bytes:
+        """Returns an id: unique among processes that share a log, and cheap to make."""
         return b"%b-%x" % (self._id_prefix, next(self._id_count))
 
-    @holds_ctrl_c
-    async def answer(
+    def answer(
         self, scope: Scope, receive: Receive, send: Send, found: Found[Route] | None
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """Answers one request.
 
         Args:
@@ -73,33 +78,42 @@ class RouteDispatcher:
             if found.params:
                 params = {**scope.get("path_params", {}), **found.params}
                 scope = {**scope, "path_params": params}
-        exchange = Exchange(scope, receive, send, self._settings, self._new_id, self._incomplete)
-        name = NO_ENDPOINT
-        write_problem = problem_json
+        route = None if routes is None else routes.get(scope["method"])
+        if route is None:
+            route = _other_route(scope, routes)
+        return self.take_step(Exchange(scope, receive, send, self), route, route.answer)
+
+    @holds_ctrl_c
+    async def take_step(
+        self, exchange: Exchange, route: Route, step: Callable[[Exchange], Awaitable[None]]
+    ) -> None:
+        """Goes on with a request, and answers what `step` raises.
+
+        Args:
+            exchange: The request.
+            route: Its route.
+            step: What is awaited.
+        """
         try:
             try:
-                route = _route_for(scope, routes)
-                if route is None:
-                    allow = (b"allow", ", ".join(_allowed(routes)).encode("ascii"))
-                    await exchange.answer_without_body(204, [allow] if routes else [])
-                else:
-                    name, write_problem = route.name, route.problem
-                    with holding():  # the classes of items and results may do anything
-                        await route.answer(exchange)
-            except CallerLeft:
-                raise
+                with _HOLDING:  # the classes of items and results may do anything
+                    await step(exchange)
             except Exception as error:
-                with holding():
-                    problem = explained(error, self._settings, name, exchange.request_id)
+                if isinstance(error, CallerLeft):
+                    if not exchange.is_cut_off:
+                        raise
+                    error = ShutDown("the server ends")
+                with _HOLDING:
+                    problem = explained(error, self.settings, route.name, exchange.request_id)
                 if exchange.status:
                     raise  # too late for another answer; the server aborts the connection
-                media_type, body = write_problem(problem, exchange.request_id)
+                media_type, body = route.problem(problem, exchange.request_id)
                 await exchange.answer(problem.status, media_type, body, problem.headers)
         except CallerLeft as left:
-            _log.debug("%s: request %s: %s", name, exchange.request_id, left)
+            _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
         finally:
             if exchange.status:
-                self.answers.count(name, exchange.status)
+                self.answers.count(route.name, exchange.status)
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls an application; its `HTTPException` is answered as one of a route would be."""
@@ -121,9 +135,9 @@ class RouteDispatcher:
 
 
 class _Refusal(Route):
-    """A route that raises the `HTTPException` of a mounted application."""
+    """A route that refuses its requests: by a problem, or as a mounted application did."""
 
-    def __init__(self, refusal: HTTPException) -> None:
+    def __init__(self, refusal: Refused | HTTPException) -> None:
         super().__init__()
         self._refusal = refusal
 
@@ -132,22 +146,32 @@ class _Refusal(Route):
         raise self._refusal
 
 
-def _route_for(scope: Scope, routes: Mapping[str, Route] | None) -> Route | None:
-    """Returns the route for a request; None for ``OPTIONS``, which asks for the methods.
+class _Methods(Route):
+    """Answers ``OPTIONS`` with the methods of a path; with none if it is about the server."""
 
-    Raises:
-        Refused: There is no route for it.
-    """
+    def __init__(self, routes: Mapping[str, Route] | None) -> None:
+        super().__init__()
+        self._routes = routes
+
+    @override
+    async def answer(self, exchange: Exchange) -> None:
+        allow = (b"allow", ", ".join(_allowed(self._routes)).encode("ascii"))
+        await exchange.answer_without_body(204, [allow] if self._routes else [])
+
+
+def _other_route(scope: Scope, routes: Mapping[str, Route] | None) -> Route:
+    """Returns the route for a request whose method has no route of its own."""
     method = scope["method"]
     if routes is None:
         if method == "OPTIONS" and scope["path"] == "*":  # asks about the server as a whole
-            return None
-        raise Refused(not_found())
-    route = routes.get(method) or (routes.get("GET") if method == "HEAD" else None)
-    if route is None and method != "OPTIONS":
-        is_known = method in METHODS or method in ("CONNECT", "TRACE")
-        raise Refused(method_not_allowed(_allowed(routes)) if is_known else method_unknown())
-    return route
+            return _Methods(None)
+        return _Refusal(Refused(not_found()))
+    if method == "HEAD" and "GET" in routes:
+        return routes["GET"]
+    if method == "OPTIONS":
+        return _Methods(routes)
+    is_known = method in METHODS or method in ("CONNECT", "TRACE")
+    return _Refusal(Refused(method_not_allowed(_allowed(routes)) if is_known else method_unknown()))
 
 
 def _allowed(routes: Mapping[str, Route] | None) -> list[str]:

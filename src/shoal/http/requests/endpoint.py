@@ -6,15 +6,20 @@ with equal ``X-Serve-Shard-Key`` go to the same backend; both headers are Ray Se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from weakref import ref
 
-from shoal.http.requests.body import read_body
 from shoal.http.requests.call import EndpointCalls, HttpMetadata
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from shoal.http.requests.codec import Codecs
+    from collections.abc import Callable
+
+    from shoal.batching.batcher import Batcher
+    from shoal.http.requests.call import EndpointCall
+    from shoal.http.requests.codec import Codec, Codecs
     from shoal.http.requests.exchange import Exchange
     from shoal.serving.endpoints.endpoint import Endpoint
     from shoal.serving.http_options import HttpOptions
@@ -34,6 +39,8 @@ class EndpointRoute(Route):
         self._calls = EndpointCalls(endpoint, options)
         self._codecs = codecs
         self._options = options
+        # The batcher of the last call, which must not live on for this, and its codec.
+        self._last: tuple[Callable[[], Batcher[Any] | None], Codec] | None = None
 
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request.
@@ -43,24 +50,20 @@ class EndpointRoute(Route):
             Exception: The request failed before its answer had begun.
         """
         with self._calls.begin(exchange) as call:
+            body = await exchange.body()
             headers = exchange.headers
-            body = await read_body(
-                exchange.receive,
-                headers.get(b"content-length"),
-                self._options.max_body_bytes,
-                exchange.incomplete.of(exchange.scope.get("client")),
-            )
-            # After the body was read: meanwhile the traffic may have moved to another backend.
+            method = headers.get(b"x-serve-call-method")
             key = headers.get(b"x-serve-shard-key")
+            # After the body was read: meanwhile the traffic may have moved to another backend.
             batcher = await call.find(
-                headers.get(b"x-serve-call-method", b"__call__").decode("latin-1"),
+                "__call__" if method is None else method.decode("latin-1"),
                 None if key is None else key.decode("latin-1"),
                 headers.get(b"x-priority"),
             )
-            codec = self._codecs.of(batcher)
+            codec = self._codec_of(batcher)
             item = codec.item(exchange, body)
             metadata = HttpMetadata(self.name, exchange)
-            if call.streams:
+            if batcher.streams:
                 await answer_with_stream(
                     exchange,
                     call.stream(item, metadata),
@@ -68,5 +71,20 @@ class EndpointRoute(Route):
                     call.explained,
                     self._options.heartbeat_s,
                 )
+            elif call.is_suspended(item, metadata):
+                exchange.suspend(self, partial(_resumed, call, codec))
             else:
                 await codec.answer(exchange, await call.result(item, metadata))
+
+    def _codec_of(self, batcher: Batcher[Any]) -> Codec:
+        if self._last is not None and self._last[0]() is batcher:
+            return self._last[1]
+        codec = self._codecs.of(batcher)
+        self._last = ref(batcher), codec
+        return codec
+
+
+async def _resumed(call: EndpointCall, codec: Codec, exchange: Exchange) -> None:
+    """Answers a request whose call has ended meanwhile."""
+    with call:
+        await codec.answer(exchange, call.pending_result())

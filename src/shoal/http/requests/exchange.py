@@ -13,18 +13,20 @@ from __future__ import annotations
 import math
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, Departure
+from shoal.http.requests.body import read_body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from starlette.types import Message, Receive, Scope, Send
 
     from shoal.http.requests.body import IncompleteBodies
+    from shoal.http.requests.direct_call import DirectCall
     from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
@@ -48,71 +50,143 @@ _WANTED: Final = frozenset(
 )
 
 
+_JSON_FIELDS: Final = b"\r\ncontent-type: %b\r\nx-request-id: " % JSON
+
+
+class _Offered:
+    """What a server offers by the extension of ASGI; see `DirectCall`."""
+
+    def __init__(self, offered: Mapping[str, Any]) -> None:
+        self.when_left: Callable[[Callable[[], object] | None], object] = offered["when_left"]
+        self.heartbeat: Callable[[float, bytes], object] | None = offered.get("heartbeat")
+        self.is_cut_off: Callable[[], bool] = offered.get("is_cut_off", bool)
+
+
+class Dispatcher(Protocol):
+    """What all requests to an application share.
+
+    Attributes:
+        settings: The options of the server.
+        incomplete: Bounds what is held of incomplete bodies.
+    """
+
+    settings: HttpOptions
+    incomplete: IncompleteBodies
+
+    def new_id(self) -> bytes:
+        """Returns the id of a request whose client gave it none."""
+        ...
+
+    async def take_step(
+        self, exchange: Exchange, route: Any, step: Callable[[Exchange], Awaitable[None]]
+    ) -> None:
+        """Goes on with a request, and answers what `step` raises."""
+        ...
+
+
 class Exchange:
     """One HTTP request, and the sending of its answer.
 
-    Attributes:
+    Args:
         scope: The ASGI scope.
         receive: The ASGI callable for what the client sends.
+        send: The ASGI callable for the answer.
+        dispatcher: What all requests share.
+
+    Attributes:
+        scope, receive: As above.
+        direct: The server's call, if nothing is between the server and this package; else None.
         headers: The request's headers that this package reads.
         status: The status of the answer; 0 until it has begun.
-        wants_no_body: Whether only the headers of an answer are requested.
-        departure: How to learn that the client has left; the body must have been read.
-        heartbeat: Makes the server send bytes whenever the answer was silent for some seconds; None
-            if the server does not offer that.
-        send_timeout_s: How long the client may take to accept one message, in seconds; infinity if
-            the server itself limits that.
-        incomplete: Bounds what is held of incomplete bodies.
-        max_json_elements: How many elements its body may have, if it is JSON.
     """
 
     __slots__ = (
-        "_id",
-        "_make_id",
-        "_send",
-        "departure",
-        "headers",
-        "heartbeat",
-        "incomplete",
-        "max_json_elements",
-        "receive",
-        "scope",
-        "send_timeout_s",
-        "status",
-        "wants_no_body",
+        *("_dispatcher", "_id", "_offered", "_send"),
+        *("direct", "headers", "receive", "scope", "status"),
     )
 
-    def __init__(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        settings: HttpOptions,
-        make_id: Callable[[], bytes],
-        incomplete: IncompleteBodies,
-    ) -> None:
+    headers: dict[bytes, bytes]
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, dispatcher: Dispatcher) -> None:
         self.scope = scope
         self.receive = receive
-        self.headers: dict[bytes, bytes] = {
-            name: value for name, value in scope["headers"] if name in _WANTED
-        }
+        self.headers = {name: value for name, value in scope["headers"] if name in _WANTED}
         self.status = 0
-        self.wants_no_body = scope["method"] == "HEAD"
-        self.max_json_elements = settings.max_json_elements
         self._id: bytes | None = None
-        self._make_id = make_id
-        self.incomplete = incomplete
         self._send = send
-        extensions = scope.get("extensions")
-        offered = extensions.get(DISCONNECT) if extensions else None
-        if offered is None:
-            self.departure = Departure(partial(_until_left, receive))
-            self.send_timeout_s = settings.send_timeout_s
-            self.heartbeat = None
-        else:
-            self.departure = Departure(partial(_until_left, receive), offered["when_left"])
-            self.send_timeout_s = math.inf
-            self.heartbeat = offered.get("heartbeat")
+        self._dispatcher = dispatcher
+        call = getattr(send, "__self__", None)
+        self.direct: DirectCall | None = call if hasattr(call, "is_direct_call") else None
+        self._offered: DirectCall | _Offered | None = self.direct
+        if self.direct is None:
+            extensions = scope.get("extensions")
+            if extensions and DISCONNECT in extensions:
+                self._offered = _Offered(extensions[DISCONNECT])
+
+    @property
+    def settings(self) -> HttpOptions:
+        """The options of the server."""
+        return self._dispatcher.settings
+
+    @property
+    def wants_no_body(self) -> bool:
+        """Whether only the headers of an answer are requested."""
+        return bool(self.scope["method"] == "HEAD")
+
+    @property
+    def departure(self) -> Departure:
+        """How to learn that the client has left; the body must have been read."""
+        offered = self._offered
+        watch = None if offered is None else offered.when_left
+        return Departure(partial(_until_left, self.receive), watch)
+
+    @property
+    def send_timeout_s(self) -> float:
+        """How long the client may take to accept one message, in seconds.
+
+        It is infinite if the server itself limits that.
+        """
+        return self.settings.send_timeout_s if self._offered is None else math.inf
+
+    @property
+    def heartbeat(self) -> Callable[[float, bytes], object] | None:
+        """Makes the server send bytes whenever the answer was silent for some seconds.
+
+        None if the server does not offer that.
+        """
+        return None if self._offered is None else self._offered.heartbeat
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether `CallerLeft` means that the server ends, and a last answer can still be sent."""
+        return self._offered is not None and self._offered.is_cut_off()
+
+    async def body(self) -> bytes:
+        """Reads the whole body.
+
+        Raises:
+            Refused: The body is too large, or arrives in too many pieces, or too much is held of it
+                and others.
+            CallerLeft: The client disconnected before it had sent the whole body.
+        """
+        most = self._dispatcher.settings.max_body_bytes
+        if self.direct is not None:
+            body = self.direct.whole_body()
+            if body is not None and len(body) <= most:
+                return body
+        held = self._dispatcher.incomplete.of(self.scope.get("client"))
+        return await read_body(self.receive, self.headers.get(b"content-length"), most, held)
+
+    def suspend(self, route: Any, step: Callable[[Exchange], Awaitable[None]]) -> None:
+        """Gives the task back until `direct` is resumed.
+
+        Args:
+            route: The route of the request.
+            step: Awaited then.
+        """
+        assert self.direct is not None
+        step_taken = partial(self._dispatcher.take_step, self, route, step)
+        self.direct.suspend(self.scope, step_taken)
 
     @property
     def id(self) -> bytes:
@@ -120,7 +194,7 @@ class Exchange:
         if self._id is None:
             given = self.headers.get(b"x-request-id")
             is_usable = given is not None and _REQUEST_ID.fullmatch(given)
-            self._id = given if given is not None and is_usable else self._make_id()
+            self._id = given if given is not None and is_usable else self._dispatcher.new_id()
         return self._id
 
     @property
@@ -133,13 +207,17 @@ class Exchange:
         status: int,
         media_type: bytes,
         body: bytes,
-        headers: Iterable[tuple[bytes, bytes]] = (),
+        headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         """Sends a whole answer.
 
         Raises:
             CallerLeft: The client is gone, or did not read in time.
         """
+        if self.direct is not None and media_type is JSON and not headers:
+            self.status = status
+            self.direct.answer(status, _JSON_FIELDS + self.id, body)
+            return
         length = b"%d" % len(body)
         described = [(b"content-type", media_type), (b"content-length", length), *headers]
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
@@ -193,7 +271,7 @@ class Exchange:
         }
 
     async def _deliver(self, *messages: Message) -> None:
-        if self.send_timeout_s == math.inf:
+        if self._offered is not None:
             try:
                 for message in messages:
                     await self._send(message)

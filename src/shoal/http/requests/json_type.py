@@ -14,11 +14,12 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic_core import SchemaValidator
 
+from shoal.http.requests.exchange import JSON
 from shoal.http.requests.json_scan import Costs, check_json
 from shoal.http.requests.problem import Problem, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from shoal.http.requests.exchange import Exchange
 
@@ -57,11 +58,13 @@ class JsonType:
         Raises:
             Refused: The body is not a JSON value of the type.
         """
-        _check_media_type(exchange, self._takes)
+        headers = exchange.headers
+        if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
+            _check_media_type(headers, self._takes)
         if not body:
             detail = "The request has no body, and the item is in its body."
             raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail))
-        elements = check_json(body, exchange.max_json_elements, self._costs)
+        elements = check_json(body, exchange.settings.max_json_elements, self._costs)
         validator = self._validator if elements < _LARGE else self._ending_at_the_first_error()
         try:
             return validator.validate_json(body)
@@ -163,17 +166,17 @@ def _is_users(key: str, part: dict[str, Any]) -> bool:
     return _is_schema(part) and (key in _NO_SCHEMAS or key == "default" == part["type"])
 
 
-def _check_media_type(exchange: Exchange, takes: str) -> None:
+def _check_media_type(headers: Mapping[bytes, bytes], takes: str) -> None:
     # Refusing the types of HTML forms also prevents calls by foreign web pages in a browser.
-    given = exchange.headers.get(b"content-type")
-    if given is not None and given != b"application/json":
+    given = headers.get(b"content-type")
+    if given is not None and given != JSON:
         media_type = given.partition(b";")[0].strip().lower()
         is_json = media_type == b"application/json" or (
             media_type.startswith(b"application/") and media_type.endswith(b"+json")
         )
         if not is_json:
             raise _unsupported(f"This endpoint takes {takes}.")
-    coding = exchange.headers.get(b"content-encoding", b"identity")
+    coding = headers.get(b"content-encoding", b"identity")
     if coding.strip().lower() != b"identity":
         raise _unsupported("This endpoint takes bodies without a content coding.")
 

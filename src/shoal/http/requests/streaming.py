@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
+from shoal.errors import ShutDown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,8 @@ async def answer_with_stream(
         heartbeat_s: How long the answer may be silent, in seconds.
 
     Raises:
-        CallerLeft: The client is gone, or did not read in time; the call was cancelled.
+        CallerLeft: The client is gone, or did not read in time; the call was cancelled. Or the
+            server has cut off the call before its answer had begun.
         Exception: The call failed before its answer had begun.
     """
     if exchange.wants_no_body:
@@ -71,7 +73,9 @@ async def answer_with_stream(
     try:
         await run_unless_left(exchange.departure, send_items)
     except CallerLeft:
-        raise
+        if exchange.status == 0 or not exchange.is_cut_off:
+            raise
+        failure = explain(ShutDown("the server ends"))
     except Exception as error:
         if exchange.status == 0:
             raise

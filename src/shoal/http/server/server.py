@@ -7,8 +7,10 @@ because the shutdown needs an order of its own: what starts first stops last::
 
 - An address in use is detected before a model is loaded. Clients can connect once it is loaded.
 - Connections that the kernel has accepted before the listeners close are served.
-- Connections that do not end in time are closed by force, and their application calls cancelled,
-  before the lifespan ends. So a call can always use what the lifespan holds open.
+- Requests that do not end in time are cut off: each is answered with 503, or its stream ends with
+  an error, in a short time for last words. Then connections that are still open are closed by
+  force, and their application calls cancelled, before the lifespan ends. So a call can always use
+  what the lifespan holds open.
 - Each address has its own connection limit, so that the operator can connect when the public
   address has reached its limit.
 """
@@ -60,8 +62,9 @@ async def serve(
     """Serves an ASGI application until it is shut down.
 
     A misbehaving client ends only its own connection. No client can make the shutdown longer than
-    ``graceful_timeout_s`` plus 2 seconds for the application's lifespan. (An application that
-    blocks the event loop can, and so can a thread that can't be interrupted.)
+    ``graceful_timeout_s``, plus 1 second for the last words of requests that are cut off, plus 2
+    seconds for the application's lifespan. (An application that blocks the event loop can, and so
+    can a thread that can't be interrupted.)
 
     Args:
         app: Any ASGI 3 application.
@@ -256,12 +259,18 @@ class _Server:
         """Waits until all connections are closed; their calls end with the task group."""
         for listener in self._listeners:
             await listener.shared.wait_closed()
+            listener.shared.workers.close()
 
     async def _cut_off(self, connections: TaskGroup) -> None:
+        """Ends the calls that do not end in time, once their clients were told so if possible."""
         try:
             await self._draining.wait()
             await anyio.sleep(self._options.graceful_timeout_s)
             self._outcome.cut = sum(listener.shared.running for listener in self._listeners)
+            for listener in self._listeners:
+                listener.shared.end_early()
+            with anyio.move_on_after(Shared.last_words_s):
+                await self._wait_closed()
         finally:
             for listener in self._listeners:
                 listener.abort()

@@ -11,13 +11,14 @@ import anyio
 
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.client_faults import ClientFaults
+from shoal.http.server.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from anyio.abc import TaskGroup
     from hypercorn.config import Config
-    from starlette.types import ASGIApp
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.batching.loops.parking import Parking
     from shoal.http.server.hypercorn import Context
@@ -51,11 +52,13 @@ class Shared:
         guard: Refuses requests; None if none is refused.
 
     Attributes:
-        app, state, timeouts, tasks, scheme, guard: As above.
+        app: The application; once the server cuts off its calls, one that refuses all requests.
+        state, timeouts, tasks, scheme, guard: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
         new_waiter, wake: See `Parking`.
         idle_s: How long a connection may be idle, in seconds.
+        workers: Call the application for HTTP/1.1.
         faults: Logs the errors that end connections.
         connections: The open connections.
         started: How many calls of the application have begun since the server started.
@@ -68,6 +71,8 @@ class Shared:
     # How long an idle connection stays open after the drain has begun. Its client may be sending
     # its next request now, and can't know whether one that meets a closed connection was served.
     late_request_s = 0.5
+    # How long calls that the server cuts off may take to tell their clients so.
+    last_words_s = 1.0
 
     def __init__(
         self,
@@ -80,7 +85,7 @@ class Shared:
         scheme: str,
         guard: Guard | None = None,
     ) -> None:
-        self.app: ASGIApp = AccessLog(app) if options.access_log else app
+        self.app = _logged(app, options)
         self.state = state
         self.timeouts = timeouts
         self.tasks = tasks
@@ -88,6 +93,7 @@ class Shared:
         self.context = copy_context()
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
+        self.workers = Workers(self, parking, tasks)
         self._hypercorn: tuple[Config, Context] | None = None
         self.scheme = scheme
         self.guard = guard
@@ -113,7 +119,8 @@ class Shared:
     async def wait_closed(self) -> None:
         """Waits until all connections are closed."""
         while self.connections:
-            self._closed = anyio.Event()
+            if self._closed is None:
+                self._closed = anyio.Event()
             await self._closed.wait()
 
     def hypercorn(self) -> tuple[Config, Context]:
@@ -133,11 +140,18 @@ class Shared:
         if self._hypercorn is not None:
             self._hypercorn[1].terminate()
 
+    def end_early(self) -> None:
+        """Answers requests with 503 from now on, and asks all calls to end their answers."""
+        self.app = _logged(_refuse, self.options)
+        for connection in tuple(self.connections):
+            connection.end_early()
+
     def remove(self, connection: Any) -> None:
         """Removes a connection that was closed."""
         self.connections.discard(connection)
         if not self.connections and self._closed is not None:
             self._closed.set()
+            self._closed = None
 
     def date(self) -> bytes:
         """Returns the header line with the current date, and a line break before it."""
@@ -146,3 +160,15 @@ class Shared:
             self._date_second = now
             self._date = f"\r\ndate: {formatdate(now, usegmt=True)}".encode("ascii")
         return self._date
+
+
+def _logged(app: ASGIApp, options: HttpOptions) -> ASGIApp:
+    return AccessLog(app) if options.access_log else app
+
+
+async def _refuse(scope: Scope, _receive: Receive, send: Send) -> None:
+    """Answers 503, as an application."""
+    kind = "websocket.http" if scope["type"] == "websocket" else "http"
+    headers = [(b"content-length", b"0")]
+    await send({"type": f"{kind}.response.start", "status": 503, "headers": headers})
+    await send({"type": f"{kind}.response.body", "body": b""})

@@ -21,14 +21,14 @@ _STATUS_LINES: Final = {
     status: f"HTTP/1.1 {status} {phrase}".encode("ascii") for status, phrase in _PHRASES.items()
 }
 _NAME: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-# Names that need no check, and that the server does not read.
-_PLAIN_NAMES: Final = frozenset(
-    {
-        *(b"content-type", b"x-request-id", b"cache-control", b"retry-after", b"server"),
-        *(b"x-accel-buffering", b"vary", b"allow", b"etag", b"location", b"last-modified"),
-    }
-)
+# The lines of headers that were checked, since most answers have the same few. Those that the
+# server reads, and long ones, are not among them.
+_lines: Final[dict[tuple[bytes, bytes], bytes]] = {}
+_MOST_LINES: Final = 512
+_LONGEST_LINE: Final = 256
+_BREAKS: Final = re.compile(rb"[\r\n\0]")
 
+END: Final = b"\r\n\r\n"
 LAST_CHUNK: Final = b"0\r\n\r\n"
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -49,23 +49,20 @@ class AnswerHead:
         ValueError: The status is not one of an answer, or a header would be read as something else.
     """
 
-    __slots__ = ("_has_date", "_parts", "closes", "length", "status")
+    __slots__ = ("_has_date", "_text", "closes", "length", "status")
 
     def __init__(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        if not 200 <= status <= 999:
-            raise ValueError(f"an answer has a status from 200 to 999, not {status}")
         self.status = status
         self.length: int | None = None
         self.closes = self._has_date = False
-        self._parts = parts = [_STATUS_LINES.get(status) or b"HTTP/1.1 %d " % status]
-        for name, value in headers:
-            if name in _PLAIN_NAMES:
-                parts += (b"\r\n", name, b": ", value)
-            elif name == b"content-length" and value.isdigit() and self._may_have_length():
-                self.length = int(value)
-                parts += (b"\r\n", name, b": ", value)
-            elif self._takes(name, value):
-                parts += (b"\r\n", name, b": ", value)
+        text = status_line(status)
+        for header in headers:
+            try:
+                line = _lines.get(header)
+            except TypeError:  # a list, or one that has a bytearray
+                line = None
+            text += line or self._line(*header)
+        self._text = text
 
     @property
     def has_body(self) -> bool:
@@ -78,53 +75,60 @@ class AnswerHead:
         Args:
             framing: Further lines, each with a line break before it.
             date: The line with the date, likewise.
-
-        Raises:
-            ValueError: A header can't be sent.
         """
-        parts = self._parts
-        # Checked for all at once: a line break in a value would make the rest of it a header.
-        lines = len(parts) // 4
-        parts.append(framing)
-        if not self._has_date:
-            parts.append(date)
-            lines += 1
-        parts.append(b"\r\n\r\n")
-        head = b"".join(parts)
-        lines += framing.count(b"\n") + 2
-        if not head.count(b"\n") == head.count(b"\r") == lines or b"\0" in head:
-            for name, value in zip(parts[2:-2:4], parts[4:-2:4], strict=False):
-                if re.search(rb"[\r\n\0]", value):
-                    raise _not_sendable(name, value)
-        return head
+        if self._has_date:
+            return self._text + framing + END
+        return self._text + framing + date + END
 
-    def _may_have_length(self) -> bool:
-        return self.length is None and self.status != 204
-
-    def _takes(self, name: bytes, value: bytes) -> bool:
-        """Notes a header that the server reads; returns whether it is sent as it is.
+    def _line(self, name: bytes, value: bytes) -> bytes:
+        """Returns the line of a header; nothing if it is not sent.
 
         Raises:
             ValueError: It can't be sent.
         """
-        match bytes(name).lower():
+        if name == b"content-length" and self.length is None and value.isdigit():
+            self.length = int(value)
+            return b"" if self.status == 204 else b"\r\ncontent-length: " + value
+        name, value = bytes(name), bytes(value)
+        # A line break in a value would make the rest of it a header.
+        if not _NAME.fullmatch(name) or _BREAKS.search(value):
+            raise _not_sendable(name, value)
+        line = b"\r\n%b: %b" % (name, value)
+        match name.lower():
             case b"content-length":
                 if not value.isdigit() or self.length is not None:
                     raise _not_sendable(name, value)
                 self.length = int(value)
-                return self.status != 204
+                if self.status == 204:
+                    return b""
             case b"transfer-encoding":
-                return False  # the server decides on it
+                return b""  # the server decides on it
             case b"connection":
                 self.closes = self.closes or b"close" in value.lower()
-                return False
+                return b""
             case b"date":
                 self._has_date = True
-            case other if not _NAME.fullmatch(other):
-                raise _not_sendable(name, value)
+            case _ if len(line) <= _LONGEST_LINE:
+                if len(_lines) >= _MOST_LINES:
+                    _lines.clear()
+                _lines[name, value] = line
             case _:
                 pass
-        return True
+        return line
+
+
+def status_line(status: int) -> bytes:
+    """Returns the first line of an answer, without the line break.
+
+    Raises:
+        ValueError: The status is not one of an answer.
+    """
+    known = _STATUS_LINES.get(status)
+    if known is not None:
+        return known
+    if not 200 <= status <= 999:
+        raise ValueError(f"an answer has a status from 200 to 999, not {status}")
+    return b"HTTP/1.1 %d " % status
 
 
 def error_answer(status: int, text: str, date: bytes) -> bytes:

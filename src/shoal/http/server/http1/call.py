@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio.lowlevel
 
-from shoal.http.server.http1.answer import CONTINUE, LAST_CHUNK, AnswerHead
+from shoal.http.server.http1.answer import CONTINUE, END, LAST_CHUNK, AnswerHead, status_line
 from shoal.http.server.sockets.timeouts import Heartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from starlette.types import Message
+    from starlette.types import Message, Scope
 
+    from shoal.http.server.http1.carrier import Carrier
     from shoal.http.server.http1.head import HeadParser
-    from shoal.http.server.shared import Shared
 
 _log = logging.getLogger("shoal.server")
 
@@ -31,36 +31,17 @@ _SENDS_WITHOUT_CHECKPOINT: Final = 16
 _JOINED: Final = 2**16  # up to this size, the head and the first part of a body are sent together
 
 
+_CLOSE: Final = b"\r\nconnection: close"
+
 # How far the answer is: not begun; its head was given, and is kept until the body begins; its head
 # was sent; all was sent.
 _NOT_BEGUN, _STARTED, _SENDING, _COMPLETE = range(4)
 
 
-class Carrier(Protocol):
-    """What a call needs of its connection."""
-
-    shared: Shared
-
-    @property
-    def is_sending(self) -> bool:
-        """Whether the kernel has not taken all that was sent."""
-        ...
-
-    def send(self, data: bytes) -> bool:
-        """Sends bytes; returns whether the kernel has taken all of them."""
-        ...
-
-    def read_more(self) -> None:
-        """Reads more of the body, since the application has taken what came."""
-        ...
-
-    def answered(self, call: Call) -> None:
-        """Handles that the whole answer was passed to the kernel."""
-        ...
-
-
 class Call:
     """One request, its answer, and the application's end of both.
+
+    It is a `DirectCall` for an application of this package.
 
     It does not refer to the scope, which refers to it: a circle would be left by each request for
     the garbage collector.
@@ -68,14 +49,17 @@ class Call:
     Args:
         carrier: The connection.
         parser: What the head of the request says.
-        is_head: Whether only the head of an answer is wanted.
 
     Attributes:
+        carrier: The connection.
+        suspended: What the application goes on with after it has returned: the scope, and what is
+            awaited then. None if it does not.
         keeps_alive: Whether the client may send another request on the connection.
         has_left: Whether the client is gone.
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
+    is_direct_call: Final = True
     has_left = False
     _body: bytes | bytearray = b""
     _gave_disconnect = False
@@ -90,17 +74,15 @@ class Call:
     _sends = 0
     _waiters: Sequence[Any] = ()
     _on_left: Callable[[], object] | None = None
+    _is_cut_off = False
     _heartbeat: Heartbeat | None = None
+    suspended: tuple[Scope, Callable[[], Awaitable[None]]] | None = None
 
-    def __init__(self, carrier: Carrier, parser: HeadParser, *, is_head: bool) -> None:
-        self._carrier = carrier
+    def __init__(self, carrier: Carrier, parser: HeadParser) -> None:
+        self.carrier = carrier
         self._shared = carrier.shared
         self.keeps_alive = parser.keeps_alive
-        self._is_http_1_1 = parser.is_http_1_1
-        self._is_head = is_head
-        if parser.length != 0:
-            self._is_partial = True
-            self._expects = parser.expects
+        self._line = parser.line
 
     # The application's side.
 
@@ -113,14 +95,14 @@ class Call:
                 if self._answer == _COMPLETE:
                     break
                 if self._expects and self._answer <= _STARTED:
-                    self._carrier.send(CONTINUE)
+                    self.carrier.send(CONTINUE)
                 self._expects = False
                 await self._change()
             if self._body or not self._is_partial:
                 body, self._body = bytes(self._body), b""
                 has_more = self._is_partial
                 if has_more:
-                    self._carrier.read_more()  # more may arrive at once
+                    self.carrier.read_more()  # more may arrive at once
                 else:
                     self._gives_body = False
                 return {"type": "http.request", "body": body, "more_body": has_more}
@@ -156,10 +138,14 @@ class Call:
             return
         if kind != "http.response.body" or answer == _NOT_BEGUN:
             raise RuntimeError(f"{kind!r} is not a message that can come here")
-        if answer == _COMPLETE:
+        data = message.get("body", b"")
+        is_last = not message.get("more_body", False)
+        if answer == _STARTED:
+            is_sent = self._send_whole(data) if is_last else self._put(data, is_last=False)
+        elif answer == _COMPLETE:
             raise RuntimeError("the answer is complete already")
-        if answer == _SENDING:
-            if self._carrier.is_sending:
+        else:
+            if self.carrier.is_sending:
                 await self._sent()
                 if self._is_over():
                     return
@@ -167,24 +153,64 @@ class Call:
                 self._sends += 1
                 if self._sends % _SENDS_WITHOUT_CHECKPOINT == 0:
                     await anyio.lowlevel.checkpoint()
-        data = message.get("body", b"")
-        if not self._put(data, is_last=not message.get("more_body", False)):
+            is_sent = self._put(data, is_last=is_last)
+        if not is_sent:
             await self._sent()
+
+    # What it offers directly.
+
+    def whole_body(self) -> bytes | None:
+        """Returns the body of the request, once; None if it is to be received in parts."""
+        if self._is_partial or not self._gives_body:
+            return None
+        self._gives_body = False
+        body, self._body = bytes(self._body), b""
+        return body
+
+    def answer(self, status: int, fields: bytes, body: bytes) -> None:
+        """Sends a whole answer; see `DirectCall`."""
+        if self.has_left:
+            return
+        shared = self._shared
+        text = b"%b%b\r\ncontent-length: %d" % (status_line(status), fields, len(body))
+        if shared.is_draining or not self.keeps_alive:
+            self.keeps_alive = False
+            text += _CLOSE
+        if self._line.method == "HEAD":
+            body = b""
+        self._finish(text + shared.date() + END, body)
+
+    def suspend(self, scope: Scope, resume: Callable[[], Awaitable[None]]) -> None:
+        """Lets the application return before its answer; see `DirectCall`."""
+        self.suspended = scope, resume
+
+    def resume(self) -> None:
+        """Goes on with a call that was suspended, soon; does nothing with another one."""
+        suspended, self.suspended = self.suspended, None
+        if suspended is not None:
+            self._shared.workers.start(self, *suspended)
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
         """Sets what is called once when the client leaves before the answer is complete.
 
-        It is called at once if the client has left already. It must not raise, or take long.
+        It is also called when the call is cut off; see `is_cut_off`. It is called at once
+        if either has happened already. It must not raise, or take long.
         """
         self._on_left = callback
-        if callback is not None and self.has_left:
+        if callback is not None and (self.has_left or self._is_cut_off):
+            self._on_left = None
             callback()
+
+    def is_cut_off(self) -> bool:
+        """Whether the server ends, and waits a moment for the end of the answer."""
+        return self._is_cut_off and not self.has_left
 
     def extensions(self) -> dict[str, dict[str, Any]]:
         """Returns the extensions of the scope."""
         return {
             "shoal.disconnect": {
                 "when_left": self.when_left,
+                "is_cut_off": self.is_cut_off,
                 "heartbeat": self.heartbeat,
                 "send_timeout_s": self._shared.send_timeout_s,
             }
@@ -199,7 +225,15 @@ class Call:
         """
         self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
 
-    # The connection's side.
+    # The server's side.
+
+    def end(self) -> None:
+        """Handles that the application has returned for good."""
+        self.carrier.call_ended(self)
+
+    def abort(self) -> None:
+        """Closes the connection by force."""
+        self.carrier.abort()
 
     @property
     def has_begun(self) -> bool:
@@ -214,7 +248,15 @@ class Call:
     def give_whole_body(self, body: bytes) -> None:
         """Takes the whole body of the request."""
         self._body = body
-        self._is_partial = False
+
+    def expect_body(self, *, is_asked_for: bool) -> None:
+        """Expects a body in parts.
+
+        Args:
+            is_asked_for: Whether the client sends it when it is asked to.
+        """
+        self._is_partial = True
+        self._expects = is_asked_for
 
     def body_arrived(self, body: bytes, *, is_complete: bool) -> bool:
         """Takes a part of the request's body.
@@ -239,31 +281,77 @@ class Call:
         self.has_left = True
         if self._heartbeat is not None:
             self._note_send(is_last=True)
-        on_left, self._on_left = self._on_left, None
-        if on_left is not None and self._answer != _COMPLETE:
-            try:
-                on_left()
-            except Exception as error:
-                _log.error("a callback for the client's leaving failed", exc_info=error)
+        self._call_back()
         self.wake()
+
+    def end_early(self) -> bool:
+        """Asks the application to end its answer.
+
+        Returns:
+            Whether it was asked, or has begun the answer; else the server may answer in its place.
+        """
+        self._is_cut_off = True
+        return self._call_back() or self.has_begun
 
     def wake(self) -> None:
         """Wakes the tasks that wait for a change."""
         for waiter in self._waiters:
             self._shared.wake(waiter)
 
+    def _call_back(self) -> bool:
+        on_left, self._on_left = self._on_left, None
+        if on_left is None or self._answer == _COMPLETE:
+            return False
+        try:
+            on_left()
+        except Exception as error:
+            _log.error("a callback for the client's leaving failed", exc_info=error)
+        return True
+
     # Both.
 
+    def _send_whole(self, data: bytes) -> bool:
+        """Sends an answer whose whole body is known; see `Carrier.send`."""
+        head = self._head
+        assert head is not None
+        shared = self._shared
+        framing = b""
+        size = len(data)
+        if self._line.method == "HEAD" or not head.has_body:
+            data = b""
+        elif head.length is None:
+            framing = b"\r\ncontent-length: %d" % size
+        elif head.length != size:
+            raise _wrong_length()
+        if head.closes or shared.is_draining or not self.keeps_alive or self._is_partial:
+            self.keeps_alive = False
+            framing += _CLOSE
+        self._head = None
+        if self._heartbeat is not None:
+            self._note_send(is_last=True)
+        return self._finish(head.encoded(framing, shared.date()), data)
+
+    def _finish(self, text: bytes, data: bytes) -> bool:
+        """Sends the head of an answer and its whole body."""
+        self._answer = _COMPLETE
+        self._on_left = None
+        carrier = self.carrier
+        if len(data) <= _JOINED:
+            is_sent = carrier.send(text + data)
+        else:
+            carrier.send(text)
+            is_sent = carrier.send(data)
+        if is_sent:
+            carrier.answered(self)
+        return is_sent
+
     def _put(self, data: bytes, *, is_last: bool) -> bool:
-        """Sends a part of the body, after the head if that was not sent; see `Carrier.send`."""
-        carrier = self._carrier
-        head = b""
-        if self._answer == _STARTED:
-            head = self._encoded_head(len(data) if is_last else None)
+        """Sends a part of a longer body, after the head if that was not sent."""
+        head = self._encoded_head() if self._answer == _STARTED else b""
         if self._to_send is not None:
             self._to_send -= len(data)
             if self._to_send < 0 or (is_last and self._to_send):
-                raise RuntimeError("the body has another length than the Content-Length says")
+                raise _wrong_length()
         self._answer = _SENDING
         if self._is_chunked:
             if data:
@@ -277,48 +365,41 @@ class Call:
             self._on_left = None
         if self._heartbeat is not None:
             self._note_send(is_last=is_last)
-        if not head:
-            is_sent = carrier.send(data) if data else True
-        elif len(data) <= _JOINED:
-            is_sent = carrier.send(head + data)
-        else:
+        carrier = self.carrier
+        if len(data) <= _JOINED:
+            data = head + data
+        elif head:
             carrier.send(head)
-            is_sent = carrier.send(data)
+        is_sent = carrier.send(data) if data else True
         if is_last and is_sent:
             carrier.answered(self)
         return is_sent
 
-    def _encoded_head(self, whole: int | None) -> bytes:
-        """Returns the head of the answer, and decides how its body is delimited.
-
-        Args:
-            whole: The length of the body; None if only a part of it is known.
-        """
+    def _encoded_head(self) -> bytes:
+        """Returns the head of an answer whose body comes in parts, and decides on its framing."""
         head = self._head
         assert head is not None
         self._head = None
+        shared = self._shared
         framing = b""
-        if self._is_head or not head.has_body:
+        if self._line.method == "HEAD" or not head.has_body:
             self._sends_body = False
         elif head.length is not None:
             self._to_send = head.length
-        elif whole is not None:
-            framing = b"\r\ncontent-length: %d" % whole
-        elif self._is_http_1_1:
+        elif self._line.is_http_1_1:
             self._is_chunked = True
             framing = b"\r\ntransfer-encoding: chunked"
         else:  # the end of the connection is the end of the body
             self.keeps_alive = False
-        shared = self._shared
         # An answer before the end of the request is the last one. A client that is not told so
         # would send its next request, and lose it.
-        if head.closes or self._is_partial or shared.is_draining or not self.keeps_alive:
+        if head.closes or shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
-            framing += b"\r\nconnection: close"
+            framing += _CLOSE
         return head.encoded(framing, shared.date())
 
     def _beat(self, data: bytes) -> None:
-        if self._answer == _SENDING and not self._carrier.is_sending:
+        if self._answer == _SENDING and not self.carrier.is_sending:
             self._put(data, is_last=False)
 
     def _note_send(self, *, is_last: bool) -> None:
@@ -330,7 +411,7 @@ class Call:
 
     async def _sent(self) -> None:
         """Waits until the kernel has taken all that was sent, or the client is gone."""
-        while self._carrier.is_sending and not self.has_left:
+        while self.carrier.is_sending and not self.has_left:
             await self._change()
 
     def _is_over(self) -> bool:
@@ -343,3 +424,7 @@ class Call:
             await waiter
         finally:
             self._waiters = [one for one in self._waiters if one is not waiter]
+
+
+def _wrong_length() -> RuntimeError:
+    return RuntimeError("the body has another length than the Content-Length says")

@@ -2,13 +2,11 @@
 
 The problem: what a server makes for each request (tasks, channels, events, cancel scopes) costs ten
 times as much as parsing the request. Here nothing of the kind is made. The transport calls the
-connection with what arrives; when a head is complete, the connection's task is woken and calls the
-application. Between requests that task is parked, as callers of a batcher are. A send goes to the
-kernel at once.
+connection with what arrives; when a head is complete, a worker calls the application (see
+`workers`). An idle connection has no task. A send goes to the kernel at once.
 
 One request is answered at a time. What the client sends beyond it stays unparsed until the answer
-is complete, and at most `_MOST_HELD` bytes of it leave the kernel. The task of a request goes on if
-the application has more to do after its answer; then the next request gets another task.
+is complete, and at most `_MOST_HELD` bytes of it leave the kernel.
 
 Every state has a deadline: a head, a body, an idle connection, a send that the client does not
 read, and the end, when the server has ended its side and waits for the client's.
@@ -19,14 +17,12 @@ from __future__ import annotations
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from shoal.http.server.http1.answer import error_answer
 from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.http1.body import BodyReader, reader_of
 from shoal.http.server.http1.call import Call
 from shoal.http.server.http1.head import END, MAX_HEAD, HeadParser, find_end
-from shoal.http.server.http1.runner import CallRunner
 from shoal.http.server.listeners import host_and_port
 from shoal.http.server.sockets.timeouts import Timeout, time_to_receive_s, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
@@ -71,23 +67,18 @@ class Http1Connection(Receiver):
     """
 
     __slots__ = (
-        "_body",
-        "_body_began_at",
-        "_call",
-        "_client",
-        "_has_enough",
-        "_held",
-        "_is_new",
-        "_name",
-        "_parser",
-        "_peer",
-        "_received",
-        "_released",
-        "_runner",
-        "_state",
-        "_timeout",
-        "_transport",
-        "shared",
+        *("_body", "_body_began_at", "_call", "_client", "_has_enough", "_held", "_is_new"),
+        *(
+            "_known_host",
+            "_name",
+            "_parser",
+            "_peer",
+            "_received",
+            "_released",
+            "_running",
+            "_state",
+        ),
+        *("_timeout", "_transport", "shared"),
     )
 
     def __init__(
@@ -102,15 +93,16 @@ class Http1Connection(Receiver):
         self._released: Callable[[], object] | None = released
         self._state = _IDLE
         self._parser = HeadParser()
-        # What has come of the next head; and what is behind the request that is being answered.
+        # Of the next head; or what is behind the request that is being answered.
         self._held: bytes | bytearray = b""
         self._has_enough = False
         self._is_new = True  # no request has come
+        self._known_host = b""  # the host of the last request, which the guard allows
         self._body: BodyReader | None = None
         self._body_began_at = 0.0
         self._received = 0
         self._call: Call | None = None
-        self._runner = CallRunner(shared, self._call_ended, self.abort)
+        self._running = 0  # calls of the application
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._client = client
         self._peer = host_and_port(transport.peer)
@@ -128,6 +120,12 @@ class Http1Connection(Receiver):
         if self._state <= _HEAD:
             self._timeout.set(self.shared.late_request_s)
 
+    def end_early(self) -> None:
+        """Asks for the end of the answer; answers 503 where the application can't be asked."""
+        call = self._call
+        if call is not None and not call.end_early():
+            self._answer_with_error(503)
+
     def abort(self) -> None:
         """Closes by force; data that the client has not received is discarded."""
         self._transport.abort()
@@ -139,7 +137,13 @@ class Http1Connection(Receiver):
         """Handles bytes from the client."""
         state = self._state
         if state <= _HEAD:
-            self._take_head(data)
+            try:
+                if state == _IDLE and 0 <= (end := data.find(END)) < MAX_HEAD:
+                    self._begin(data, end + 4)
+                else:
+                    self._take_head(data)
+            except BadRequest as error:
+                self._refuse(error)
         elif state == _BODY:
             self._take_body(data)
         elif state == _ANSWER:
@@ -199,61 +203,57 @@ class Http1Connection(Receiver):
             if self._held:
                 data, self._held = bytes(self._held), b""
                 self._has_enough = False
-                self._take_head(data)
+                self.data_received(data)
                 if not self._has_enough:
                     self._transport.resume()
         else:
             self._finish(is_client_done=self._body is None)
 
-    def _take_head(self, data: bytes) -> None:
-        try:
-            if not self._held:
-                end = data.find(END)
-                if 0 <= end < MAX_HEAD:
-                    self._begin(data, end + 4)
-                    return
-                end = find_end(data)
-            else:
-                searched = len(self._held)
-                self._held += data
-                end = find_end(self._held, searched)
-                if end >= 0:
-                    data, self._held = bytes(self._held), b""
-                    self._begin(data, end)
-            if end < 0 and self._state == _IDLE:
-                self._state = _HEAD
-                self._held = bytearray(data)
-                self._timeout.set(self.shared.head_timeout_s)
-        except BadRequest as error:
-            self._refuse(error)
+    def _take_head(self, data: bytes | bytearray) -> None:
+        """Takes a part of a head; raises `BadRequest`."""
+        searched = len(self._held)
+        if searched:
+            self._held += data
+            data = self._held
+        end = find_end(data, searched)
+        if end >= 0:
+            self._held = b""
+            self._begin(bytes(data), end)
+        elif self._state == _IDLE:
+            self._state = _HEAD
+            self._held = bytearray(data)
+            self._timeout.set(self.shared.head_timeout_s)
 
     def _begin(self, data: bytes, end: int) -> None:
         """Begins to answer the request whose head is the data up to `end`."""
         shared = self.shared
         parser = self._parser
-        is_all = len(data) == end
+        size = len(data)
         if self._is_new and data.startswith(_HTTP2_PREFACE):
             self._switch(partial(self._client.switch_to_http2, data))
             return
         self._is_new = False
-        parser.parse(data if is_all else data[:end])
+        parser.parse(data if size == end else data[:end])
+        line = parser.line
+        host, origin = parser.host, parser.origin
         is_websocket = parser.upgrade == b"websocket" and parser.may_upgrade
-        if shared.guard is not None:
-            shared.guard.check("" if is_websocket else parser.method, parser.host, parser.origin)
+        if shared.guard is not None and (origin is not None or host != self._known_host):
+            shared.guard.check("" if is_websocket else line.method, host, origin)
+            if origin is None:
+                self._known_host = host
         if is_websocket:
             self._switch(partial(self._client.switch_to_websocket, parser, data[end:]))
             return
-        path, _, query = parser.target.partition(b"?")
-        self._call = call = Call(self, parser, is_head=parser.method == "HEAD")
+        self._call = call = Call(self, parser)
         scope: dict[str, Any] = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1" if parser.is_http_1_1 else "1.0",
-            "method": parser.method,
+            "http_version": "1.1" if line.is_http_1_1 else "1.0",
+            "method": line.method,
             "scheme": shared.scheme,
-            "path": unquote(path.decode("ascii")) if b"%" in path else path.decode("ascii"),
-            "raw_path": path,
-            "query_string": query,
+            "path": line.path,
+            "raw_path": line.raw_path,
+            "query_string": line.query,
             "root_path": "",
             "headers": parser.headers,
             "client": self._peer,
@@ -262,27 +262,28 @@ class Http1Connection(Receiver):
             "extensions": call.extensions(),
         }
         length = parser.length
+        # The deadline of the idle connection stays, and counts for nothing in the state ANSWER.
         if length == 0:
             self._state = _ANSWER
-            self._timeout.stop()
-            if not is_all:
+            if size != end:
                 self._hold(data[end:])
-        elif length == len(data) - end:
+        elif length == size - end:
             self._state = _ANSWER
-            self._timeout.stop()
             call.give_whole_body(data[end:])
         else:
             self._state = _BODY
+            call.expect_body(is_asked_for=parser.expects)
             self._body = reader_of(length)
             self._body_began_at = shared.timeouts.now()
             self._received = 0
-            if not is_all:
+            if size != end:
                 self._take_body(data[end:])
             if self._state == _BODY:
                 self._set_timeout()
             elif self._state != _ANSWER:
                 return  # its body is malformed
-        self._runner.start(call, scope)
+        self._running += 1
+        shared.workers.start(call, scope)
 
     def _switch(self, switch: Callable[[], None]) -> None:
         """Hands the transport over to a connection that speaks another protocol."""
@@ -329,13 +330,14 @@ class Http1Connection(Receiver):
 
     # Ends.
 
-    def _call_ended(self, call: Call) -> None:
+    def call_ended(self, call: Call) -> None:
         """Handles that the application has returned."""
-        if not call.is_answered and not call.has_left:
+        self._running -= 1
+        if not (call.is_answered or call.has_left):
             if call.has_begun:
                 self.abort()  # the client must not take it for the whole answer
             else:
-                self._answer_with_error(500)
+                self._answer_with_error(503 if call.is_cut_off() else 500)
         if self._state == _CLOSED:
             self._release()
 
@@ -370,11 +372,9 @@ class Http1Connection(Receiver):
             self._end_sending()
 
     def _end_sending(self) -> None:
-        """Shuts down the server's side, and reads on for a moment.
-
-        Closing at once while there is unread input would make the kernel discard the answer, so
-        that a client whose upload is refused would not see why.
-        """
+        """Shuts down the server's side, and reads on for a moment."""
+        # Closing at once while there is unread input would make the kernel discard the answer, so
+        # that a client whose upload is refused would not see why.
         self._transport.end_sending()
         self._timeout.set(self.shared.linger_s)
 
@@ -391,15 +391,14 @@ class Http1Connection(Receiver):
         self._release()
 
     def _leave_transport(self) -> None:
-        """Ends what refers to the transport, and the parked task."""
+        """Ends what refers to the transport."""
         self._state = _CLOSED
         self._timeout.close()
         self.shared.remove(self)
         self._held = b""
-        self._runner.close()
 
     def _release(self) -> None:
-        if self._state == _CLOSED and not self._runner.running:
+        if self._state == _CLOSED and not self._running:
             released, self._released = self._released, None
             if released is not None:
                 released()
@@ -429,6 +428,8 @@ class Http1Connection(Receiver):
             return
         if self._state == _ENDING:
             self._close()
+            return
+        if self._state == _ANSWER:
             return
         # A busy event loop may not yet have read what arrived before the deadline.
         if self._transport.has_unread():

@@ -9,7 +9,9 @@ is refused, since a request that two of them delimit differently can hide anothe
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
@@ -44,16 +46,41 @@ _SPECIAL: Final = frozenset(
 )
 
 
-class HeadParser:
-    """Parses the heads of one connection's requests, one at a time.
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """What the first line of a head says.
 
     Attributes:
         method: The method, as sent.
         target: The path and query, as sent.
+        path: The path, with what is percent-encoded in it decoded.
+        raw_path: The path, as sent.
+        query: The query, as sent.
+        is_http_1_1: Whether the version is 1.1; it is 1.0 otherwise.
+    """
+
+    method: str
+    target: bytes
+    path: str
+    raw_path: bytes
+    query: bytes
+    is_http_1_1: bool
+
+
+# The request lines that llhttp takes as they are. Most requests have one of a few.
+_request_lines: Final[dict[bytes, RequestLine]] = {}
+_MOST_LINES: Final = 512
+_LONGEST_LINE: Final = 256
+
+
+class HeadParser:
+    """Parses the heads of one connection's requests, one at a time.
+
+    Attributes:
+        line: The request line.
         headers: The names, in lower case, and the values of the headers.
         host: The host that the request is for.
         origin: The origin of the page that sends it; None if it does not say.
-        is_http_1_1: Whether the version is 1.1; it is 1.0 otherwise.
         length: How many bytes the body has; None if it is chunked.
         keeps_alive: Whether the client may send another request after this one.
         expects: Whether the client waits to be asked for its body.
@@ -66,19 +93,17 @@ class HeadParser:
         "expects",
         "headers",
         "host",
-        "is_http_1_1",
         "keeps_alive",
         "length",
-        "method",
+        "line",
         "origin",
-        "target",
         "upgrade",
     )
 
-    method: str
-    target: bytes
+    line: RequestLine
     headers: list[tuple[bytes, bytes]]
     length: int | None
+    _hosts: int
     origin: bytes | None
 
     def __init__(self) -> None:
@@ -94,19 +119,34 @@ class HeadParser:
             BadRequest: It is malformed, too long, or others may read it differently.
         """
         self.headers = []
-        self.length = 0
-        self.is_http_1_1 = self.keeps_alive = True
+        self.length = self._hosts = 0
         self.expects = False
-        self.upgrade = b""
-        self.host = b""
+        self.host = self.upgrade = b""
         self.origin = None
-        self._hosts = 0
+        text = head[: head.find(b"\r\n")]
+        line = _request_lines.get(text)
+        if line is not None:
+            self.line = line
+            self.keeps_alive = line.is_http_1_1
+            self._feed(head)
+        else:
+            self._parse_unknown(text, head)
+        self._check_hosts()
+        if len(head) > _LONG:
+            self._check_size()
+        if self.length != 0 or not self.keeps_alive:
+            self._parser = None  # it waits for the body, or takes no further request
+            self._check_length()
+
+    def _parse_unknown(self, text: bytes, head: bytes) -> None:
+        """Parses a head whose request line is not known."""
         # llhttp accepts more request lines: with two spaces, after empty lines, of other versions.
         try:
-            given, target, version = head[: head.find(b"\r\n")].split(b" ")
+            given, target, version = text.split(b" ")
         except ValueError:
             raise BadRequest(400, "a malformed request line") from None
         method = _PLAIN_METHODS.get(given)
+        is_plain = method is not None
         if method is None:
             if not _METHOD.fullmatch(given):
                 raise BadRequest(400, "a malformed method")
@@ -118,12 +158,22 @@ class HeadParser:
             head = b"POST" + head[len(given) :]
         if b"\n" in target or b"\r" in target:
             raise BadRequest(400, "a line break in the request line")
-        self.method = method
-        self.target = target
-        if version != b"HTTP/1.1":
-            if version != b"HTTP/1.0":
-                raise BadRequest(400, "another version than HTTP/1.1 or HTTP/1.0")
-            self.is_http_1_1 = self.keeps_alive = False
+        if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+            raise BadRequest(400, "another version than HTTP/1.1 or HTTP/1.0")
+        self.keeps_alive = is_http_1_1 = version == b"HTTP/1.1"
+        self.line = _line(method, target, is_http_1_1=is_http_1_1)
+        self._feed(head)
+        if target[0] != _SLASH:
+            target, self.headers = in_origin_form(method, target, self.headers)
+            self.line = _line(method, target, is_http_1_1=is_http_1_1)
+            self.host = dict(self.headers).get(b"host", b"")
+        elif is_plain and len(text) <= _LONGEST_LINE:
+            if len(_request_lines) >= _MOST_LINES:
+                _request_lines.clear()
+            _request_lines[text] = self.line
+
+    def _feed(self, head: bytes) -> None:
+        """Has llhttp parse a head."""
         parser = self._parser
         if parser is None:
             self._parser = parser = HttpRequestParser(self)
@@ -135,42 +185,34 @@ class HeadParser:
             if isinstance(error.__context__, BadRequest):
                 raise error.__context__ from None
             raise BadRequest(400, str(error)) from None
-        self._check_hosts()
-        if len(head) > _LONG:
-            self._check_size()
-        if target[0] != _SLASH:
-            self.target, self.headers = in_origin_form(method, target, self.headers)
-            self.host = dict(self.headers).get(b"host", b"")
-        if self.length != 0 or not self.keeps_alive:
-            self._parser = None  # it waits for the body, or takes no further request
-            self._check_length()
 
     @property
     def may_upgrade(self) -> bool:
         """Whether the request may be one to change the protocol."""
-        return self.method == "GET" and self.length == 0 and self.is_http_1_1
+        return self.line.method == "GET" and self.length == 0 and self.line.is_http_1_1
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Takes a header from llhttp."""
         name = name.lower()
-        self.headers.append((name, value.rstrip(b" \t")))
+        value = value.rstrip(b" \t")
+        self.headers.append((name, value))
         if name in _SPECIAL:
             if name == b"host":
                 self._hosts += 1
                 self.host = value
             else:
-                self._take_special(name, value.rstrip(b" \t"))
+                self._take_special(name, value)
 
     def _check_hosts(self) -> None:
-        if self._hosts != 1 and (self._hosts or self.is_http_1_1):
+        if self._hosts != 1 and (self._hosts or self.line.is_http_1_1):
             raise BadRequest(400, f"{self._hosts} Host headers")
 
     def _check_length(self) -> None:
-        if self.length is None and not self.is_http_1_1:
+        if self.length is None and not self.line.is_http_1_1:
             raise BadRequest(400, "a chunked body in HTTP/1.0")
 
     def _check_size(self) -> None:
-        if len(self.target) > _MAX_TARGET:
+        if len(self.line.target) > _MAX_TARGET:
             raise BadRequest(414, f"a target of more than {_MAX_TARGET} bytes")
         if len(self.headers) > _MAX_HEADERS:
             raise BadRequest(431, f"more than {_MAX_HEADERS} headers")
@@ -191,9 +233,18 @@ class HeadParser:
             case b"origin":
                 self.origin = value
             case b"expect":
-                self.expects = self.is_http_1_1 and value.lower() == b"100-continue"
+                self.expects = self.line.is_http_1_1 and value.lower() == b"100-continue"
             case _:
                 self.upgrade = value.lower()
+
+
+def _line(method: str, target: bytes, *, is_http_1_1: bool) -> RequestLine:
+    raw_path, _, query = target.partition(b"?")
+    # What is not ASCII is refused by llhttp.
+    path = raw_path.decode("latin-1")
+    return RequestLine(
+        method, target, unquote(path) if "%" in path else path, raw_path, query, is_http_1_1
+    )
 
 
 def _tokens(value: bytes) -> list[bytes]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import select
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 from typing_extensions import override
@@ -20,6 +19,8 @@ from typing_extensions import override
 from shoal.http.server.sockets.transport import Poller, Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from anyio.abc import TaskGroup
 
     from shoal.batching.loops.parking import Parking
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shoal.server")
 
 _REPORTS_AT_ONCE: Final = 256
+_ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 class EpollPoller(Poller):
@@ -91,60 +93,83 @@ class TaskPoller(Poller):
 
     def __init__(self) -> None:
         self._tasks: TaskGroup | None = None
-        self._wanted: dict[Transport, anyio.Event] = {}
+        # Wakes a transport's task where it waits for something else than input.
+        self._again: dict[Transport, anyio.Event] = {}
+        # The transports for whose sockets a task waits to take more data. There is one such task at
+        # most, since an event loop lets only one task wait for a socket to be writable.
+        self._sending: set[Transport] = set()
 
     @override
     def add(self, transport: Transport) -> None:
-        assert self._tasks is not None
-        self._wanted[transport] = anyio.Event()
-        self._tasks.start_soon(self._watch, transport)
+        self._start(self._watch, transport)
 
     @override
     def remove(self, transport: Transport) -> None:
-        wanted = self._wanted.pop(transport, None)
-        if wanted is not None:
-            wanted.set()
-            anyio.notify_closing(transport.fd)
+        again = self._again.pop(transport, None)
+        if again is not None:
+            again.set()
+        anyio.notify_closing(transport.fd)
 
     @override
     def report_again(self, transport: Transport) -> None:
-        wanted = self._wanted.get(transport)
-        if wanted is not None:
-            wanted.set()
+        again = self._again.get(transport)
+        if again is not None:
+            again.set()
 
     @override
     def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
-        if is_wanted and transport in self._wanted:
-            assert self._tasks is not None
-            self._tasks.start_soon(self._watch_sending, transport)
+        if is_wanted and transport not in self._sending:
+            self._sending.add(transport)
+            self._start(self._watch_sending, transport)
 
     @override
     async def run(self) -> None:
         async with anyio.create_task_group() as self._tasks:
             await anyio.sleep_forever()
 
-    async def _watch(self, transport: Transport) -> None:
-        while transport.is_open:
-            if transport.is_paused:
-                self._wanted[transport] = wanted = anyio.Event()
-                await wanted.wait()
-            else:
-                with suppress(anyio.ClosedResourceError):
-                    await anyio.wait_readable(transport.fd)
-                    self._report(transport, select.POLLIN)
+    def _start(
+        self, watch: Callable[[Transport], Coroutine[Any, Any, None]], transport: Transport
+    ) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(self._run, watch, transport)
 
-    async def _watch_sending(self, transport: Transport) -> None:
-        while transport.is_open and transport.unsent:
-            with suppress(anyio.ClosedResourceError):
-                await anyio.wait_writable(transport.fd)
-                self._report(transport, select.POLLOUT)
-
-    def _report(self, transport: Transport, events: int) -> None:
+    async def _run(
+        self, watch: Callable[[Transport], Coroutine[Any, Any, None]], transport: Transport
+    ) -> None:
         try:
-            if transport.is_open:
-                transport.ready(events)
+            await watch(transport)
+        except anyio.ClosedResourceError:
+            pass  # the transport was closed
         except Exception as error:
             _contain(transport, error)
+
+    async def _watch(self, transport: Transport) -> None:
+        while transport.is_open:
+            self._again[transport] = again = anyio.Event()
+            if transport.is_paused:
+                await again.wait()
+                continue
+            await anyio.wait_readable(transport.fd)
+            events = _events_at(transport.fd)
+            transport.ready(events)
+            if events & _ENDED:
+                # The end stays readable. It is reported once, or again when that is asked for.
+                await again.wait()
+
+    async def _watch_sending(self, transport: Transport) -> None:
+        try:
+            while transport.is_open and transport.unsent:
+                await anyio.wait_writable(transport.fd)
+                transport.ready(select.POLLOUT)
+        finally:
+            self._sending.discard(transport)
+
+
+def _events_at(fd: int) -> int:
+    """Returns what there is to report about reading from a socket."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN | _ENDED)
+    return next((events for _, events in poll.poll(0)), 0)
 
 
 def _contain(transport: Transport, error: Exception) -> None:

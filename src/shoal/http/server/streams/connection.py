@@ -1,7 +1,7 @@
 """A connection that speaks HTTP/2 or WebSocket: a task that reads, and the application's calls.
 
-The counterpart of Hypercorn's ``TCPServer`` and ``TaskGroup``. It differs where those allow one
-client to harm others:
+With `StreamCalls`, it is the counterpart of Hypercorn's ``TCPServer`` and ``TaskGroup``. It differs
+where those allow one client to harm others:
 
 - An error in any of its tasks ends this connection and is logged once. (Stock: it reaches the
   server's nursery and ends the process.)
@@ -21,38 +21,27 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
-import anyio.lowlevel
 from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.events import StreamClosed
-from hypercorn.protocol.http_stream import ASGIHTTPState
 from hypercorn.protocol.ws_stream import WSStream
 from typing_extensions import override
 
-from shoal.http.server.http1.bad_request import BadRequest
 from shoal.http.server.listeners import host_and_port, spelled
 from shoal.http.server.log_errors import contained
 from shoal.http.server.sockets.timeouts import Timeout, time_to_send_s
 from shoal.http.server.sockets.transport import Receiver
+from shoal.http.server.streams.calls import StreamCalls
 from shoal.http.server.streams.http2 import Http2
-from shoal.http.server.streams.inbox import Inbox
 from shoal.http.server.streams.websocket import Http1WebSocket
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
-    from anyio.abc import TaskGroup as AnyioTaskGroup
-    from hypercorn.config import Config
     from hypercorn.typing import (
         AppWrapper,
-        ASGIReceiveEvent,
-        ASGISendEvent,
         ConnectionState,
-        Scope,
         TaskGroup,
         WorkerContext,
     )
-    from starlette.types import Receive, Send
-    from starlette.types import Scope as AppScope
 
     from shoal.http.server.http1.head import HeadParser
     from shoal.http.server.shared import Shared
@@ -63,8 +52,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shoal.server")
 
 _MOST_UNREAD: Final = 2**16
-# A client that opens streams and resets them at once leaves calls that have not noticed the reset.
-_CALLS_PER_STREAM: Final = 2
 
 
 class StreamConnection(Receiver):
@@ -95,13 +82,11 @@ class StreamConnection(Receiver):
         self._finishing = False
         self._closed = False
         self._waiters: list[Any] = []
-        # One for each running call of the application.
-        self._inboxes: set[Inbox] = set()
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._is_pinged = False
         self._idle_since: float | None = None
         self._has_late_chance = False
-        self._tasks: AnyioTaskGroup | None = None
+        self._calls: StreamCalls | None = None  # from when its task runs
         self._protocol: StreamProtocol
 
     def start_http2(self, received: bytes) -> None:
@@ -118,7 +103,7 @@ class StreamConnection(Receiver):
                 cast("AppWrapper", shared.app),
                 config,
                 cast("WorkerContext", context),
-                cast("TaskGroup", self),
+                cast("TaskGroup", self._calls),
                 cast("ConnectionState", shared.state),
                 shared.scheme == "https",
                 self._peer,
@@ -146,7 +131,7 @@ class StreamConnection(Receiver):
                 cast("AppWrapper", shared.app),
                 config,
                 cast("WorkerContext", context),
-                cast("TaskGroup", self),
+                cast("TaskGroup", self._calls),
                 shared.scheme == "https",
                 self._peer,
                 self._name,
@@ -158,9 +143,14 @@ class StreamConnection(Receiver):
 
     def drain(self) -> None:
         """Closes when no stream is open any more; a client may open one very soon."""
-        if self._tasks is not None and not self._closed:
+        if self._calls is not None and not self._closed:
             self._set_timeout()
-            self._tasks.start_soon(self._close_websockets)
+            self._calls.spawn(self._close_websockets)
+
+    def end_early(self) -> None:
+        """Asks for the end of the answers; answers 503 where the application can't be asked."""
+        if self._calls is not None and not self._finishing:
+            self._calls.end_early()
 
     def abort(self) -> None:
         """Closes the socket by force; data that the client has not received is discarded."""
@@ -182,11 +172,8 @@ class StreamConnection(Receiver):
         self._client_ended = True
         if self._finishing:
             self._close()
-        # At once, since the reader may wait for one of these calls to read its body. WebSockets are
-        # told in their turn, after the messages that came before.
-        for inbox in self._inboxes:
-            if inbox.kind == "http":
-                inbox.disconnect()
+        if self._calls is not None:
+            self._calls.client_ended()
         self._wake()
 
     @override
@@ -212,7 +199,7 @@ class StreamConnection(Receiver):
         try:
             with self._shared.faults.contained(spelled(self._peer or "")):
                 async with anyio.create_task_group() as tasks:
-                    self._tasks = tasks
+                    self._calls = StreamCalls(self._shared, tasks, self._set_timeout, self._close)
                     try:
                         await begin()
                         await self._read()
@@ -224,7 +211,6 @@ class StreamConnection(Receiver):
                         raise
         finally:
             self._close()
-            self._shared.remove(self)
             self._released()
 
     async def _read(self) -> None:
@@ -239,94 +225,6 @@ class StreamConnection(Receiver):
                 return
             else:
                 await self._change()
-
-    # The two methods that Hypercorn's protocols call on their task group.
-
-    async def spawn_app(
-        self,
-        app: AppWrapper,
-        config: Config,
-        scope: Scope,
-        send: Callable[[ASGISendEvent | None], Awaitable[None]],
-    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
-        """Starts one call of the application; returns the function that passes it messages."""
-        if len(self._inboxes) >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
-            raise RuntimeError(f"{len(self._inboxes)} calls are running on one connection")
-        inbox = Inbox(scope["type"], config.max_app_queue_size)
-        stream: Any = getattr(send, "__self__", None)
-        if self._shared.guard is not None:
-            try:
-                request = cast("AppScope", scope)
-                self._shared.guard.check_headers(request.get("method", ""), request["headers"])
-            except BadRequest as error:
-                inbox.close()
-                self.spawn(self._refuse, stream, error.status)
-                return inbox.put
-        self._inboxes.add(inbox)
-        if inbox.kind == "http":
-            inbox.await_body(self._shared, partial(self.spawn, self._give_up_body, stream, inbox))
-        self.spawn(self._call, scope, inbox, send)
-        return inbox.put
-
-    async def _refuse(self, stream: Any, status: int) -> None:
-        """Answers a stream without calling the application."""
-        await stream._send_error_response(status)
-        await stream.send(StreamClosed(stream_id=stream.stream_id))
-
-    async def _give_up_body(self, stream: Any, inbox: Inbox) -> None:
-        """Ends a stream whose client does not send the rest of its body."""
-        if stream.state is ASGIHTTPState.REQUEST:
-            await stream._send_error_response(408)
-        stream.closed = True
-        inbox.disconnect()
-        await stream.send(StreamClosed(stream_id=stream.stream_id))
-
-    def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
-        """Starts a task for the protocol."""
-        assert self._tasks is not None
-        self._tasks.start_soon(func, *args)
-
-    async def _call(
-        self,
-        scope: Scope,
-        inbox: Inbox,
-        send: Callable[[ASGISendEvent | None], Awaitable[None]],
-    ) -> None:
-        app_scope = cast("AppScope", scope)
-
-        async def send_or_stop(message: ASGISendEvent) -> None:
-            # A send can be cancelled here only, before it has changed any state. A send that is
-            # dropped is still a checkpoint, so that an endless stream does not block the loop.
-            if inbox.is_over:
-                await anyio.lowlevel.checkpoint()
-            else:
-                await anyio.lowlevel.checkpoint_if_cancelled()
-            await send(message)
-
-        if scope["type"] == "http":
-            app_scope["extensions"]["shoal.disconnect"] = {
-                "when_left": inbox.when_left,
-                "send_timeout_s": self._shared.send_timeout_s,
-            }
-        self._shared.started += 1
-        try:
-            try:
-                # The raw path is printable ASCII, so it can't forge a line of the log.
-                with contained("the application failed on %r", app_scope.get("raw_path")):
-                    await self._shared.app(
-                        app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
-                    )
-            except BaseException:
-                # The server is cancelled: the client must not be told that the call failed.
-                self._close()
-                raise
-            finally:
-                inbox.close()
-                await send(None)
-        finally:
-            self._inboxes.discard(inbox)
-            self._shared.finished += 1
-            self._set_timeout()
 
     async def _handle_event(self, event: Event) -> None:
         # Called by the protocol. Only the first kind of event may wait, and it is shielded: see the
@@ -350,9 +248,8 @@ class StreamConnection(Receiver):
 
     async def _disconnect(self) -> None:
         await self._protocol.handle(Closed())
-        # The protocol skips streams that it has refused itself.
-        for inbox in self._inboxes:
-            inbox.disconnect()
+        if self._calls is not None:
+            self._calls.disconnect()
 
     async def _close_websockets(self) -> None:
         with contained("closing a WebSocket failed"):
@@ -384,6 +281,7 @@ class StreamConnection(Receiver):
             self._finishing = self._closed = True
             self._timeout.close()
             self._transport.close()
+            self._shared.remove(self)
             self._wake()
 
     def _wake(self) -> None:
@@ -440,10 +338,10 @@ class StreamConnection(Receiver):
 
     def _check_websockets(self) -> None:
         """Ends a connection whose WebSockets' client gives no sign of life when asked for one."""
-        if self._protocol.has_websockets:
+        if self._calls is not None and self._protocol.has_websockets:
             if self._is_pinged and not self._has_more():
                 self.abort()
                 return
             self._is_pinged = True
-            self.spawn(self._protocol.ping)
+            self._calls.spawn(self._protocol.ping)
         self._timeout.set(self._shared.ping_interval_s)

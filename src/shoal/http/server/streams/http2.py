@@ -22,7 +22,7 @@ from hypercorn.protocol.ws_stream import WSStream
 from shoal.http.requests.header_check import check_headers
 from shoal.http.server.hypercorn import Context
 from shoal.http.server.sockets.timeouts import time_to_send_s
-from shoal.http.server.streams.websocket import bound_messages, close_websocket, is_open, ping
+from shoal.http.server.streams.websocket import close_websocket, harden, is_open, ping
 
 
 class _BoundedBuffer(StreamBuffer):
@@ -162,7 +162,7 @@ class Http2(H2Protocol):
         await super()._create_stream(request)
         stream = self.streams.get(request.stream_id)
         if isinstance(stream, WSStream):
-            bound_messages(stream)
+            harden(stream)
 
     async def _reset(self, stream_id: int, code: h2.errors.ErrorCodes) -> None:
         with suppress(h2.exceptions.ProtocolError):  # the client has reset it first

@@ -47,6 +47,7 @@ class Inbox:
         "_disconnect",
         "_disconnect_was_read",
         "_from_server",
+        "_is_cut_off",
         "_on_left",
         "_timeout",
         "_to_app",
@@ -67,6 +68,7 @@ class Inbox:
         self._disconnect_was_read = False
         self._on_left: Callable[[], object] | None = None
         self._timeout: BodyTimeout | None = None
+        self._is_cut_off = False
         self.is_over = False
 
     def await_body(self, shared: Shared, give_up: Callable[[], object]) -> None:
@@ -74,10 +76,18 @@ class Inbox:
         self._timeout = BodyTimeout(shared.timeouts, shared.body_timeout_s, give_up)
 
     def when_left(self, callback: Callable[[], object] | None) -> None:
-        """Sets what is called once when the client leaves; at once if it has left already."""
+        """Sets what is called once when the client leaves, or when the call is cut off.
+
+        It is called at once if either has happened already.
+        """
         self._on_left = callback
-        if callback is not None and self.is_over:
+        if callback is not None and (self.is_over or self._is_cut_off):
+            self._on_left = None
             callback()
+
+    def is_cut_off(self) -> bool:
+        """Whether the server ends, and waits a moment for the end of the answer."""
+        return self._is_cut_off and not self.is_over
 
     async def put(self, message: ASGIReceiveEvent) -> None:
         """Passes the application its next message; a disconnect is the last one."""
@@ -109,10 +119,12 @@ class Inbox:
         self._to_app.close()
         if self._timeout is not None:
             self._timeout.close()
-        on_left, self._on_left = self._on_left, None
-        if on_left is not None:
-            with contained("a callback for the client's leaving failed"):
-                on_left()
+        self._call_back()
+
+    def end_early(self) -> bool:
+        """Asks the application to end its answer; returns whether it could be asked."""
+        self._is_cut_off = True
+        return self._call_back()
 
     async def receive(self) -> ASGIReceiveEvent:
         """Returns the next message; after the last one, the disconnect at each call."""
@@ -143,3 +155,11 @@ class Inbox:
         self._to_app.close()
         if self._timeout is not None:
             self._timeout.close()
+
+    def _call_back(self) -> bool:
+        on_left, self._on_left = self._on_left, None
+        if on_left is None:
+            return False
+        with contained("a callback for the client's leaving failed"):
+            on_left()
+        return True

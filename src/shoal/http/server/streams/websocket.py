@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hypercorn.typing import ConnectionState as LifespanState
+    from hypercorn.typing import WebsocketAcceptEvent
 
     from shoal.http.server.http1.head import HeadParser
 
@@ -32,7 +33,13 @@ _STREAM_ID: Final = 1
 _NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
 
 
-def bound_messages(stream: WSStream) -> None:
+def harden(stream: WSStream) -> None:
+    """Mends what the stock class does wrong."""
+    _bound_messages(stream)
+    _close_late(stream)
+
+
+def _bound_messages(stream: WSStream) -> None:
     """Makes a WebSocket end at a message that is too large.
 
     The stock class goes on to collect the message, without bound.
@@ -67,6 +74,18 @@ def bound_messages(stream: WSStream) -> None:
                 await stream.send(StreamClosed(stream_id=stream.stream_id))
 
     stream._handle_events = handle_events  # type: ignore[method-assign]
+
+
+def _close_late(stream: Any) -> None:
+    """Makes a WebSocket that is accepted during the drain close, as those that were open do."""
+    accept_it = stream._accept
+
+    async def accept(message: WebsocketAcceptEvent) -> None:
+        await accept_it(message)
+        if stream.context.terminated.is_set():
+            await close_websocket(stream)
+
+    stream._accept = accept
 
 
 def is_open(stream: object) -> bool:
@@ -109,7 +128,7 @@ class Http1WebSocket:
         date: Callable[[], bytes],
     ) -> None:
         self._stream = make(self._stream_send, _STREAM_ID)
-        bound_messages(self._stream)
+        harden(self._stream)
         self._send = send
         self._date = date
         self._is_chunked = False
@@ -137,8 +156,8 @@ class Http1WebSocket:
                 stream_id=_STREAM_ID,
                 headers=[each for each in parser.headers if each[0] not in _NOT_PASSED_ON],
                 http_version="1.1",
-                method=parser.method,
-                raw_path=parser.target,
+                method=parser.line.method,
+                raw_path=parser.line.target,
                 state=state,
             )
         )

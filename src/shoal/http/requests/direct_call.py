@@ -1,0 +1,63 @@
+"""What the server of this package offers an application that it calls itself.
+
+ASGI has an application wait in a task until its answer is complete. With a direct call the
+application may return while the call that it has made waits in a batch, and is resumed at its end.
+So one task serves many requests, and none is switched to for a request alone. An application that
+is called through other code, such as middleware, can't do so, since that code takes its return for
+the end of the answer; see `Exchange.direct`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Scope
+
+
+class DirectCall(Protocol):
+    """A call of the application by the server; `send` of ASGI is a method of the same object."""
+
+    is_direct_call: Literal[True]
+
+    def whole_body(self) -> bytes | None:
+        """Returns the body of the request, once; None if it is to be received in parts."""
+        ...
+
+    def when_left(self, callback: Callable[[], object] | None) -> None:
+        """Sets what is called once when the client leaves; as in the extension of ASGI."""
+        ...
+
+    def is_cut_off(self) -> bool:
+        """Returns whether the server ends, and waits a moment for the end of the answer."""
+        ...
+
+    def heartbeat(self, after_s: float, data: bytes) -> None:
+        """Sends data whenever the answer was silent for a time; as in the extension of ASGI."""
+        ...
+
+    def suspend(self, scope: Scope, resume: Callable[[], Awaitable[None]]) -> None:
+        """Lets the application return before its answer, which it gives when it is resumed.
+
+        Args:
+            scope: The scope of the call.
+            resume: Awaited once, after `resume` was called.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Goes on with a call that was suspended, soon; does nothing with another one."""
+        ...
+
+    def answer(self, status: int, fields: bytes, body: bytes) -> None:
+        """Sends a whole answer.
+
+        Args:
+            status: The status.
+            fields: The lines of its header, each with a line break before it. The server adds those
+                that delimit the body.
+            body: The body; for ``HEAD`` its length is sent only.
+        """
+        ...

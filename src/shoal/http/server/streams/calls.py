@@ -1,0 +1,181 @@
+"""The calls of the application on one connection that speaks HTTP/2 or WebSocket.
+
+What Hypercorn's protocols use as their task group: they start calls and tasks by it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import anyio.lowlevel
+from hypercorn.protocol.events import StreamClosed
+from hypercorn.protocol.http_stream import ASGIHTTPState
+from hypercorn.protocol.ws_stream import ASGIWebsocketState
+
+from shoal.http.server.http1.bad_request import BadRequest
+from shoal.http.server.log_errors import contained
+from shoal.http.server.streams.inbox import Inbox
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from anyio.abc import TaskGroup
+    from hypercorn.config import Config
+    from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, Scope
+    from starlette.types import Receive, Send
+    from starlette.types import Scope as AppScope
+
+    from shoal.http.server.shared import Shared
+
+# A client that opens streams and resets them at once leaves calls that have not noticed the reset.
+_CALLS_PER_STREAM: Final = 2
+_NOT_BEGUN: Final = frozenset({ASGIHTTPState.REQUEST, ASGIWebsocketState.HANDSHAKE})
+
+
+class StreamCalls:
+    """The calls of the application on one connection.
+
+    Args:
+        shared: The state of the address.
+        tasks: The tasks of the connection.
+        ended: Called when a call has ended.
+        failed: Called, before that, if what it raised must not be suppressed.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        tasks: TaskGroup,
+        ended: Callable[[], object],
+        failed: Callable[[], object],
+    ) -> None:
+        self._shared = shared
+        self._tasks = tasks
+        self._ended = ended
+        self._failed = failed
+        # Those that are running, each with its stream.
+        self._running: dict[Inbox, Any] = {}
+
+    # The two methods that Hypercorn's protocols call.
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Starts one call of the application; returns the function that passes it messages."""
+        if len(self._running) >= _CALLS_PER_STREAM * config.h2_max_concurrent_streams:
+            raise RuntimeError(f"{len(self._running)} calls are running on one connection")
+        inbox = Inbox(scope["type"], config.max_app_queue_size)
+        stream: Any = getattr(send, "__self__", None)
+        if self._shared.guard is not None:
+            try:
+                request = cast("AppScope", scope)
+                self._shared.guard.check_headers(request.get("method", ""), request["headers"])
+            except BadRequest as error:
+                inbox.close()
+                self.spawn(self._refuse, stream, error.status)
+                return inbox.put
+        self._running[inbox] = stream
+        if inbox.kind == "http":
+            give_up = partial(self.spawn, self._end, stream, inbox, 408)
+            inbox.await_body(self._shared, give_up)
+        self.spawn(self._call, scope, stream, inbox, send)
+        return inbox.put
+
+    def spawn(self, func: Callable[..., Coroutine[Any, Any, object]], *args: Any) -> None:
+        """Starts a task for the protocol."""
+        self._tasks.start_soon(func, *args)
+
+    # The connection's side.
+
+    def client_ended(self) -> None:
+        """Tells the calls that the client has ended its side.
+
+        At once, since the reader may wait for one of them to read its body. WebSockets are told in
+        their turn, after the messages that came before.
+        """
+        for inbox in tuple(self._running):
+            if inbox.kind == "http":
+                inbox.disconnect()
+
+    def disconnect(self) -> None:
+        """Tells the calls that the client is gone; the protocol skips those it has refused."""
+        for inbox in tuple(self._running):
+            inbox.disconnect()
+
+    def end_early(self) -> None:
+        """Asks the calls for the end of their answers; answers 503 where one can't be asked."""
+        for inbox, stream in tuple(self._running.items()):
+            if not inbox.end_early() and not _has_begun(stream):
+                self.spawn(self._end, stream, inbox, 503)
+
+    async def _refuse(self, stream: Any, status: int) -> None:
+        """Answers a stream without calling the application."""
+        await stream._send_error_response(status)
+        await stream.send(StreamClosed(stream_id=stream.stream_id))
+
+    async def _end(self, stream: Any, inbox: Inbox, status: int) -> None:
+        """Ends a stream in place of the application, with an error unless it has answered."""
+        if stream.closed:
+            return
+        stream.closed = True
+        inbox.disconnect()
+        if _has_begun(stream):
+            await stream.send(StreamClosed(stream_id=stream.stream_id))
+        else:
+            await self._refuse(stream, status)
+
+    async def _call(
+        self,
+        scope: Scope,
+        stream: Any,
+        inbox: Inbox,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> None:
+        app_scope = cast("AppScope", scope)
+
+        async def send_or_stop(message: ASGISendEvent) -> None:
+            # A send can be cancelled here only, before it has changed any state. A send that is
+            # dropped is still a checkpoint, so that an endless stream does not block the loop.
+            if inbox.is_over:
+                await anyio.lowlevel.checkpoint()
+            else:
+                await anyio.lowlevel.checkpoint_if_cancelled()
+            await send(message)
+
+        if scope["type"] == "http":
+            app_scope["extensions"]["shoal.disconnect"] = {
+                "when_left": inbox.when_left,
+                "is_cut_off": inbox.is_cut_off,
+                "send_timeout_s": self._shared.send_timeout_s,
+            }
+        self._shared.started += 1
+        try:
+            try:
+                # The raw path is printable ASCII, so it can't forge a line of the log.
+                with contained("the application failed on %r", app_scope.get("raw_path")):
+                    await self._shared.app(
+                        app_scope, cast("Receive", inbox.receive), cast("Send", send_or_stop)
+                    )
+            except BaseException:
+                # The server is cancelled: the client must not be told that the call failed.
+                self._failed()
+                raise
+            finally:
+                inbox.close()
+                if inbox.is_cut_off() and not _has_begun(stream):
+                    await self._end(stream, inbox, 503)
+                await send(None)
+        finally:
+            del self._running[inbox]
+            self._shared.finished += 1
+            self._ended()
+
+
+def _has_begun(stream: Any) -> bool:
+    """Returns whether the application has begun to answer; its answer may be under way yet."""
+    return stream.state not in _NOT_BEGUN or hasattr(stream, "response")

@@ -1,0 +1,186 @@
+"""The tasks that call the application, for all connections of an address.
+
+Most calls end, or give their task back, without waiting: the body is there, and the kernel takes
+the answer at once. One task makes many such calls one after the other. A task for each connection
+would cost a switch of tasks for each request, which is more than all the rest of a small request.
+
+Before a worker makes a call while more are ready, it wakes another worker. If the call waits, that
+one goes on in the next pass of the event loop, and from then on each call that is ready gets a
+worker at once, until a call ends without waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from contextvars import copy_context
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio.lowlevel
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from anyio.abc import TaskGroup
+    from starlette.types import ASGIApp, Message, Scope
+
+    from shoal.batching.loops.parking import Parking
+
+_log = logging.getLogger("shoal.server")
+
+_MOST_IDLE: Final = 64
+_CALLS_WITHOUT_CHECKPOINT: Final = 64
+
+
+class Served(Protocol):
+    """The application of an address, and how many calls of it have begun and ended."""
+
+    app: ASGIApp
+    started: int
+    finished: int
+
+
+class CallToMake(Protocol):
+    """What a worker needs of a call."""
+
+    @property
+    def suspended(self) -> object:
+        """What the application goes on with after it has returned; None if it does not."""
+        ...
+
+    async def receive(self) -> Message:
+        """Receives for the application; see ASGI."""
+        ...
+
+    async def send(self, message: Message) -> None:
+        """Sends for the application; see ASGI."""
+        ...
+
+    def end(self) -> None:
+        """Handles that the application has returned for good."""
+        ...
+
+    def abort(self) -> None:
+        """Closes the connection by force."""
+        ...
+
+
+class Workers:
+    """Calls the application, in tasks that are parked while there is nothing to do.
+
+    A worker that the application has changed ends after that call: one that has context variables
+    which the next call must not see, or is in a cancel scope that the application has not left.
+
+    Args:
+        served: The application.
+        parking: The event loop's way to wait.
+        tasks: The tasks of the connections.
+    """
+
+    def __init__(self, served: Served, parking: Parking, tasks: TaskGroup) -> None:
+        self._served = served
+        self._parking = parking
+        self._tasks = tasks
+        self._context = copy_context()  # what each worker starts with
+        self._ready: deque[tuple[CallToMake, Scope, Callable[[], Awaitable[None]] | None]]
+        self._ready = deque()
+        self._started = 0
+        self._idle: list[Any] = []  # the waiters of the parked workers
+        self._coming = 0  # workers that were woken, and have not run since
+        # The call that was begun last, until it ends or gives its task back.
+        self._current: CallToMake | None = None
+        # Whether the last call did not wait, so that one worker is enough.
+        self._is_one_enough = True
+        self._is_closed = False
+
+    def start(
+        self, call: CallToMake, scope: Scope, resume: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Calls the application soon.
+
+        Args:
+            call: The call.
+            scope: Its scope.
+            resume: Awaited in place of the application, to go on with a call that was suspended.
+        """
+        if self._is_closed:
+            return
+        self._ready.append((call, scope, resume))
+        self._started += 1
+        if not self._coming or not (self._is_one_enough or self._coming >= len(self._ready)):
+            self._wake_one()
+
+    def close(self) -> None:
+        """Ends the workers, those that are in a call after it."""
+        self._is_closed = True
+        for waiter in self._idle:
+            self._parking.wake(waiter)
+        self._idle.clear()
+
+    def _wake_one(self) -> None:
+        self._coming += 1
+        if self._idle:
+            self._parking.wake(self._idle.pop())
+        else:
+            # Not in the context of the application, which may have called this.
+            self._context.run(self._tasks.start_soon, self._work)
+
+    async def _work(self) -> None:
+        served = self._served
+        ready = self._ready
+        parking = self._parking
+        context = copy_context()
+        innermost_scope = parking.innermost_scope()
+        outermost = innermost_scope()
+        while True:
+            self._coming -= 1
+            if self._current is not None:  # it waits, or this worker would not run
+                self._current = None
+                self._is_one_enough = False
+                for _ in range(len(self._ready) - self._coming - 1):
+                    self._wake_one()
+            made = 0
+            while ready:
+                call, scope, resume = ready.popleft()
+                if ready and not self._coming:
+                    self._wake_one()
+                started = self._started
+                self._current = call
+                try:
+                    if resume is None:
+                        served.started += 1
+                        await served.app(scope, call.receive, call.send)
+                    else:
+                        await resume()
+                except Exception as error:
+                    # The raw path is printable ASCII, so it can't forge a line of the log.
+                    _log.error("the application failed on %r", scope["raw_path"], exc_info=error)
+                except BaseException:
+                    call.abort()
+                    raise
+                finally:
+                    if self._current is call:
+                        self._current = None
+                        if self._started == started:
+                            self._is_one_enough = True
+                    if call.suspended is None:
+                        served.finished += 1
+                        call.end()
+                del call, scope, resume  # nothing refers to a request while the worker is idle
+                if copy_context() != context or innermost_scope() is not outermost:
+                    if ready and not self._coming:
+                        self._wake_one()
+                    return
+                made += 1
+                if made % _CALLS_WITHOUT_CHECKPOINT == 0:
+                    await anyio.lowlevel.checkpoint()
+            if self._is_closed or len(self._idle) >= _MOST_IDLE:
+                return
+            waiter: Any = parking.new_waiter()
+            self._idle.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter in self._idle:
+                    self._idle.remove(waiter)
+                raise
