@@ -321,7 +321,7 @@ def test_a_thread_that_cannot_be_interrupted_is_left_by_force(directory):
         code, said = served.end()
     assert code == 1
     assert said == (
-        "Shoal ended by force: still busy 3 s after the signal, with a thread that can't be"
+        "Shoal ended by force: still busy 4 s after the signal, with a thread that can't be"
         " interrupted or a blocked event loop\n"
     )
 

@@ -98,7 +98,7 @@ async def live(app, **config):
 def request(path, *, method="GET", headers=(), body=b"", close=False):
     lines = [f"{method} {path} HTTP/1.1", "Host: shoal.test", *headers]
     if body:
-        lines.append(f"Content-Length: {len(body)}")
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     if close:
         lines.append("Connection: close")
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
@@ -168,6 +168,8 @@ class Http2Client:
             (b":scheme", b"http"),
             (b":authority", b"shoal.test"),
         ]
+        if method == b"POST":
+            headers.append((b"content-type", b"application/json"))
         self.connection.send_headers(stream_id, headers, end_stream=end)
         return stream_id
 

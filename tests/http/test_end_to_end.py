@@ -139,6 +139,7 @@ def request(path, item, *headers):
     lines = [
         f"POST {path} HTTP/1.1",
         "Host: localhost",
+        "Content-Type: application/json",
         f"Content-Length: {len(body)}",
         *headers,
         "",

@@ -181,7 +181,9 @@ VALUES = st.recursive(
 def test_a_body_is_refused_if_it_has_a_number_that_no_float_can_be_and_else_read(body):
     floats: list[float] = []
     json.loads(body, parse_float=lambda text: floats.append(float(text)))
-    exchange = SimpleNamespace(headers={}, settings=HttpOptions(max_json_elements=1000))
+    exchange = SimpleNamespace(
+        headers={b"content-type": b"application/json"}, settings=HttpOptions(max_json_elements=1000)
+    )
     reader = JsonReader(Any)
     if any(map(math.isinf, floats)):
         with pytest.raises(Refused) as caught:
@@ -380,7 +382,7 @@ from shoal.serving.http_options import HttpOptions
 
 unit, annotation = eval(sys.argv[1]), eval(sys.argv[2])
 settings = HttpOptions()
-exchange = SimpleNamespace(headers={}, settings=settings)
+exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, settings=settings)
 reader = JsonReader(annotation)
 body = b"[" + unit * (settings.max_body_bytes // len(unit) - 2) + unit[:-1] + b"]"
 for body in (body, b"[" + unit * (settings.max_json_elements // sum(map(unit.count, b",[{:")) - 2)
@@ -421,7 +423,7 @@ def peak():
 
 opening, unit, closing, annotation = map(eval, sys.argv[1:])
 most = HttpOptions().max_json_elements
-exchange = SimpleNamespace(headers={}, settings=HttpOptions())
+exchange = SimpleNamespace(headers={b"content-type": b"application/json"}, settings=HttpOptions())
 type_ = JsonReader(annotation)._type
 
 def body_of(number):

@@ -27,6 +27,8 @@ class Comment(BaseModel):
 
 
 def exchange(*headers):
+    if not any(name == "content-type" for name, _ in headers):
+        headers = (("content-type", "application/json"), *headers)
     call = Call(None, "/", headers=headers)
     return Exchange(
         call.scope,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from dataclasses import dataclass
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
     from shoal.serving.app_file.server import EventLoop
     from shoal.serving.http_options import HttpOptions
 
+_COLLECTED_AFTER: Final = gc.get_threshold()
 # How long the process may take to end, beyond the graceful timeout.
-_MARGIN_S: Final = 3.0
+_MARGIN_S: Final = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +133,7 @@ async def _serve(run: ServerProcess) -> int:
 
     def started(url: str) -> None:
         is_up.set()
+        _settle_memory()
         signals.allowed_s = run.options.graceful_timeout_s + _MARGIN_S
         say(f"Shoal serving {run.spec} on {url}")
         run.started(url)
@@ -158,6 +161,17 @@ async def _serve(run: ServerProcess) -> int:
     except OSError as error:
         raise CommandError(_cant_listen(run, error), 1) from None
     return _report(drained, signals.first)
+
+
+def _settle_memory() -> None:
+    """Has the garbage collector skip what was loaded at the start, and look less often.
+
+    The objects of a request go without the collector. It would look at those that are under way
+    every few requests, for a tenth of all processor time.
+    """
+    gc.freeze()
+    if gc.get_threshold() == _COLLECTED_AFTER:  # the application has not set it
+        gc.set_threshold(10_000, *_COLLECTED_AFTER[1:])
 
 
 def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]:

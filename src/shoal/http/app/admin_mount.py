@@ -25,6 +25,9 @@ class AppAdmin:
         behind: The application with middleware around it; None if there is none.
         token: The token that requests must send; None for no token.
         allowed_modules: The modules that import paths may name.
+
+    Attributes:
+        passes_to: The application behind it.
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class AppAdmin:
         behind: ASGIApp | None = None,
     ) -> None:
         self._app = app
-        self._behind = app if behind is None else behind
+        self.passes_to: ASGIApp = app if behind is None else behind
         self._token = token
         self._allowed_modules = allowed_modules
         self._admin_listener: AdminListener | None = None
@@ -45,7 +48,7 @@ class AppAdmin:
         """Answers as an ASGI application."""
         admin = self._admin_listener or self._open()
         if scope["type"] == "lifespan" or admin is None:
-            await self._behind(scope, receive, send)
+            await self.passes_to(scope, receive, send)
         else:
             await admin(scope, receive, send)
 
@@ -59,5 +62,5 @@ class AppAdmin:
                 allowed_modules=self._allowed_modules,
                 settings=settings,
             )
-            self._admin_listener = AdminListener(api, behind=self._app, settings=settings)
+            self._admin_listener = AdminListener(api, behind=self.passes_to, settings=settings)
         return self._admin_listener

@@ -27,6 +27,7 @@ from shoal.http.app.declarations import (
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.pages import Pages
+from shoal.http.requests.direct_call import direct_call_of
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
@@ -115,6 +116,7 @@ class App:
         self._not_open = NotOpenRoute(self.settings)
         self._pages = PathTable[Route]()
         self._mounts = Mounts()
+        self._has_middleware = bool(middleware)
         self._entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
         pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
         pages.add_to(self._pages)
@@ -395,7 +397,8 @@ class App:
         if scope["type"] == "http":
             found = self._at(path, scope["method"])
             if found is not None or self._mounts.at(path) is None:
-                return self._dispatcher.answer(scope, receive, send, found)
+                direct = None if self._has_middleware else direct_call_of(send, self)
+                return self._dispatcher.answer(scope, receive, send, found, direct)
         return self._respond_besides(scope, receive, send, root, path)
 
     async def _respond_besides(

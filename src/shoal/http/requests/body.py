@@ -126,12 +126,12 @@ async def read_body(
         CallerLeft: The client disconnected before it had sent the whole body.
     """
     if declared is not None and declared.isdigit() and int(declared[:20]) > max_bytes:
-        raise _too_large(max_bytes)
+        raise too_large(max_bytes)
     message = await receive()
     if message["type"] == "http.request" and not message.get("more_body", False):
         body: bytes = message.get("body", b"")
         if len(body) > max_bytes:
-            raise _too_large(max_bytes)
+            raise too_large(max_bytes)
         return body
     pieces: list[bytes] = []
     size = 0
@@ -143,7 +143,7 @@ async def read_body(
             if piece:
                 size += len(piece)
                 if size > max_bytes:
-                    raise _too_large(max_bytes)
+                    raise too_large(max_bytes)
                 if held is not None:
                     held.add(len(piece))
                 pieces.append(piece)
@@ -164,7 +164,8 @@ async def read_body(
             held.release()
 
 
-def _too_large(max_bytes: int) -> Refused:
+def too_large(max_bytes: int) -> Refused:
+    """Returns the refusal of a body of more bytes than that."""
     return Refused(
         Problem(
             413,

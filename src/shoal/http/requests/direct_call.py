@@ -4,23 +4,28 @@ ASGI has an application wait in a task until its answer is complete. With a dire
 application may return while the call that it has made waits in a batch, and is resumed at its end.
 So one task serves many requests, and none is switched to for a request alone. An application that
 is called through other code, such as middleware, can't do so, since that code takes its return for
-the end of the answer; see `Exchange.direct`.
+the end of the answer; see `direct_call_of`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from starlette.types import Scope
+    from starlette.types import Scope, Send
 
 
 class DirectCall(Protocol):
     """A call of the application by the server; `send` of ASGI is a method of the same object."""
 
     is_direct_call: Literal[True]
+
+    @property
+    def application(self) -> object:
+        """What the server calls."""
+        ...
 
     def whole_body(self) -> bytes | None:
         """Returns the body of the request, once; None if it is to be received in parts."""
@@ -61,3 +66,21 @@ class DirectCall(Protocol):
             body: The body; for ``HEAD`` its length is sent only.
         """
         ...
+
+
+def direct_call_of(send: Send, application: object) -> DirectCall | None:
+    """Returns the server's call if nothing is between the server and an application; else None.
+
+    Args:
+        send: The ASGI callable that the application was called with.
+        application: The application. One that only passes calls to it has it as its attribute
+            ``passes_to``.
+    """
+    call: Any = getattr(send, "__self__", None)
+    if not hasattr(call, "is_direct_call"):
+        return None
+    called = call.application
+    if called is application or getattr(called, "passes_to", None) is application:
+        direct: DirectCall = call
+        return direct
+    return None

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from shoal.http.requests.direct_call import DirectCall
     from shoal.serving.http_options import HttpOptions
 
 _HOLDING: Final = holding()
@@ -62,7 +63,12 @@ class RouteDispatcher:
         return b"%b-%x" % (self._id_prefix, next(self._id_count))
 
     def answer(
-        self, scope: Scope, receive: Receive, send: Send, found: Found[Route] | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        found: Found[Route] | None,
+        direct: DirectCall | None = None,
     ) -> Coroutine[Any, Any, None]:
         """Answers one request.
 
@@ -71,6 +77,7 @@ class RouteDispatcher:
             receive: The ASGI callable.
             send: The ASGI callable.
             found: The routes at the request's path; None if there are none.
+            direct: The server's call, if nothing is between the server and this package.
         """
         routes = None
         if found is not None:
@@ -81,7 +88,7 @@ class RouteDispatcher:
         route = None if routes is None else routes.get(scope["method"])
         if route is None:
             route = _other_route(scope, routes)
-        return self.take_step(Exchange(scope, receive, send, self), route, route.answer)
+        return self.take_step(Exchange(scope, receive, send, self, direct), route, route.answer)
 
     @holds_ctrl_c
     async def take_step(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import anyio
 
 from shoal.batching.calls.leaving import CallerLeft, Departure
-from shoal.http.requests.body import read_body
+from shoal.http.requests.body import read_body, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -92,10 +92,10 @@ class Exchange:
         receive: The ASGI callable for what the client sends.
         send: The ASGI callable for the answer.
         dispatcher: What all requests share.
+        direct: The server's call, if nothing is between the server and this package; else None.
 
     Attributes:
-        scope, receive: As above.
-        direct: The server's call, if nothing is between the server and this package; else None.
+        scope, receive, direct: As above.
         headers: The request's headers that this package reads.
         status: The status of the answer; 0 until it has begun.
     """
@@ -107,7 +107,14 @@ class Exchange:
 
     headers: dict[bytes, bytes]
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        dispatcher: Dispatcher,
+        direct: DirectCall | None = None,
+    ) -> None:
         self.scope = scope
         self.receive = receive
         self.headers = {name: value for name, value in scope["headers"] if name in _WANTED}
@@ -115,10 +122,9 @@ class Exchange:
         self._id: bytes | None = None
         self._send = send
         self._dispatcher = dispatcher
-        call = getattr(send, "__self__", None)
-        self.direct: DirectCall | None = call if hasattr(call, "is_direct_call") else None
-        self._offered: DirectCall | _Offered | None = self.direct
-        if self.direct is None:
+        self.direct = direct
+        self._offered: DirectCall | _Offered | None = direct
+        if direct is None:
             extensions = scope.get("extensions")
             if extensions and DISCONNECT in extensions:
                 self._offered = _Offered(extensions[DISCONNECT])
@@ -172,7 +178,9 @@ class Exchange:
         most = self._dispatcher.settings.max_body_bytes
         if self.direct is not None:
             body = self.direct.whole_body()
-            if body is not None and len(body) <= most:
+            if body is not None:
+                if len(body) > most:
+                    raise too_large(most)
                 return body
         held = self._dispatcher.incomplete.of(self.scope.get("client"))
         return await read_body(self.receive, self.headers.get(b"content-length"), most, held)

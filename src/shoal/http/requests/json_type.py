@@ -60,7 +60,8 @@ class JsonType:
         """
         headers = exchange.headers
         if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
-            _check_media_type(headers, self._takes)
+            if body:
+                _check_media_type(headers, self._takes)
         if not body:
             detail = "The request has no body, and the item is in its body."
             raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail))
@@ -167,9 +168,9 @@ def _is_users(key: str, part: dict[str, Any]) -> bool:
 
 
 def _check_media_type(headers: Mapping[bytes, bytes], takes: str) -> None:
-    # Refusing the types of HTML forms also prevents calls by foreign web pages in a browser.
-    given = headers.get(b"content-type")
-    if given is not None and given != JSON:
+    # A web page of another origin can send the types of HTML forms, or none, without being asked.
+    given = headers.get(b"content-type", b"")
+    if given != JSON:
         media_type = given.partition(b";")[0].strip().lower()
         is_json = media_type == b"application/json" or (
             media_type.startswith(b"application/") and media_type.endswith(b"+json")

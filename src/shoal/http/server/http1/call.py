@@ -159,6 +159,11 @@ class Call:
 
     # What it offers directly.
 
+    @property
+    def application(self) -> object:
+        """What the server calls."""
+        return self._shared.app
+
     def whole_body(self) -> bytes | None:
         """Returns the body of the request, once; None if it is to be received in parts."""
         if self._is_partial or not self._gives_body:
