@@ -54,6 +54,12 @@ class Holder:
     reads: bool = True
 
 
+UNREAD: Final = (
+    SETTINGS
+    + http2.frame(http2.WINDOW, 0, 0, b"\x3f\xff\xff\xff")
+    + headers(b"GET", b"/raw/flood", ends=True)
+    + http2.frame(http2.WINDOW, 0, 1, b"\x3f\xff\xff\xff")
+)
 HOLDERS: Final = {
     "silence": Holder(b""),
     "one stray byte": Holder(b"G"),
@@ -90,12 +96,9 @@ HOLDERS: Final = {
         NO_WINDOW + headers(b"GET", b"/raw/flood", ends=True),
         http2.frame(http2.PING, 0, 0, bytes(8)),
     ),
-    "HTTP/2 client that never reads": Holder(
-        SETTINGS
-        + http2.frame(http2.WINDOW, 0, 0, b"\x3f\xff\xff\xff")
-        + headers(b"GET", b"/raw/flood", ends=True)
-        + http2.frame(http2.WINDOW, 0, 1, b"\x3f\xff\xff\xff"),
-        reads=False,
+    "HTTP/2 client that never reads": Holder(UNREAD, reads=False),
+    "HTTP/2 client that pings and never reads": Holder(
+        UNREAD, http2.frame(http2.PING, 0, 0, bytes(8)), reads=False
     ),
     "silent WebSocket": Holder(b"\r\n".join([b"GET /raw/sum HTTP/1.1", *UPGRADE, b"", b""])),
     "WebSocket that is not accepted": Holder(

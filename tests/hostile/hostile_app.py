@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PLANT = os.environ.get("HOSTILE_PLANT", "")
 
 UNTIL_S = 5.0
+KEPT_WORKERS = 64
 # By then the server has told its connections of the drain.
 LATE_S = 0.2
 LEAK = 2**14
@@ -282,7 +283,11 @@ class Raw:
 
 
 def tasks() -> Counter[str]:
-    """How many tasks of which name there are, without a batcher's slots, of which some stay."""
+    """How many tasks of which name there are, without those that stay.
+
+    These are a batcher's slots, and the server's workers while there are not more of them than it
+    keeps for later calls.
+    """
     found: Counter[str] = Counter()
     if sniffio.current_async_library() == "trio":
         to_visit = [trio.lowlevel.current_root_task()]
@@ -295,7 +300,8 @@ def tasks() -> Counter[str]:
         for task in asyncio.all_tasks():
             found[task.get_name().rpartition(".")[2].partition("-")[0]] += 1
     del found["shoal slot"]
-    return found
+    found["_work"] -= KEPT_WORKERS
+    return +found
 
 
 async def answer(send: Any, status: int, body: bytes) -> None:

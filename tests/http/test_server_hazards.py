@@ -434,3 +434,38 @@ async def test_an_upgrade_to_http2_is_left_alone():
     async with live(EchoApp()) as server, await server.connect() as client:
         await client.send_all(request("/", headers=offer))
         assert (await read_until(client, b"hello")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_stream_whose_body_never_comes_gives_its_place_back():
+    """The end of the stream makes the connection idle, whichever ends first: stream or call."""
+
+    async def reads(scope, receive, send):
+        if scope["type"] == "lifespan":
+            await EchoApp()(scope, receive, send)
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    timeouts = {"body_timeout_s": 0.05, "keep_alive_timeout_s": 0.05, "ping_interval_s": HANG_S}
+    async with live(reads, **timeouts) as server, await server.connect() as client:
+        peer = Http2Client(client)
+        peer.ask(method=b"POST", end=False)
+        await peer.flush()
+        with anyio.fail_after(HANG_S / 2):
+            await read_all(client)
+
+
+async def test_clients_that_came_together_are_accepted_together():
+    """One in each pass of the event loop would be few where handlers hold the loop."""
+    called = []
+
+    async def counts(scope, receive, send):
+        called.append(scope["type"])
+        await EchoApp()(scope, receive, send)
+
+    async with live(counts) as server:
+        clients = [server.connect_now(request("/")) for _ in range(30)]
+        for _ in range(15):
+            await anyio.lowlevel.checkpoint()
+        assert called.count("http") == 30
+        for client in clients:
+            client.close()

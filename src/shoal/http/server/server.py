@@ -18,7 +18,7 @@ because the shutdown needs an order of its own: what starts first stops last::
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.to_thread
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from shoal.serving.http_options import HttpOptions
 
 __all__ = ["Drained", "serve"]
+
+_ACCEPTED_AT_ONCE: Final = 64
 
 
 async def serve(
@@ -128,6 +130,12 @@ class _OpenListener:
     async def accept(self) -> None:
         while True:
             self._open(await self.bound.accept())
+            # In one pass of the event loop: where handlers hold it, there are few.
+            for _ in range(_ACCEPTED_AT_ONCE):
+                client = self.bound.accept_waiting()
+                if client is None:
+                    break
+                self._open(client)
 
     def announce_end(self) -> None:
         # Every answer from now on says "Connection: close", so that its client does not send the

@@ -38,17 +38,18 @@ class EpollPoller(Poller):
         parking: The event loop's way to wait.
     """
 
-    _READING: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
-
     def __init__(self, parking: Parking) -> None:
         self._parking = parking
+        # Not a constant of the module: other platforms do not have the names.
+        self._reading = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+        self._sending_too = self._reading | select.EPOLLOUT
         self._epoll = select.epoll()
         self._transports: dict[int, Transport] = {}
 
     @override
     def add(self, transport: Transport) -> None:
         self._transports[transport.fd] = transport
-        self._epoll.register(transport.fd, self._READING)
+        self._epoll.register(transport.fd, self._reading)
 
     @override
     def remove(self, transport: Transport) -> None:
@@ -58,14 +59,12 @@ class EpollPoller(Poller):
     @override
     def report_again(self, transport: Transport) -> None:
         if transport.fd in self._transports:
-            self._epoll.modify(
-                transport.fd, self._READING | (select.EPOLLOUT if transport.unsent else 0)
-            )
+            self._watch(transport, is_sending=bool(transport.unsent))
 
     @override
     def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
         if transport.fd in self._transports:
-            self._epoll.modify(transport.fd, self._READING | (select.EPOLLOUT if is_wanted else 0))
+            self._watch(transport, is_sending=is_wanted)
 
     @override
     async def run(self) -> None:
@@ -73,6 +72,9 @@ class EpollPoller(Poller):
             await self._parking.watch_readable(self._epoll.fileno(), self._report)
         finally:
             self._epoll.close()
+
+    def _watch(self, transport: Transport, *, is_sending: bool) -> None:
+        self._epoll.modify(transport.fd, self._sending_too if is_sending else self._reading)
 
     def _report(self) -> None:
         find = self._transports.get
@@ -125,13 +127,16 @@ class TaskPoller(Poller):
     @override
     async def run(self) -> None:
         async with anyio.create_task_group() as self._tasks:
-            await anyio.sleep_forever()
+            try:
+                await anyio.sleep_forever()
+            finally:
+                self._tasks = None
 
     def _start(
         self, watch: Callable[[Transport], Coroutine[Any, Any, None]], transport: Transport
     ) -> None:
-        assert self._tasks is not None
-        self._tasks.start_soon(self._run, watch, transport)
+        if self._tasks is not None:  # else the server was cancelled
+            self._tasks.start_soon(self._run, watch, transport)
 
     async def _run(
         self, watch: Callable[[Transport], Coroutine[Any, Any, None]], transport: Transport

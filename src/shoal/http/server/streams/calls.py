@@ -39,7 +39,7 @@ class StreamCalls:
     Args:
         shared: The state of the address.
         tasks: The tasks of the connection.
-        ended: Called when a call has ended.
+        ended: Called when a call has ended, or a stream in place of its call.
         failed: Called, before that, if what it raised must not be suppressed.
     """
 
@@ -116,7 +116,7 @@ class StreamCalls:
     async def _refuse(self, stream: Any, status: int) -> None:
         """Answers a stream without calling the application."""
         await stream._send_error_response(status)
-        await stream.send(StreamClosed(stream_id=stream.stream_id))
+        await self._close(stream)
 
     async def _end(self, stream: Any, inbox: Inbox, status: int) -> None:
         """Ends a stream in place of the application, with an error unless it has answered."""
@@ -125,9 +125,13 @@ class StreamCalls:
         stream.closed = True
         inbox.disconnect()
         if _has_begun(stream):
-            await stream.send(StreamClosed(stream_id=stream.stream_id))
+            await self._close(stream)
         else:
             await self._refuse(stream, status)
+
+    async def _close(self, stream: Any) -> None:
+        await stream.send(StreamClosed(stream_id=stream.stream_id))
+        self._ended()  # of the two, the stream may end after the call
 
     async def _call(
         self,

@@ -83,6 +83,7 @@ class StreamConnection(Receiver):
         self._closed = False
         self._waiters: list[Any] = []
         self._timeout = Timeout(shared.timeouts, self._expire)
+        self._is_sending = False  # what is unsent has a deadline
         self._is_pinged = False
         self._idle_since: float | None = None
         self._has_late_chance = False
@@ -178,6 +179,7 @@ class StreamConnection(Receiver):
 
     @override
     def all_sent(self) -> None:
+        self._is_sending = False
         self._set_timeout()
         if self._finishing:
             self._end_sending()
@@ -302,7 +304,10 @@ class StreamConnection(Receiver):
         if self._finishing:
             return
         if unsent := len(self._transport.unsent):
-            self._timeout.set(time_to_send_s(unsent, shared.send_timeout_s))
+            # What is added meanwhile, such as the answer to a ping, does not prolong it.
+            if not self._is_sending:
+                self._is_sending = True
+                self._timeout.set(time_to_send_s(unsent, shared.send_timeout_s))
         elif not self._protocol.is_idle:
             self._idle_since = None
             self._has_late_chance = False

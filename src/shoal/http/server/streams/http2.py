@@ -22,7 +22,13 @@ from hypercorn.protocol.ws_stream import WSStream
 from shoal.http.requests.header_check import check_headers
 from shoal.http.server.hypercorn import Context
 from shoal.http.server.sockets.timeouts import time_to_send_s
-from shoal.http.server.streams.websocket import close_websocket, harden, is_open, ping
+from shoal.http.server.streams.websocket import (
+    NOT_PASSED_ON,
+    close_websocket,
+    harden,
+    is_open,
+    ping,
+)
 
 
 class _BoundedBuffer(StreamBuffer):
@@ -159,6 +165,10 @@ class Http2(H2Protocol):
         await self._flush()
 
     async def _create_stream(self, request: h2.events.RequestReceived) -> None:
+        # The stock class accepts what a client offers for a WebSocket, such as compression.
+        request.headers = [
+            header for header in request.headers if bytes(header[0]) not in NOT_PASSED_ON
+        ]
         await super()._create_stream(request)
         stream = self.streams.get(request.stream_id)
         if isinstance(stream, WSStream):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shoal.http.server.http1.head import HeadParser
 
 _STREAM_ID: Final = 1
-_NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
+NOT_PASSED_ON: Final = frozenset({b"sec-websocket-extensions"})
 
 
 def harden(stream: WSStream) -> None:
@@ -154,7 +154,7 @@ class Http1WebSocket:
         await self._stream.handle(
             Request(
                 stream_id=_STREAM_ID,
-                headers=[each for each in parser.headers if each[0] not in _NOT_PASSED_ON],
+                headers=[each for each in parser.headers if each[0] not in NOT_PASSED_ON],
                 http_version="1.1",
                 method=parser.line.method,
                 raw_path=parser.line.target,

@@ -1,0 +1,186 @@
+#!/usr/bin/env python3
+"""The path of a request through the server, the application and the batcher, in bytecodes.
+
+Counts the bytecodes that Python runs for one request, without a socket, by the part of the path. A
+count is the same on each machine and at each time, so it tells what a change costs where times
+vary by a third. 64 connections ask at once, as in http.py.
+
+    python benchmarks/http_path.py [--event-loop asyncio] [--functions]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+if __name__ == "__main__":
+    # In place of this folder, whose http.py is not the standard library's.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import anyio.lowlevel
+
+from benchmarks.http_app import noop_app
+from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.http.server.http1.connection import Http1Connection
+from shoal.http.server.shared import Shared
+from shoal.http.server.sockets.timeouts import Timeouts
+from shoal.serving.http_options import HttpOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+CONNECTIONS: Final = 64
+REQUEST: Final = (
+    b"POST /noop HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 12\r\n\r\n"
+    b'{"value": 3}'
+)
+ROUNDS_BEFORE: Final = 5
+
+# Each part of the path, why it is there, and the modules that it consists of.
+PARTS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
+    (
+        "head",
+        "llhttp parses it; the checks against smuggling, one header at a time",
+        ("http1/head.py", "http1/target.py"),
+    ),
+    (
+        "connection",
+        "the state machine, its deadline, and the scope of ASGI",
+        ("http1/connection.py", "http1/call.py", "sockets/timeouts.py", "server/shared.py"),
+    ),
+    ("answer", "the bytes of the head", ("http1/answer.py",)),
+    ("workers", "calls the application, and resumes it when its batch has ended", ("workers.py",)),
+    (
+        "routing",
+        "finds the endpoint by path and method, and the backend by its traffic",
+        (
+            *("app/app.py", "requests/dispatch.py", "requests/routing.py", "endpoint_table.py"),
+            *("serving/controller/controller.py", "serving/endpoints/endpoint.py"),
+            *("backends/method_batcher.py", "batching/batcher.py", "observe/metrics.py"),
+            *("failures/holding.py",),
+        ),
+    ),
+    (
+        "exchange",
+        "what is read of the request; its id, its counts, and the answer",
+        (
+            *("requests/exchange.py", "requests/endpoint.py", "requests/call.py"),
+            *("requests/body.py", "requests/direct_call.py", "requests/codec.py"),
+        ),
+    ),
+    (
+        "JSON",
+        "its media type and size are checked; pydantic reads it, orjson writes it",
+        (
+            *("json_codec.py", "queries.py", "payload.py", "json_type.py", "json_scan.py"),
+            *("header_check.py",),
+        ),
+    ),
+    (
+        "batcher",
+        "the request, its deadline, the queue, the batch, the handler, the wake-up",
+        ("batching/", "core/", "http_handlers.py", "serving/", "replicas/"),
+    ),
+)
+
+
+class _Client:
+    """A socket whose client takes all that is sent to it."""
+
+    peer = name = ("127.0.0.1", 80)
+    unsent = b""
+    is_paused = False
+
+    def start(self) -> None:
+        pass
+
+    pause = resume = end_sending = close = abort = start
+
+    def send(self, _data: bytes) -> bool:
+        return True
+
+    def has_unread(self) -> bool:
+        return False
+
+
+async def counted() -> Counter[tuple[str, str]]:
+    """Returns the bytecodes of a round, by file and function."""
+    found: Counter[tuple[str, str]] = Counter()
+
+    def trace(frame: FrameType, event: str, _arg: object) -> Any:
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        if event == "opcode":
+            found[frame.f_code.co_filename, frame.f_code.co_name] += 1
+        return trace
+
+    async with noop_app.lifespan(), anyio.create_task_group() as tasks:
+        parking = parking_of_this_loop()
+        timeouts = Timeouts(parking)
+        tasks.start_soon(timeouts.run)
+        shared = Shared(noop_app, HttpOptions(), {}, parking, timeouts, tasks, "http")
+        nothing: Any = None
+        connections = [
+            Http1Connection(shared, _Client(), lambda: None, nothing)  # type: ignore[arg-type]
+            for _ in range(CONNECTIONS)
+        ]
+        for connection in connections:
+            connection.start()
+
+        async def ask() -> None:
+            asked = shared.finished + CONNECTIONS
+            for connection in connections:
+                connection.data_received(REQUEST)
+            while shared.finished < asked:
+                await anyio.lowlevel.checkpoint()
+
+        for _ in range(ROUNDS_BEFORE):
+            await ask()
+        sys.settrace(trace)
+        try:
+            await ask()
+        finally:
+            sys.settrace(None)
+        tasks.cancel_scope.cancel()
+    return found
+
+
+def part_of(file: str) -> str:
+    """Returns the name of the part that a file is of."""
+    for name, _, modules in PARTS:
+        if any(module in file for module in modules) and "site-packages" not in file:
+            return name
+    return "event loop"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Bytecodes of a request, by the part of its path.")
+    parser.add_argument("--event-loop", choices=("trio", "asyncio"), default="trio")
+    parser.add_argument("--functions", action="store_true", help="list the functions as well")
+    given = parser.parse_args()
+    found = anyio.run(counted, backend=given.event_loop)
+    found = Counter({where: n for where, n in found.items() if where[0] != __file__})
+    by_part: Counter[str] = Counter()
+    for (file, _), number in found.items():
+        by_part[part_of(file)] += number
+    total = sum(by_part.values())
+    print(f"bytecodes for a request, {CONNECTIONS} at once, on {given.event_loop}\n")
+    reasons = {name: why for name, why, _ in PARTS} | {"event loop": "tasks, shared by many"}
+    for name, why in reasons.items():
+        print(f"{by_part[name] / CONNECTIONS:7,.0f}  {name:<11} {why}")
+    print(f"{total / CONNECTIONS:7,.0f}  in all")
+    if given.functions:
+        print()
+        for (file, function), number in found.most_common(80):
+            print(f"{number / CONNECTIONS:7,.1f}  {'/'.join(Path(file).parts[-2:])}: {function}")
+
+
+if __name__ == "__main__":
+    main()

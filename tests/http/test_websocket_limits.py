@@ -1,0 +1,188 @@
+"""What a WebSocket's client can't do: send what is too large, be silent for ever, send bombs."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+
+import anyio
+import anyio.lowlevel
+import h2.events
+import h2.exceptions
+import pytest
+from echo_app import EchoApp
+from live_server import Http2Client, live, read_all, read_until, upgrade
+from wsproto.connection import Connection as WebSocket
+from wsproto.connection import ConnectionType
+from wsproto.events import CloseConnection, Ping, TextMessage
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+MOST = 1000
+
+
+class Http1Peer:
+    """A WebSocket's client, over HTTP/1.1."""
+
+    @classmethod
+    async def open(cls, server):
+        stream = await server.connect()
+        await stream.send_all(upgrade())
+        assert (await read_until(stream, b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+        return cls(stream)
+
+    def __init__(self, stream):
+        self.stream = stream
+        self.websocket = WebSocket(ConnectionType.CLIENT)
+
+    async def send(self, *events):
+        await self.pass_on(b"".join(self.websocket.send(event) for event in events))
+
+    async def next_event(self):
+        """What comes next; None when no more will."""
+        while True:
+            for event in self.websocket.events():
+                return event
+            data = await self.receive()
+            if not data:
+                return None
+            self.websocket.receive_data(data)
+
+    async def pass_on(self, data):
+        await self.stream.send_all(data)
+
+    async def receive(self):
+        return await self.stream.receive_some()
+
+
+class Http2Peer(Http1Peer):
+    """A WebSocket's client, over a stream of HTTP/2."""
+
+    @classmethod
+    async def open(cls, server, *headers):
+        http2 = Http2Client(await server.connect())
+        peer = cls(http2.stream)
+        peer.http2 = http2
+        peer.stream_id = http2.connection.get_next_available_stream_id()
+        pseudo = [
+            (b":method", b"CONNECT"),
+            (b":protocol", b"websocket"),
+            (b":path", b"/"),
+            (b":scheme", b"http"),
+            (b":authority", b"shoal.test"),
+        ]
+        version = (b"sec-websocket-version", b"13")
+        http2.connection.send_headers(peer.stream_id, [*pseudo, version, *headers])
+        await http2.flush()
+        answer = await http2.wait_for(h2.events.ResponseReceived, peer.stream_id)
+        peer.headers = dict(answer.headers)
+        assert peer.headers[b":status"] == b"200"
+        return peer
+
+    async def pass_on(self, data):
+        connection = self.http2.connection
+        while data:
+            size = min(connection.local_flow_control_window(self.stream_id), 2**14)
+            if not size:
+                connection.receive_data(await self.stream.receive_some())
+            else:
+                connection.send_data(self.stream_id, data[:size])
+                data = data[size:]
+            await self.http2.flush()
+
+    async def receive(self):
+        while True:
+            data = await self.stream.receive_some()
+            if not data:
+                return b""
+            for event in self.http2.connection.receive_data(data):
+                if isinstance(event, h2.events.DataReceived):
+                    return event.data
+                if isinstance(event, h2.events.StreamEnded | h2.events.StreamReset):
+                    return b""
+            await self.http2.flush()
+
+
+both_protocols = pytest.mark.parametrize("kind", [Http1Peer, Http2Peer], ids=["http1", "http2"])
+
+
+@both_protocols
+async def test_a_message_of_just_the_limit_is_taken(kind):
+    async with live(EchoApp(), max_message_bytes=MOST) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            await peer.send(TextMessage("x" * MOST))
+            assert (await peer.next_event()).data == "x" * MOST
+
+
+@both_protocols
+@pytest.mark.parametrize("frames", [1, 2, MOST + 1])
+async def test_a_larger_message_ends_the_websocket_with_1009(kind, frames, caplog):
+    """However it is cut into frames, and whatever comes behind it."""
+    app = EchoApp()
+    size = -(-(MOST + 1) // frames)
+    parts = [TextMessage("x" * size, message_finished=number == frames) for number in range(frames)]
+    async with live(app, max_message_bytes=MOST) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            await peer.send(*parts)
+            event = await peer.next_event()
+            assert isinstance(event, CloseConnection)
+            assert event.code == 1009
+            await app.left.wait()
+            if kind is Http1Peer:
+                assert await read_all(peer.stream) in (b"", b"<reset>")
+    assert caplog.records == []
+
+
+@both_protocols
+async def test_what_a_client_sends_beyond_the_limit_is_not_collected(kind):
+    part = TextMessage("x" * 2**16, message_finished=False)
+    async with live(EchoApp(), max_message_bytes=MOST) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            tracemalloc.start()
+            try:
+                with suppress(anyio.BrokenResourceError, h2.exceptions.StreamClosedError):
+                    for _ in range(2**8):
+                        await peer.send(part)
+                        await anyio.lowlevel.checkpoint()
+                _, most = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+    assert most < 2**21
+
+
+@both_protocols
+async def test_a_silent_client_is_pinged_and_then_disconnected(kind):
+    app = EchoApp()
+    async with live(app, ping_interval_s=0.05, max_connections=1) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            assert isinstance(await peer.next_event(), Ping)
+            assert (await read_all(peer.stream)).endswith(b"<reset>")
+        await app.left.wait()
+        assert await server.answers()
+
+
+@both_protocols
+async def test_a_client_that_answers_pings_may_be_silent(kind):
+    async with live(EchoApp(), ping_interval_s=0.05) as server:
+        peer = await kind.open(server)
+        async with peer.stream:
+            for _ in range(4):
+                ping = await peer.next_event()
+                assert isinstance(ping, Ping)
+                await peer.send(ping.response())
+            await peer.send(TextMessage("still here"))
+            while isinstance(event := await peer.next_event(), Ping):
+                await peer.send(event.response())
+            assert event.data == "still here"
+
+
+async def test_compression_is_not_negotiated_over_http2():
+    async with live(EchoApp()) as server:
+        offer = (b"sec-websocket-extensions", b"permessage-deflate")
+        peer = await Http2Peer.open(server, offer)
+        await peer.stream.aclose()
+    assert b"sec-websocket-extensions" not in peer.headers
