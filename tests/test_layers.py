@@ -57,6 +57,12 @@ LONG_TO_LOAD = {
     *("shoal.http.server.hypercorn", "shoal.http.server.streams.connection"),
     *("anyio.from_thread", "importlib.metadata", "ssl", "shoal.serving.app_file.file"),
     *("shoal.batching.loops.asyncio_parking", "shoal.batching.loops.trio_parking"),
+    *("asyncio", "shoal.serving.state.file"),
+    # with endpoints, which an application may begin without
+    *("shoal.http.app.code", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
+    *("shoal.http.requests.endpoint", "shoal.http.requests.json_codec"),
+    # with replicas in processes, and with a request for metrics
+    *("shoal.serving.clients.in_replica", "shoal.observe.collector"),
 }
 
 # Classes with one subclass of ours, that are no halves of it.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter, deque
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,6 +67,7 @@ class TasksByHand:
     """The tasks and the clock of connections; nothing runs but in `run`, and no time passes."""
 
     new_waiter = Waiter
+    new_scope = nullcontext
 
     def __init__(self):
         self._ready = deque()
@@ -79,6 +80,12 @@ class TasksByHand:
 
     def innermost_scope(self):
         return lambda: None
+
+    def leave_scopes_in(self, scope):
+        return False
+
+    def is_in_task(self):
+        return False
 
     def wake(self, waiter):
         if waiter.task is not None:

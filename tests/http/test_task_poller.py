@@ -41,6 +41,7 @@ def pollers(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr("shoal.http.server.server.new_poller", make)
+    monkeypatch.setattr("shoal.http.server.shared.Shared.late_request_s", 0.05)
     return made
 
 

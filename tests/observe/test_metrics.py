@@ -6,7 +6,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import shoal
-from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts, ShoalCollector
+from shoal.observe.collector import ShoalCollector
+from shoal.observe.metrics import NO_ENDPOINT, AnswerCounts
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 
+class WorkCancelled(Exception):
+    """Plain code waits for a call, and its own work was cancelled."""
+
+
 class InnerCalls:
     """The calls that one piece of work waits for. Used from its thread and from the event loop.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -16,10 +15,9 @@ from shoal.commands.support.loading import shoals_in
 from shoal.commands.support.mistake import CommandError, say
 from shoal.errors import LifespanFailed, StateRefused
 from shoal.http.server.log_errors import contained
-from shoal.serving.state.file import StateFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from pathlib import Path
 
     from starlette.types import ASGIApp
@@ -86,15 +84,10 @@ class ServerProcess:
             _write_plainly(LOGGER)
         app = self.shoals
         if self.state is not None and app is not None:
-            try:
-                app.state = StateFile.open(self.state)
-                app.allowed_modules = options.allowed_modules
-            except StateRefused as error:
-                raise CommandError(str(error), 1) from None
+            _open_state(app, self.state, options)
         if self.event_loop == "trio":
             return anyio.run(_serve, self, backend="trio")
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
-            return runner.run(_serve(self))
+        return _run_on_asyncio(_serve(self))
 
 
 def _write_plainly(name: str) -> None:
@@ -107,15 +100,32 @@ def _write_plainly(name: str) -> None:
     logger.propagate = False
 
 
-def _new_loop() -> asyncio.AbstractEventLoop:
+def _open_state(app: App, path: Path, options: HttpOptions) -> None:
+    from shoal.serving.state.file import StateFile
+
+    try:
+        app.state = StateFile.open(path)
+    except StateRefused as error:
+        raise CommandError(str(error), 1) from None
+    app.allowed_modules = options.allowed_modules
+
+
+def _run_on_asyncio(main: Coroutine[Any, Any, int]) -> int:
+    import asyncio
+
+    new_loop: Callable[[], asyncio.AbstractEventLoop]
     try:
         import uvloop
     except ModuleNotFoundError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+        new_loop = asyncio.new_event_loop
+    else:
+        new_loop = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        return runner.run(main)
 
 
 async def _serve(run: ServerProcess) -> int:
+    from shoal.http.app.loading import load_the_rest
     from shoal.http.requests.wrong_loop import hint_for
     from shoal.http.server.server import serve
 
@@ -151,7 +161,12 @@ async def _serve(run: ServerProcess) -> int:
     try:
         app, others = _with_admin_api(run)
         drained = await serve(
-            app, run.options, shutdown=shutdown, started=started, extra_listeners=others
+            app,
+            run.options,
+            shutdown=shutdown,
+            started=started,
+            extra_listeners=others,
+            load_later=(lambda: None) if run.shoals is None else load_the_rest,
         )
     except LifespanFailed as failure:
         say(failure.details.rstrip())
@@ -176,13 +191,13 @@ def _settle_memory() -> None:
 
 def _with_admin_api(run: ServerProcess) -> tuple[ASGIApp, Sequence[AppListener]]:
     """Returns the application for the port, and the other listeners."""
+    app, inner, options = run.app, run.shoals, run.options
+    others: list[AppListener] = []
+    if inner is None or (options.admin_socket is None and options.token is None):
+        return app, others
     from shoal.http.app.admin_mount import AppAdmin
     from shoal.http.server.listeners import AppListener, Unix
 
-    app, inner, options = run.app, run.shoals, run.options
-    others: list[AppListener] = []
-    if inner is None:
-        return app, others
     if options.admin_socket is not None:
         # No token: only the user that the socket belongs to can open it.
         admin = AppAdmin(inner, token=None, allowed_modules=options.allowed_modules, behind=run.app)

@@ -27,17 +27,19 @@ class AdminListener:
         api: Answers paths below ``/-/api/``.
         behind: Answers all other paths; None for nothing. Its lifespan is not run here.
         settings: How requests are read and answered.
-
-    Attributes:
-        passes_to: The application behind it.
     """
 
     def __init__(
         self, api: AdminApi, behind: ASGIApp | None = None, settings: HttpOptions | None = None
     ) -> None:
-        self.passes_to = behind
+        self._behind = behind
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
         self._page = Page(api.answer)
+
+    @property
+    def passes_to(self) -> ASGIApp | None:
+        """The application behind it."""
+        return self._behind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
@@ -46,8 +48,8 @@ class AdminListener:
             # The API checks the methods of its paths itself.
             found = Found[Route]({scope["method"]: self._page}, {})
             await self._dispatcher.answer(scope, receive, send, found)
-        elif self.passes_to is not None and scope["type"] != "lifespan":
-            await self.passes_to(scope, receive, send)
+        elif self._behind is not None and scope["type"] != "lifespan":
+            await self._behind(scope, receive, send)
         elif is_http:
             await self._dispatcher.answer(scope, receive, send, None)
         elif scope["type"] == "websocket":

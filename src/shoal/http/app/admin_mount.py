@@ -25,9 +25,6 @@ class AppAdmin:
         behind: The application with middleware around it; None if there is none.
         token: The token that requests must send; None for no token.
         allowed_modules: The modules that import paths may name.
-
-    Attributes:
-        passes_to: The application behind it.
     """
 
     def __init__(
@@ -39,16 +36,21 @@ class AppAdmin:
         behind: ASGIApp | None = None,
     ) -> None:
         self._app = app
-        self.passes_to: ASGIApp = app if behind is None else behind
+        self._behind: ASGIApp = app if behind is None else behind
         self._token = token
         self._allowed_modules = allowed_modules
         self._admin_listener: AdminListener | None = None
+
+    @property
+    def passes_to(self) -> ASGIApp:
+        """The application behind it."""
+        return self._behind
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
         admin = self._admin_listener or self._open()
         if scope["type"] == "lifespan" or admin is None:
-            await self.passes_to(scope, receive, send)
+            await self._behind(scope, receive, send)
         else:
             await admin(scope, receive, send)
 
@@ -62,5 +64,5 @@ class AppAdmin:
                 allowed_modules=self._allowed_modules,
                 settings=settings,
             )
-            self._admin_listener = AdminListener(api, behind=self.passes_to, settings=settings)
+            self._admin_listener = AdminListener(api, behind=self._behind, settings=settings)
         return self._admin_listener

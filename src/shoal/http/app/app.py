@@ -17,7 +17,6 @@ from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
 from shoal.core.options.names import suggested
 from shoal.core.traffic import Shadow, Traffic
-from shoal.http.app.code import declared_on
 from shoal.http.app.declarations import (
     Declarations,
     EndpointDeclaration,
@@ -116,7 +115,9 @@ class App:
         self._not_open = NotOpenRoute(self.settings)
         self._pages = PathTable[Route]()
         self._mounts = Mounts()
-        self._has_middleware = bool(middleware)
+        # A subclass may do more when its call returns.
+        is_own = type(self).__call__ is App.__call__
+        self._may_return_early = is_own and not middleware
         self._entered = with_middleware(checked_middleware("middleware", middleware), self._respond)
         pages = Pages(self._mounts, self._declared, self._dispatcher, self.settings, self._now)
         pages.add_to(self._pages)
@@ -176,6 +177,8 @@ class App:
             ValueError: The path or the name is taken or malformed, or an option is out of range.
             RuntimeError: The application is open.
         """
+        from shoal.http.app.code import declared_on
+
         line = f'@app.endpoint("/{str(path).strip("/")}")'
         checked_path(path, line)
         capitals = checked_methods(methods)
@@ -397,7 +400,7 @@ class App:
         if scope["type"] == "http":
             found = self._at(path, scope["method"])
             if found is not None or self._mounts.at(path) is None:
-                direct = None if self._has_middleware else direct_call_of(send, self)
+                direct = direct_call_of(send, self) if self._may_return_early else None
                 return self._dispatcher.answer(scope, receive, send, found, direct)
         return self._respond_besides(scope, receive, send, root, path)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from shoal.errors import NameTaken
-from shoal.http.requests.payload import Reader, reader_for
 from shoal.serving.controller.journal import Program, declared_backend, declared_endpoint
 from shoal.serving.names import TAG_FORM, is_tag, without_names
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from contextlib import ExitStack
 
     from shoal.http.app.code import Declared
+    from shoal.http.requests.payload import Reader
     from shoal.replicas.code.definition import Definition
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.controller.controller import Controller
@@ -118,6 +118,8 @@ class Declarations:
             ValueError: The batched function is served already.
             TypeError: JSON can't be checked against an annotation.
         """
+        from shoal.http.requests.payload import reader_for
+
         for there in self.endpoints.values():
             if code.face is not None and there.code is not None and there.code.face is code.face:
                 raise ValueError(

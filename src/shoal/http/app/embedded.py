@@ -10,6 +10,7 @@ import anyio
 from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 from shoal.http.app.app import App
+from shoal.http.app.loading import load_the_rest
 from shoal.http.app.middleware import with_middleware
 from shoal.http.server.listeners import AppListener, Unix
 from shoal.http.server.server import serve
@@ -77,6 +78,7 @@ class EmbeddedServer:
             started=started,
             lifespan=False,
             extra_listeners=admin_listeners,
+            load_later=load_the_rest,
         )
 
     async def _shutdown(self) -> None:

@@ -11,20 +11,20 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
+import orjson
 
 from shoal.http.requests.exchange import JSON
-from shoal.http.requests.payload import encoded, reader_for
 from shoal.http.requests.routing import Page
-from shoal.observe.metrics import ShoalCollector
 from shoal.serving.backends.status import state_of
 from shoal.serving.names import RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+
+    from prometheus_client import CollectorRegistry
 
     from shoal.core.counters import BatcherStatistics
     from shoal.http.app.declarations import Declarations
@@ -66,8 +66,7 @@ class Pages:
         self._declared = declared
         self._settings = settings
         self._now = now
-        self._registry = CollectorRegistry()
-        self._registry.register(ShoalCollector(self._statistics, dispatcher.answers, self._status))
+        self._answers = dispatcher.answers
 
     def add_to(self, table: PathTable[Route]) -> None:
         """Adds the pages to a table of routes."""
@@ -104,10 +103,22 @@ class Pages:
             status = f"not ready: {', '.join(stopped)}"
         else:
             status = "ready" if phase == "open" else phase
-        body = encoded({"status": status, "endpoints": states})
+        body = orjson.dumps({"status": status, "endpoints": states})
         await exchange.answer(200 if status == "ready" else 503, JSON, body, _FRESH)
 
+    @cached_property
+    def _registry(self) -> CollectorRegistry:
+        from prometheus_client import CollectorRegistry
+
+        from shoal.observe.collector import ShoalCollector
+
+        registry = CollectorRegistry()
+        registry.register(ShoalCollector(self._statistics, self._answers, self._status))
+        return registry
+
     async def _answer_metrics(self, exchange: Exchange) -> None:
+        from prometheus_client.exposition import choose_encoder
+
         accept = exchange.headers.get(b"accept", b"").decode("latin-1")
         encode, media_type = choose_encoder(accept)
         await exchange.answer(200, media_type.encode("ascii"), encode(self._registry), _FRESH)
@@ -122,10 +133,13 @@ class Pages:
         else:
             routes = [_route_of(endpoint) for endpoint in controller.endpoints.values()]
         mounts = [prefix or "/" for prefix in self._mounts.by_prefix]
-        await exchange.answer(200, JSON, encoded({"endpoints": routes, "mounts": mounts}), _FRESH)
+        body = orjson.dumps({"endpoints": routes, "mounts": mounts})
+        await exchange.answer(200, JSON, body, _FRESH)
 
 
 def _route_of(endpoint: Endpoint) -> dict[str, Any]:
+    from shoal.http.requests.payload import reader_for
+
     for backend in endpoint.backends():
         method_batcher = backend.method_batchers.get("__call__")
         if method_batcher is not None:

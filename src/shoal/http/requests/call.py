@@ -16,6 +16,7 @@ import anyio
 from starlette.datastructures import Headers
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
+from shoal.batching.failures.exceptions import is_cancellation
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import NoSuchName, NotOpen
 from shoal.http.requests.problem import (
@@ -92,7 +93,7 @@ class EndpointCalls:
         """
         return EndpointCall(self, caller)
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         """Counts a call that failed, and logs a hint if its code was written for another loop."""
         self.endpoint.errors += 1
         if not self._has_hinted:
@@ -134,8 +135,9 @@ class EndpointCall:
             return
         if self._copies is not None:
             self._copies.end()
-        if isinstance(error, Exception) and not isinstance(error, (CallerLeft, Refused)):
-            self._calls.failed(error)
+        if error is None or isinstance(error, (CallerLeft, Refused)) or is_cancellation(error):
+            return
+        self._calls.failed(error)
 
     async def find(
         self, method: str, shard_key: str | None, priority: bytes | None
@@ -200,6 +202,7 @@ class EndpointCall:
             Whether it was made, and the caller is resumed at its end.
 
         Raises:
+            CallerLeft: The client has left already.
             Exception: As for any call that is refused.
         """
         direct = self._caller.direct
@@ -209,7 +212,8 @@ class EndpointCall:
         self._pending = pending = self._entry.begin_pending(item, options, direct.resume)
         if pending is None:
             return False
-        direct.when_left(pending.leave)
+        if direct.when_left(pending.leave):
+            self.pending_result()  # raises that it has left; nothing would resume the caller
         return True
 
     def pending_result(self) -> Any:

@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from shoal.http.requests.payload import encoded
+import orjson
+
 from shoal.http.requests.problem import PROBLEM_JSON
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Codec(ABC):
 
 def problem_json(problem: Problem, request_id: str) -> tuple[bytes, bytes]:
     """Returns the media type and the body of a problem, as of RFC 9457."""
-    return PROBLEM_JSON, encoded(problem.members(request_id))
+    return PROBLEM_JSON, orjson.dumps(problem.members(request_id))
 
 
 class Codecs:

@@ -31,8 +31,12 @@ class DirectCall(Protocol):
         """Returns the body of the request, once; None if it is to be received in parts."""
         ...
 
-    def when_left(self, callback: Callable[[], object] | None) -> None:
-        """Sets what is called once when the client leaves; as in the extension of ASGI."""
+    def when_left(self, callback: Callable[[], object] | None) -> bool:
+        """Sets what is called once when the client leaves; as in the extension of ASGI.
+
+        Returns:
+            Whether it was called at once.
+        """
         ...
 
     def is_cut_off(self) -> bool:
@@ -73,14 +77,17 @@ def direct_call_of(send: Send, application: object) -> DirectCall | None:
 
     Args:
         send: The ASGI callable that the application was called with.
-        application: The application. One that only passes calls to it has it as its attribute
+        application: The application. One that only passes calls to it has it as a property
             ``passes_to``.
     """
     call: Any = getattr(send, "__self__", None)
     if not hasattr(call, "is_direct_call"):
         return None
     called = call.application
-    if called is application or getattr(called, "passes_to", None) is application:
+    # A wrapper that is an object may have all attributes of what it wraps; its class does not.
+    if called is application or (
+        hasattr(type(called), "passes_to") and called.passes_to is application
+    ):
         direct: DirectCall = call
         return direct
     return None

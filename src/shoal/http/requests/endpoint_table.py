@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from shoal.http.requests.codec import Codecs
-from shoal.http.requests.endpoint import EndpointRoute
-from shoal.http.requests.json_codec import JsonCodec
 from shoal.http.requests.routing import PathTable, Route
 
 if TYPE_CHECKING:
@@ -22,13 +21,16 @@ class JsonRoutes:
     """The routes of Shoal's own protocol: each endpoint is at the path that it was given."""
 
     def __init__(self, options: HttpOptions) -> None:
-        self._codecs = Codecs(JsonCodec)
-        self._options = options
+        # Only with an endpoint: these load pydantic.
+        from shoal.http.requests.endpoint import EndpointRoute
+        from shoal.http.requests.json_codec import JsonCodec
+
+        self._route = partial(EndpointRoute, codecs=Codecs(JsonCodec), options=options)
 
     def of(self, endpoint: Endpoint) -> Iterable[tuple[str, str, Route]]:
         """Yields the path, the method and the route of each way to call an endpoint."""
         if endpoint.route is not None:
-            route = EndpointRoute(endpoint, self._codecs, self._options)
+            route = self._route(endpoint)
             for method in endpoint.methods:
                 yield endpoint.route, method, route
 
@@ -41,19 +43,27 @@ class EndpointTable:
     """The routes of one controller's endpoints, rebuilt when the endpoints change."""
 
     def __init__(self, controller: Controller, options: HttpOptions) -> None:
-        self._protocols = [make(options) for make in PROTOCOLS]
         self._controller = controller
-        self._version = -1
-        self._routes = PathTable[Route]()
+        self._options = options
+        self._version = controller.version
+        self._routes = self._current_routes()
 
     def at(self, path: str, method: str) -> Found[Route] | None:
         """Returns the routes for a request; see `PathTable.at`."""
-        controller = self._controller
-        if controller.version != self._version:
-            self._version = controller.version
-            self._routes = PathTable[Route]()
-            for protocol in self._protocols:
-                for endpoint in controller.endpoints.values():
-                    for of_path, of_method, route in protocol.of(endpoint):
-                        self._routes.add(of_path, (of_method,), route)
+        if self._controller.version != self._version:
+            self._version = self._controller.version
+            self._routes = self._current_routes()
         return self._routes.at(path, method)
+
+    @cached_property
+    def _protocols(self) -> list[JsonRoutes]:
+        return [make(self._options) for make in PROTOCOLS]
+
+    def _current_routes(self) -> PathTable[Route]:
+        routes = PathTable[Route]()
+        endpoints = self._controller.endpoints.values()
+        for protocol in self._protocols if endpoints else ():
+            for endpoint in endpoints:
+                for path, method, route in protocol.of(endpoint):
+                    routes.add(path, (method,), route)
+        return routes

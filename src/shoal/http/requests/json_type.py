@@ -59,12 +59,11 @@ class JsonType:
             Refused: The body is not a JSON value of the type.
         """
         headers = exchange.headers
-        if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
-            if body:
-                _check_media_type(headers, self._takes)
         if not body:
             detail = "The request has no body, and the item is in its body."
             raise Refused(Problem(400, "invalid-json", "The body is not JSON", detail))
+        if headers.get(b"content-type") != JSON or b"content-encoding" in headers:
+            _check_media_type(headers, self._takes)
         elements = check_json(body, exchange.settings.max_json_elements, self._costs)
         validator = self._validator if elements < _LARGE else self._ending_at_the_first_error()
         try:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.exceptions import HTTPException
-
 from shoal.errors import (
     BackendUnavailable,
     BatcherClosed,
@@ -30,6 +28,8 @@ from shoal.http.requests.header_check import check_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from starlette.exceptions import HTTPException
 
     from shoal.serving.http_options import HttpOptions
 
@@ -120,8 +120,6 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
     match error:
         case Refused():
             return error.problem
-        case HTTPException() if 300 <= error.status_code <= 599:
-            return _of_http_exception(error, debug=settings.debug)
         case Overloaded():
             title = "The endpoint is overloaded"
             detail = "Too many requests wait for it already; try again later."
@@ -148,7 +146,15 @@ def problem_of(error: Exception, settings: HttpOptions) -> Problem:
             title = "The stream was read too slowly"
             return Problem(408, "slow-reader", title, "It delayed other requests and was ended.")
         case _:
-            return _internal(error, debug=settings.debug)
+            return _of_other_error(error, debug=settings.debug)
+
+
+def _of_other_error(error: Exception, *, debug: bool) -> Problem:
+    from starlette.exceptions import HTTPException
+
+    if isinstance(error, HTTPException) and 300 <= error.status_code <= 599:
+        return _of_http_exception(error, debug=debug)
+    return _internal(error, debug=debug)
 
 
 def _internal(error: Exception, *, debug: bool) -> Problem:

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from starlette.routing import compile_path
 from typing_extensions import override
 
 from shoal.http.requests.codec import problem_json
@@ -110,6 +109,8 @@ class PathTable(Generic[R]):
         if routes is None:
             routes = self._by_path[path] = {}
             if "{" in path:
+                from starlette.routing import compile_path
+
                 regex, _, convertors = compile_path(path)
                 self._patterns.append(_Pattern(regex, convertors, routes))
             else:

@@ -60,6 +60,7 @@ async def serve(
     started: Callable[[str], object] = lambda _: None,
     extra_listeners: Sequence[AppListener] = (),
     lifespan: bool = True,
+    load_later: Callable[[], object] = lambda: None,
 ) -> Drained:
     """Serves an ASGI application until it is shut down.
 
@@ -75,6 +76,8 @@ async def serve(
         started: Called with the URL once clients can connect.
         extra_listeners: Further addresses to listen at, each with its own application.
         lifespan: Whether to run the application's lifespan; False if it is open already.
+        load_later: Loads what only a later request needs; called in a thread once clients can
+            connect.
 
     Returns:
         The outcome of the run.
@@ -89,7 +92,9 @@ async def serve(
         address=address_of(options), app=app, started=started, may_have_tls=True
     )
     with ExitStack() as open_sockets:
-        server = _Server(options, Lifespan(app) if lifespan else None, _tls_context(options))
+        server = _Server(
+            options, Lifespan(app) if lifespan else None, _tls_context(options), load_later
+        )
         for listener in (main_listener, *extra_listeners):
             bound = LimitedListener(bind(listener.address), options.max_connections)
             open_sockets.callback(bound.close)
@@ -167,9 +172,14 @@ class _Server:
     """One run of `serve`: its state, and the tasks that share it."""
 
     def __init__(
-        self, options: HttpOptions, lifespan: Lifespan | None, tls: SSLContext | None
+        self,
+        options: HttpOptions,
+        lifespan: Lifespan | None,
+        tls: SSLContext | None,
+        load_later: Callable[[], object],
     ) -> None:
         self._options = options
+        self._load_later = load_later
         self._tls = tls
         self._lifespan = lifespan
         self._to_open: list[tuple[AppListener, LimitedListener]] = []
@@ -251,7 +261,11 @@ class _Server:
         self._outcome.is_up = True
         for listener in self._listeners:
             listener.started(listener.url)
-        tasks.start_soon(anyio.to_thread.run_sync, load_stream_protocols)
+        tasks.start_soon(anyio.to_thread.run_sync, self._load)
+
+    def _load(self) -> None:
+        load_stream_protocols()
+        self._load_later()
 
     async def _accept(self) -> None:
         async with anyio.create_task_group() as accepting:

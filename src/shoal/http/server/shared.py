@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from contextvars import copy_context
-from email.utils import formatdate
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
@@ -24,6 +23,13 @@ if TYPE_CHECKING:
     from shoal.http.server.hypercorn import Context
     from shoal.http.server.sockets.timeouts import Timeouts
     from shoal.serving.http_options import HttpOptions
+
+
+_WEEKDAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+_MONTHS: Final = (
+    *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
+    *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
+)
 
 
 class Guard(Protocol):
@@ -158,8 +164,24 @@ class Shared:
         now = int(time.time())
         if now != self._date_second:
             self._date_second = now
-            self._date = f"\r\ndate: {formatdate(now, usegmt=True)}".encode("ascii")
+            self._date = f"\r\ndate: {http_date(now)}".encode("ascii")
         return self._date
+
+
+def http_date(at: int) -> str:
+    """Returns a time as HTTP writes it.
+
+    The locale has no effect, as it would on `time.strftime`. `email.utils` can do this too, and
+    takes longer to load than all that speaks HTTP/1.1.
+
+    Args:
+        at: The time, in seconds since the epoch.
+    """
+    year, month, day, hour, minute, second, weekday, *_ = time.gmtime(at)
+    return (
+        f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
+        f" {hour:02}:{minute:02}:{second:02} GMT"
+    )
 
 
 def _logged(app: ASGIApp, options: HttpOptions) -> ASGIApp:

@@ -6,17 +6,21 @@ would cost a switch of tasks for each request, which is more than all the rest o
 
 Before a worker makes a call while more are ready, it wakes another worker. If the call waits, that
 one goes on in the next pass of the event loop, and from then on each call that is ready gets a
-worker at once, until a call ends without waiting.
+worker at once, until a call ends without waiting. If many calls do not wait, it hands over to that
+one after some of them, so that a client that pipelines requests does not hold the event loop.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio.lowlevel
+
+from shoal.batching.failures.exceptions import goes_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("shoal.server")
 
+_LEFT_OPEN: Final = "the application has left a cancel scope open"
 _MOST_IDLE: Final = 64
 _CALLS_WITHOUT_CHECKPOINT: Final = 64
 
@@ -70,6 +75,8 @@ class Workers:
 
     A worker that the application has changed ends after that call: one that has context variables
     which the next call must not see, or is in a cancel scope that the application has not left.
+    Whatever the application raises, and whatever cancels its call, ends no other call, but for what
+    ends the program or the server.
 
     Args:
         served: The application.
@@ -113,9 +120,8 @@ class Workers:
     def close(self) -> None:
         """Ends the workers, those that are in a call after it."""
         self._is_closed = True
-        for waiter in self._idle:
-            self._parking.wake(waiter)
-        self._idle.clear()
+        while self._idle:
+            self._wake_one()
 
     def _wake_one(self) -> None:
         self._coming += 1
@@ -123,9 +129,36 @@ class Workers:
             self._parking.wake(self._idle.pop())
         else:
             # Not in the context of the application, which may have called this.
-            self._context.run(self._tasks.start_soon, self._work)
+            with suppress(RuntimeError):  # the server was cancelled, and its tasks have ended
+                self._context.run(self._tasks.start_soon, self._work)
 
     async def _work(self) -> None:
+        """Makes calls, as a task; see `Workers` for when it ends."""
+        failure: BaseException | None = None
+        scope = self._parking.new_scope()
+        try:
+            with scope:
+                try:
+                    await self._make_calls()
+                except BaseException as error:
+                    failure = error
+                    raise
+                finally:
+                    if self._parking.leave_scopes_in(scope):
+                        _log.warning(_LEFT_OPEN)
+        except BaseException as error:
+            if failure is None:
+                _log.warning(_LEFT_OPEN, exc_info=error)
+            elif goes_on(failure, self._parking):
+                raise failure from failure.__cause__
+            else:  # such as a cancellation that nobody has requested
+                _log.error("the application has ended a task", exc_info=failure)
+        finally:
+            del failure  # its traceback holds this frame
+        if self._ready and not self._coming:
+            self._wake_one()
+
+    async def _make_calls(self) -> None:
         served = self._served
         ready = self._ready
         parking = self._parking
@@ -167,12 +200,15 @@ class Workers:
                         served.finished += 1
                         call.end()
                 del call, scope, resume  # nothing refers to a request while the worker is idle
-                if copy_context() != context or innermost_scope() is not outermost:
-                    if ready and not self._coming:
-                        self._wake_one()
+                try:
+                    if copy_context() != context or innermost_scope() is not outermost:
+                        return
+                except Exception:  # a value of a variable can't be compared with another
                     return
                 made += 1
                 if made % _CALLS_WITHOUT_CHECKPOINT == 0:
+                    if self._coming:  # or each pass of the event loop would have one worker more
+                        break
                     await anyio.lowlevel.checkpoint()
             if self._is_closed or len(self._idle) >= _MOST_IDLE:
                 return
@@ -183,4 +219,6 @@ class Workers:
             except BaseException:
                 if waiter in self._idle:
                     self._idle.remove(waiter)
+                else:
+                    self._coming -= 1
                 raise

@@ -104,3 +104,7 @@ class CallOut:
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     stream: bool = False
     options: HandleOptions = _DEFAULTS
+
+
+IS_THERE: Final = HandleOptions(method_name="?")
+"""The options of a call that asks whether the endpoint exists, instead of calling it."""

@@ -6,28 +6,22 @@ given to a replica, as an init arg or in an item, is unpickled as one of these.
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from shoal.errors import NoSuchName
-from shoal.replicas.code.endpoint_call import CallOut, HandleOptions
+from shoal.replicas.code.endpoint_call import IS_THERE, CallOut
 from shoal.replicas.process.child.endpoints import ParentChannel, parent_channel
 from shoal.replicas.threads import check_may_block
 from shoal.serving.clients.handles import AsyncHandle, BlockingHandle
+from shoal.serving.clients.running import running_controller
 from shoal.serving.names import checked_tag
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
+    from shoal.replicas.code.endpoint_call import HandleOptions
     from shoal.serving.clients.protocol import Client, SyncClient
-
-
-running_controller: Final[ContextVar[Any]] = ContextVar("shoal.running_controller")
-"""The controller to which the running code belongs."""
-
-IS_THERE: Final = HandleOptions(method_name="?")
-"""The options of a call that asks whether the endpoint exists, instead of calling it."""
 
 
 def handle_again(endpoint: str, handle_options: HandleOptions) -> Any:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 from shoal.batching.failures.holding import holding
 from shoal.batching.loops.event_loop import holds_ctrl_c
 from shoal.errors import ShutDown
-from shoal.replicas.process.child.endpoints import WorkCancelled
-from shoal.replicas.threads import check_may_block, inner_calls
+from shoal.replicas.threads import WorkCancelled, check_may_block, inner_calls
 from shoal.serving.clients.handles import BlockingHandle
 from shoal.serving.clients.protocol import VERBS, Client
 

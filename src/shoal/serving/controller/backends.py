@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from shoal.errors import BatcherClosed, NameTaken, NoSuchName
-from shoal.serving.backends.backend import Backend
 from shoal.serving.names import found
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from shoal.replicas.code.definition import Definition
     from shoal.replicas.contract import Replica
+    from shoal.serving.backends.backend import Backend
     from shoal.serving.config.config import BackendConfig
     from shoal.serving.controller.lifetime import Lifetime
 
@@ -97,6 +97,8 @@ class Backends:
 
     async def start(self, tag: str, code: Definition, config: BackendConfig) -> Backend:
         """Starts a backend, without waiting until it is ready."""
+        from shoal.serving.backends.backend import Backend
+
         backend = Backend(tag, code, config, self._prepare, self._enter)
         await self._lifetime.start(self._run, backend)
         return backend

@@ -16,11 +16,12 @@ from shoal.core.options.checks import yes_or_no
 from shoal.core.traffic import Traffic
 from shoal.errors import InUse
 from shoal.replicas.code.definition import Definition, named_arguments
+from shoal.replicas.code.endpoint_call import IS_THERE
 from shoal.replicas.placements import placement_of
 from shoal.serving.backends.status import status_of
 from shoal.serving.backends.update import changed, restart
-from shoal.serving.clients.in_replica import IS_THERE, running_controller
 from shoal.serving.clients.protocol import Client
+from shoal.serving.clients.running import running_controller
 from shoal.serving.clients.sync import SyncFace
 from shoal.serving.config.config import BackendConfig
 from shoal.serving.controller.backends import Backends

@@ -12,7 +12,6 @@ from shoal.batching.current import running_batch
 from shoal.core.forming.call_options import CallOptions
 from shoal.core.request import shared_options
 from shoal.serving.clients.handles import AsyncHandle
-from shoal.serving.clients.in_replica import handle_again
 from shoal.serving.clients.sync import SyncHandleFace
 from shoal.serving.endpoints.compared_stream import ComparedStream
 from shoal.serving.query import item_without_data
@@ -150,6 +149,8 @@ class EndpointHandle(AsyncHandle):
         return CallOptions(timeout_s, self._metadata, priority)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from shoal.serving.clients.in_replica import handle_again
+
         # Unpickled in a replica's process, it makes its calls through this process.
         return handle_again, (self.endpoint, self.handle_options)
 

@@ -56,11 +56,13 @@ class Call:
             awaited then. None if it does not.
         keeps_alive: Whether the client may send another request on the connection.
         has_left: Whether the client is gone.
+        is_sent: Set once the kernel has taken an answer for which it had no room at first.
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
     is_direct_call: Final = True
     has_left = False
+    is_sent = False
     _body: bytes | bytearray = b""
     _gave_disconnect = False
     _gives_body = True  # the application has not been given the end of the body
@@ -178,7 +180,7 @@ class Call:
             return
         shared = self._shared
         text = b"%b%b\r\ncontent-length: %d" % (status_line(status), fields, len(body))
-        if shared.is_draining or not self.keeps_alive:
+        if shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
             text += _CLOSE
         if self._line.method == "HEAD":
@@ -195,16 +197,21 @@ class Call:
         if suspended is not None:
             self._shared.workers.start(self, *suspended)
 
-    def when_left(self, callback: Callable[[], object] | None) -> None:
+    def when_left(self, callback: Callable[[], object] | None) -> bool:
         """Sets what is called once when the client leaves before the answer is complete.
 
         It is also called when the call is cut off; see `is_cut_off`. It is called at once
         if either has happened already. It must not raise, or take long.
+
+        Returns:
+            Whether it was called at once.
         """
         self._on_left = callback
-        if callback is not None and (self.has_left or self._is_cut_off):
-            self._on_left = None
-            callback()
+        if callback is None or not (self.has_left or self._is_cut_off):
+            return False
+        self._on_left = None
+        callback()
+        return True
 
     def is_cut_off(self) -> bool:
         """Whether the server ends, and waits a moment for the end of the answer."""
@@ -416,7 +423,8 @@ class Call:
 
     async def _sent(self) -> None:
         """Waits until the kernel has taken all that was sent, or the client is gone."""
-        while self.carrier.is_sending and not self.has_left:
+        # The connection may be sending the next answer already when this task runs.
+        while self.carrier.is_sending and not (self.is_sent or self.has_left):
             await self._change()
 
     def _is_over(self) -> bool:

@@ -40,7 +40,6 @@ _log = logging.getLogger("shoal.server")
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 _MOST_HELD: Final = 2**16
 
-
 # The states of a connection.
 _IDLE: Final = 0  # no byte of the next request has come
 _HEAD: Final = 1  # a head is incomplete
@@ -97,7 +96,7 @@ class Http1Connection(Receiver):
         self._held: bytes | bytearray = b""
         self._has_enough = False
         self._is_new = True  # no request has come
-        self._known_host = b""  # the host of the last request, which the guard allows
+        self._known_host: bytes | None = None  # of a request that the guard has allowed
         self._body: BodyReader | None = None
         self._body_began_at = 0.0
         self._received = 0
@@ -162,6 +161,7 @@ class Http1Connection(Receiver):
         elif call is None or not call.is_answered:
             self._set_timeout()
         else:
+            call.is_sent = True
             self.answered(call)
         if call is not None:
             call.wake()

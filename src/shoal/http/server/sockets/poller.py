@@ -74,7 +74,8 @@ class EpollPoller(Poller):
             self._epoll.close()
 
     def _watch(self, transport: Transport, *, is_sending: bool) -> None:
-        self._epoll.modify(transport.fd, self._sending_too if is_sending else self._reading)
+        if not self._epoll.closed:  # the server was cancelled, and an application still sends
+            self._epoll.modify(transport.fd, self._sending_too if is_sending else self._reading)
 
     def _report(self) -> None:
         find = self._transports.get

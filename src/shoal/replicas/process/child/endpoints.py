@@ -22,7 +22,7 @@ import anyio.lowlevel
 from shoal.replicas.process.wire.errors import ErrorAsData
 from shoal.replicas.process.wire.frames import STEPS_AHEAD, Kind
 from shoal.replicas.process.wire.messages import packed, unpickled
-from shoal.replicas.threads import loop_of_caller, runs_a_loop
+from shoal.replicas.threads import WorkCancelled, loop_of_caller, runs_a_loop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from shoal.replicas.process.wire.frames import Frame
 
 _WHERE: Final = "the process that the call was made by"
-
-
-class WorkCancelled(Exception):
-    """Plain code waits for a call, and its own work was cancelled."""
 
 
 class CancelToken:

@@ -1,0 +1,23 @@
+"""Loads what an application does without until it has an endpoint, or is asked for its metrics."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+_NEEDED_LATER: Final = (
+    "shoal.serving.backends.backend",
+    "shoal.http.requests.endpoint",
+    "shoal.http.requests.json_codec",
+    "shoal.observe.collector",
+)
+
+
+def load_the_rest() -> None:
+    """Loads it now, so that no request waits for it.
+
+    It takes as long as the start of an empty application. So a server does this in a thread, once
+    clients can connect.
+    """
+    for module in _NEEDED_LATER:
+        import_module(module)

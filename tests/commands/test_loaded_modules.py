@@ -1,0 +1,83 @@
+"""What `shoal serve` has loaded when it answers, since loading takes nearly all of its start."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from processes import HANG_S, ask
+
+pytestmark = pytest.mark.real_time
+
+# Without what it loads in a thread once clients can connect.
+EMPTY = """\
+import atexit
+import sys
+
+import shoal
+from shoal.http.server.server import _Server
+
+_Server._load = lambda self: None
+app = shoal.App()
+"""
+
+TELLING = f"""{EMPTY}
+atexit.register(lambda: print(*sys.modules))
+"""
+
+FOR_ENDPOINTS = {
+    *("pydantic", "pydantic_core", "starlette.requests", "starlette.responses"),
+    *("shoal.batching.batcher", "shoal.serving.backends.backend", "shoal.http.requests.payload"),
+}
+FOR_OTHER_REQUESTS = {
+    *("prometheus_client", "starlette.routing", "starlette.datastructures"),
+    *("hypercorn", "h11", "h2", "wsproto", "shoal.http.server.streams.connection"),
+}
+FOR_OPTIONS = {"sqlite3", "tomllib", "shoal.http.admin.api"}
+
+
+def loaded(terminal, loop):
+    """The modules of a server after one request, which no route answers."""
+    with terminal.serving("serve", "app:app", "--port", "0", "--event-loop", loop) as (
+        process,
+        port,
+    ):
+        assert ask(port, "/")[0] == 404
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=HANG_S)
+        assert process.returncode == 0, err
+    return set(out.split())
+
+
+@pytest.mark.parametrize(("loop", "other"), [("trio", "asyncio"), ("asyncio", "trio")])
+def test_an_empty_application_is_served_without_what_only_others_need(terminal, loop, other):
+    (terminal.directory / "app.py").write_text(TELLING)
+    modules = loaded(terminal, loop)
+    assert {loop, "shoal.http.app.app", "shoal.serving.controller.controller"} <= modules
+    assert modules & {other, *FOR_ENDPOINTS, *FOR_OTHER_REQUESTS, *FOR_OPTIONS} == set()
+
+
+LISTING = f"""{EMPTY}
+at_the_start = set()
+
+
+@app.endpoint("/loaded")
+def loaded(items: list[int]) -> list[list[str]]:
+    return [sorted(set(sys.modules) - at_the_start) for _ in items]
+
+
+async def served(scope, receive, send):
+    async def begin(message):
+        if message["type"] == "lifespan.startup.complete":
+            at_the_start.update(sys.modules)
+        await send(message)
+
+    await app(scope, receive, begin)
+"""
+
+
+def test_the_first_request_to_an_endpoint_loads_nothing(terminal):
+    (terminal.directory / "app.py").write_text(LISTING)
+    with terminal.serving("serve", "app:served", "--port", "0") as (_, port):
+        assert ask(port, "/loaded", 1) == (200, [])
+        assert ask(port, "/loaded", 1) == (200, []), "while the first answer was sent"

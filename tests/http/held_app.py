@@ -1,0 +1,57 @@
+"""What the tests of calls that a server makes directly share: an App whose handler is held."""
+
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+
+import anyio
+from server_in_memory import serving
+
+from shoal.testing.asgi import ask
+
+
+class Held:
+    """An async handler that waits until it is let go."""
+
+    def __init__(self):
+        self.batches = []
+        self.go = anyio.Event()
+        self.cancelled = 0
+
+    async def __call__(self, items: list[int]) -> list[int]:
+        self.batches.append(items)
+        try:
+            await self.go.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled += 1
+            raise
+        return items
+
+
+@asynccontextmanager
+async def served(app, **options):
+    async with app.lifespan(), serving(app, **options) as server:
+        yield server
+
+
+def statistics(app, name="held"):
+    return app.controller.backends[name].method_batchers["__call__"].batcher.statistics()
+
+
+def counted(app, name="held"):
+    """The requests and the errors of an endpoint."""
+    endpoint = app.controller.endpoints[name]
+    return endpoint.requests, endpoint.errors
+
+
+async def answers_counted(app, name="held"):
+    """How many answers of an endpoint were counted, by their first digit."""
+    metrics = (await ask(app, "/-/metrics", method="GET")).body.decode()
+    start = f'http_responses_total{{endpoint="{name}",status="'
+    lines = [line.partition(start)[2] for line in metrics.splitlines() if start in line]
+    return {line[0]: float(line.split()[-1]) for line in lines}
+
+
+def kind_of(answer):
+    return json.loads(answer[1])["type"].removeprefix("urn:shoal:problem:")

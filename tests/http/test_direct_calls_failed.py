@@ -1,0 +1,231 @@
+"""Calls that an App makes for the server itself, and that fail."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+from held_app import Held, answers_counted, counted, kind_of, served, statistics
+from server_in_memory import serving
+from starlette.responses import Response
+
+import shoal
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def held():
+    return Held()
+
+
+@pytest.fixture
+def app(held):
+    app = shoal.App()
+    app.endpoint("/held", name="held", max_batch_size=100)(held)
+    return app
+
+
+# Calls that fail.
+
+
+@pytest.mark.parametrize("queued", [False, True])
+async def test_a_call_that_is_late_is_answered_with_504(held, queued):
+    app = shoal.App()
+    limited = {"request_timeout_s": 5, "max_batch_size": 1, "max_concurrent_batches": 1}
+    app.endpoint("/held", name="held", **limited)(held)
+    app.endpoint("/other", name="other")(held)
+    async with served(app) as server:
+        before, client = server.connect(), server.connect()
+        if queued:
+            before.ask("/held", 1)
+            await anyio.sleep(1)
+        client.ask("/held", 2)
+        await settle()
+        await anyio.sleep(4.9)
+        assert client.answers == []
+        await anyio.sleep(0.2)
+        (answer,) = client.answers
+        assert (answer[0], kind_of(answer)) == (504, "deadline-exceeded")
+        assert client.wire.is_open
+        held.go.set()
+        await settle()
+        assert server.counts() == (1 + queued,) * 2
+        assert statistics(app).expired == 1 + queued
+        assert counted(app) == (1 + queued, 1 + queued)
+        assert await answers_counted(app) == {"5": 1 + queued}
+
+
+async def test_a_call_that_finds_the_queue_full_is_refused_at_once(held):
+    app = shoal.App()
+    bounded = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
+    app.endpoint("/held", name="held", **bounded)(held)
+    async with served(app) as server:
+        clients = [server.connect() for _ in range(4)]
+        for client in clients:
+            client.ask("/held", 1)
+            await settle()
+        assert [client.statuses for client in clients] == [[], [], [503], [503]]
+        assert [kind_of(client.answers[0]) for client in clients[2:]] == ["overloaded"] * 2
+        assert server.counts() == (4, 2)
+        held.go.set()
+        await settle()
+        assert server.counts() == (4, 4)
+        assert counted(app) == (4, 2)
+        assert await answers_counted(app) == {"2": 2, "5": 2}
+
+
+async def test_a_call_that_makes_room_for_another_is_answered(held):
+    app = shoal.App()
+    bounded = {"max_batch_size": 1, "max_concurrent_batches": 1, "max_queued_requests": 1}
+    app.endpoint("/held", name="held", overload="shed_oldest", **bounded)(held)
+    async with served(app) as server:
+        clients = [server.connect() for _ in range(3)]
+        for client in clients:
+            client.ask("/held", 1)
+            await settle()
+        assert [client.statuses for client in clients] == [[], [503], []]
+        held.go.set()
+        await settle()
+        assert [client.statuses for client in clients] == [[200], [503], [200]]
+
+
+class Unwritable:
+    """A result that raises when it is written."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def tolist(self):
+        raise self._error
+
+
+class UnwritableResponse(Response):
+    """A response that does."""
+
+    def __init__(self, error):
+        super().__init__()
+        self._error = error
+
+    @property
+    def raw_headers(self):
+        raise self._error
+
+    @raw_headers.setter
+    def raw_headers(self, _headers):
+        pass
+
+
+class Panic(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError, Panic])
+async def test_a_handler_that_raises_fails_its_call(error):
+    app = shoal.App()
+
+    @app.endpoint("/fail", name="fail")
+    async def fail(items: list[bool]) -> list[str]:
+        if any(items):
+            raise error
+        return ["fine"] * len(items)
+
+    await fails_once(app, 500)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+async def test_a_handler_that_would_end_the_program_fails_its_call(error):
+    app = shoal.App()
+
+    @app.endpoint("/fail", name="fail")
+    async def fail(items: list[bool]) -> list[str]:
+        if any(items):
+            raise error
+        return ["fine"] * len(items)
+
+    await fails_once(app, 503)
+
+
+@pytest.mark.parametrize("error", [ValueError, Panic, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("result", [Unwritable, UnwritableResponse])
+async def test_whatever_a_result_raises_when_it_is_written_its_call_fails_alone(result, error):
+    app = shoal.App()
+
+    @app.endpoint("/fail", name="fail")
+    async def fail(items: list[bool]) -> list[object]:
+        return [result(error()) if item else "fine" for item in items]
+
+    await fails_once(app, 500)
+
+
+async def fails_once(app, status):
+    """Has a call fail, and the next ones succeed, once the backend is there again."""
+    async with served(app, keep_alive_timeout_s=60) as server:
+        client, other = server.connect(), server.connect()
+        for asker, item in ((client, True), (other, False), (client, False)):
+            asker.ask("/fail", item)
+            await settle()
+            await anyio.sleep(10)
+        assert (client.statuses, other.statuses) == ([status, 200], [200])
+        assert server.counts() == (3, 3)
+        assert counted(app, "fail") == (3, 1)
+        assert await answers_counted(app, "fail") == {"2": 2, "5": 1}
+
+
+async def test_a_result_that_can_not_be_written_is_answered_with_500():
+    app = shoal.App()
+
+    @app.endpoint("/fail", name="fail")
+    async def fail(items: list[int]) -> list[object]:
+        return [object() for _ in items]
+
+    async with served(app) as server:
+        client = server.connect()
+        client.ask("/fail", 1)
+        await settle()
+        assert client.statuses == [500]
+        assert client.wire.is_open
+        assert counted(app, "fail") == (1, 1)
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_calls_of_a_backend_that_is_deleted_are_answered(held, force):
+    app = shoal.App()
+    app.endpoint("/held", name="held", max_batch_size=1, graceful_shutdown_timeout_s=5)(held)
+    async with served(app) as server:
+        clients = [server.connect() for _ in range(2)]
+        for client in clients:
+            client.ask("/held", 1)
+        await settle()
+        await app.controller.delete_endpoint("held")
+        await app.controller.delete_backend("held", force=force)
+        await settle()
+        assert [client.statuses for client in clients] == [[503]] * 2
+        assert [kind_of(client.answers[0]) for client in clients] == ["closed"] * 2
+        assert server.counts() == (2, 2)
+
+
+async def test_calls_of_an_application_that_closes_are_answered(app, held):
+    is_open, close = anyio.Event(), anyio.Event()
+
+    async def run():
+        async with app.lifespan():
+            is_open.set()
+            await close.wait()
+
+    async with anyio.create_task_group() as tasks, serving(app) as server:
+        tasks.start_soon(run)
+        await is_open.wait()
+        client, late = server.connect(), server.connect()
+        client.ask("/held", 1)
+        await settle()
+        close.set()
+        await settle()
+        assert client.statuses == []
+        held.go.set()
+        await settle()
+        late.ask("/held", 2)
+        await settle()
+        assert (client.statuses, late.statuses) == ([200], [503])
+        assert server.counts() == (2, 2)

@@ -1,0 +1,275 @@
+"""What clients hold of the server: places, bodies and memory; and what is given back, and when."""
+
+from __future__ import annotations
+
+import socket
+
+import anyio
+import anyio.lowlevel
+import h2.events
+import h2.settings
+import pytest
+from echo_app import EchoApp
+from live_server import (
+    HANG_S,
+    Http2Client,
+    live,
+    read_all,
+    read_until,
+    request,
+    until_quiet,
+    upgrade,
+)
+
+import shoal
+from shoal.http.server.shared import Shared
+from shoal.http.server.sockets.transport import Transport
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+# Nothing but the end of the work may end a drain.
+PATIENT = {"keep_alive_timeout_s": HANG_S * 2, "graceful_timeout_s": HANG_S * 2}
+
+
+@pytest.fixture(autouse=True)
+def brief_drains(monkeypatch):
+    monkeypatch.setattr(Shared, "late_request_s", 0.05)
+
+
+async def open_http2(server):
+    client = Http2Client(await server.connect())
+    await client.flush()
+    return client
+
+
+# A drain waits for work, and for no client that has none.
+
+
+@pytest.mark.parametrize("sent", [b"", b"G", PREFACE[:10], PREFACE, request("/")[:-2]])
+async def test_shutdown_does_not_wait_for_a_client_without_a_request(sent):
+    patient = live(EchoApp(), head_timeout_s=HANG_S * 2, **PATIENT)
+    async with patient as server, await server.connect() as client:
+        await client.send_all(sent)
+        await until_quiet()
+        server.stop.set()
+        with anyio.fail_after(HANG_S / 4):
+            await read_all(client)
+    assert server.drained.cut == 0
+
+
+@pytest.mark.parametrize("path", [b"/disconnect", b"/"])
+async def test_shutdown_does_not_wait_for_an_http2_client_whose_requests_have_ended(path):
+    """It has cancelled its call, or has its answer."""
+    app = EchoApp()
+    async with live(app, **PATIENT) as server:
+        client = await open_http2(server)
+        asked = client.ask(path)
+        await client.flush()
+        await app.entered.wait()
+        if path == b"/":
+            await client.wait_for(h2.events.StreamEnded, asked)
+        else:
+            client.connection.reset_stream(asked, 8)  # CANCEL
+            await client.flush()
+        await app.left.wait()
+        server.stop.set()
+        with anyio.fail_after(HANG_S / 4):
+            await read_all(client.stream)
+        await client.stream.aclose()
+    assert server.drained.cut == 0
+
+
+async def test_shutdown_does_not_wait_for_an_unfinished_request_that_was_cancelled():
+    app = EchoApp()
+    async with live(app, body_timeout_s=HANG_S * 2, **PATIENT) as server:
+        client = await open_http2(server)
+        asked = client.ask(b"/disconnect", method=b"POST", end=False)
+        client.connection.send_data(asked, b"half")
+        await client.flush()
+        await app.entered.wait()
+        client.connection.reset_stream(asked, 8)
+        await client.flush()
+        await app.left.wait()
+        server.stop.set()
+        with anyio.fail_after(HANG_S / 4):
+            await read_all(client.stream)
+        await client.stream.aclose()
+
+
+# A busy event loop does not drop what has arrived: before it gives up a connection, it reads.
+
+
+@pytest.fixture
+def busy(monkeypatch):
+    """Makes servers so busy that deadlines pass before they are told what has arrived."""
+
+    def make_busy():
+        monkeypatch.setattr(Transport, "ready", lambda *_: None)
+
+    return make_busy
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_request_that_came_in_time_is_answered_however_late_it_is_read(is_kept, busy):
+    async with (
+        live(EchoApp(), keep_alive_timeout_s=0.2) as server,
+        await server.connect() as client,
+    ):
+        if is_kept:
+            await client.send_all(request("/"))
+            await read_until(client, b"hello")
+        else:
+            await until_quiet()
+        busy()
+        await client.send_all(request("/", close=True))
+        assert (await read_all(client)).endswith(b"hello")
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_stream_that_came_in_time_is_answered_however_late_it_is_read(is_kept, busy):
+    async with live(EchoApp(), keep_alive_timeout_s=0.2) as server:
+        client = await open_http2(server)
+        if is_kept:
+            asked = client.ask(b"/")
+            await client.flush()
+            await client.wait_for(h2.events.StreamEnded, asked)
+        else:
+            await until_quiet()
+        busy()
+        asked = client.ask(b"/")
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, asked)
+        await client.stream.aclose()
+
+
+# What is held of a client is bounded.
+
+
+async def test_requests_behind_one_that_is_answered_wait_in_the_kernel():
+    async def send_all():
+        await client.send_all(request("/hold") + request("/") * 200_000)
+        is_sent.set()
+
+    is_sent = anyio.Event()
+    app = EchoApp()
+    async with (
+        live(app, graceful_timeout_s=0.05) as server,
+        await server.connect() as client,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(send_all)
+        await app.entered.wait()
+        await until_quiet()
+        assert not is_sent.is_set()
+        tasks.cancel_scope.cancel()
+
+
+async def test_incomplete_bodies_of_one_http2_client_are_bounded():
+    async def read():
+        while received := await client.stream.receive_some():
+            for event in client.connection.receive_data(received):
+                if isinstance(event, h2.events.ResponseReceived):
+                    statuses[event.stream_id] = dict(event.headers)[b":status"]
+
+    app = shoal.App(max_body_bytes=100_000, max_incomplete_bytes=400_000)
+
+    @app.endpoint("/size")
+    async def size(bodies: list[bytes]) -> list[int]:
+        return [len(body) for body in bodies]
+
+    statuses = {}
+    brief = live(app, graceful_timeout_s=0.05)
+    async with brief as server, anyio.create_task_group() as tasks:
+        client = await open_http2(server)
+        tasks.start_soon(read)
+        asked = [client.ask(b"/size", method=b"POST", end=False) for _ in range(5)]
+        for stream_id in asked:
+            for _ in range(4):
+                while client.connection.local_flow_control_window(stream_id) < 10_000:
+                    await anyio.lowlevel.checkpoint()
+                client.connection.send_data(stream_id, bytes(10_000))
+                await client.flush()
+            await until_quiet()
+        # Of one connection 100,000 bytes, so two bodies.
+        assert statuses == dict.fromkeys(asked[2:], b"503")
+        client.connection.end_stream(asked[0])
+        client.connection.reset_stream(asked[1])
+        last = client.ask(b"/size", method=b"POST", end=False)
+        client.connection.send_data(last, bytes(10_000))  # others are not held any more
+        await client.flush()
+        await until_quiet()
+        client.connection.end_stream(last)
+        await client.flush()
+        while last not in statuses:
+            await anyio.lowlevel.checkpoint()
+        assert statuses[asked[0]] == statuses[last] == b"200"
+        tasks.cancel_scope.cancel()
+    await client.stream.aclose()
+
+
+async def test_answers_to_a_closed_window_are_bounded():
+    """Each stream's application waits after its first pieces."""
+    sends = []
+
+    async def app(scope, receive, send):
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+                sends.append(scope["path"])
+
+    streams = 50
+    async with live(app, graceful_timeout_s=0.05) as server:
+        client = Http2Client(await server.connect())
+        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        for _ in range(streams):
+            client.ask(b"/")
+        await client.flush()
+        await until_quiet()
+        assert len(sends) <= streams
+        await client.stream.aclose()
+
+
+# What is given back.
+
+
+async def test_a_call_ends_when_its_answer_is_sent_though_the_next_one_waits_for_the_client():
+    app = EchoApp()
+    body = bytes(2**23)
+    count = 12
+
+    async def large(scope, receive, send):
+        await app.answer(send, 200, body)
+
+    app.hold = large
+    async with live(app, graceful_timeout_s=0.05) as server, await server.connect() as client:
+        await client.send_all(request("/hold") * count)
+        left = count * len(body)
+        while left > 0:
+            left -= len(await client.receive_some())
+        await until_quiet()
+        running = app.running
+    assert running == 0
+
+
+# Small packets are sent at once.
+
+
+async def test_answers_do_not_wait_for_acknowledgements(monkeypatch):
+    """Otherwise the second packet of an answer waits some 40 ms for a delayed one."""
+    transports = []
+    start = Transport.start
+
+    def note_start(transport):
+        transports.append(transport)
+        start(transport)
+
+    monkeypatch.setattr(Transport, "start", note_start)
+    async with live(EchoApp()) as server:
+        for opening in (request("/"), PREFACE, upgrade()):
+            async with await server.connect() as client:
+                await client.send_all(opening)
+                await client.receive_some()
+                connected = transports[-1]._socket
+                assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

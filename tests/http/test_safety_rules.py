@@ -1,0 +1,119 @@
+"""Rules of safety that hold for the whole package, or for every answer."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+from live_server import live, request
+
+import shoal
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts): path
+    for path in (ROOT / "src" / "shoal").rglob("*.py")
+}
+MAKES_OBJECTS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "jsonpickle"}
+RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
+# They exchange objects with the processes and actors that they have started, and with nobody else.
+EXCHANGE_OBJECTS = ("shoal.replicas.process.", "shoal.replicas.ray.")
+SENDS_REQUESTS = {"httpx", "requests", "aiohttp", "urllib.request", "http.client"}
+# A flaw was mended in these versions: of how HTTP is read, and of how much a client can make it do.
+MENDED_IN = {"h11": (0, 16), "h2": (4, 3), "starlette": (0, 49, 1)}
+
+
+def imported(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def called(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+
+
+@pytest.fixture(scope="module")
+def trees():
+    assert "shoal.http.app.app" in SOURCES
+    return {name: ast.parse(path.read_text("utf-8")) for name, path in SOURCES.items()}
+
+
+def test_nothing_but_replicas_makes_objects_of_bytes(trees):
+    found = {name for name, tree in trees.items() if MAKES_OBJECTS & set(imported(tree))}
+    assert found
+    assert {name for name in found if not name.startswith(EXCHANGE_OBJECTS)} == set()
+
+
+def test_nothing_runs_text(trees):
+    assert {name for name, tree in trees.items() if RUNS_TEXT & set(called(tree))} == set()
+
+
+def test_the_server_sends_no_requests(trees):
+    """So a caller can't make it fetch a URL."""
+    found = {name for name, tree in trees.items() if SENDS_REQUESTS & set(imported(tree))}
+    assert found
+    assert {name for name in found if name.startswith(("shoal.http", "shoal.replicas"))} == set()
+
+
+def test_no_version_with_a_known_flaw_is_allowed():
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    lowest = dict(each.partition(",")[0].split(">=") for each in extras["serve"])
+    for name, version in MENDED_IN.items():
+        assert tuple(map(int, lowest[name].split("."))) >= version
+
+
+@pytest.fixture
+def app():
+    app = shoal.App()
+
+    @app.endpoint("/double")
+    async def double(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    return app
+
+
+def post(*headers):
+    lines = ["POST /double HTTP/1.1", "Host: shoal.test", *headers]
+    return "\r\n".join([*lines, "Content-Length: 2", "Connection: close", "", "21"]).encode()
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    "headers",
+    [(), ("Content-Type:",), ("Content-Type: text/plain",), ("Content-Type: multipart/form-data",)],
+    ids=["none", "empty", "text", "form"],
+)
+async def test_json_is_read_if_it_says_that_it_is(app, headers):
+    """A page of another origin can send the types of forms, or none, without being asked."""
+    async with live(app) as server:
+        assert (await server.talk(post(*headers))).startswith(b"HTTP/1.1 415 ")
+        answer = await server.talk(post("Content-Type: application/json"))
+        assert answer.endswith(b"\r\n\r\n42")
+
+
+@pytest.mark.anyio
+@pytest.mark.real_time
+async def test_no_answer_lets_another_origin_read_it(app):
+    origin = "Origin: https://evil.test"
+    json = "Content-Type: application/json"
+    preflight = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: a")
+    async with live(app) as server:
+        for asked in (
+            post(json, origin),
+            request("/-/readyz", headers=[origin], close=True),
+            request("/nowhere", headers=[origin], close=True),
+            request("/double", method="OPTIONS", headers=[origin, *preflight], close=True),
+        ):
+            answer = await server.talk(asked)
+            assert answer.startswith(b"HTTP/1.1 ")
+            assert b"access-control-" not in answer.lower()

@@ -1,0 +1,432 @@
+"""The workers that call an application for all connections, without sockets."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from contextvars import ContextVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+from server_in_memory import asked, serving
+
+from base_exceptions import Panic
+from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.http.server.workers import Workers
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+MOST_IDLE = 64
+CALLS_WITHOUT_CHECKPOINT = 64
+
+
+async def answer(send, body=b""):
+    length = (b"content-length", b"%d" % len(body))
+    await send({"type": "http.response.start", "status": 200, "headers": [length]})
+    await send({"type": "http.response.body", "body": body})
+
+
+class Counting:
+    """Answers at once; at ``/hold`` once it is let go. Notes who makes the calls."""
+
+    def __init__(self):
+        self.calls = 0
+        self.running = 0
+        self.by = []
+        self.go = anyio.Event()
+
+    async def __call__(self, scope, receive, send):
+        self.calls += 1
+        self.running += 1
+        self.by.append(anyio.get_current_task().id)
+        try:
+            if scope["path"] == "/hold":
+                await self.go.wait()
+            await answer(send, scope["path"].encode())
+        finally:
+            self.running -= 1
+
+
+def tasks_of(server):
+    """How many tasks there are beside those that were there before the first call."""
+    return len(anyio.get_running_tasks()) - server.tasks_before
+
+
+@pytest.fixture
+def app():
+    return Counting()
+
+
+# Who makes a call, and when.
+
+
+async def test_calls_that_do_not_wait_are_made_by_one_worker(app):
+    async with serving(app) as server:
+        clients = [server.connect() for _ in range(50)]
+        for _ in range(3):
+            for client in clients:
+                client.ask("/")
+            await settle()
+        assert [client.statuses for client in clients] == [[200] * 3] * 50
+        assert server.counts() == (150, 150)
+    # A second one is woken beside it, in case that the first call waits.
+    assert len(set(app.by)) <= 2
+
+
+async def test_each_of_many_calls_that_wait_has_a_worker_soon(app):
+    parking = parking_of_this_loop()
+    async with serving(app) as server:
+        for burst in (1, 2):
+            for _ in range(100):
+                server.connect().ask("/hold")
+            for _ in range(4):
+                await parking.one_pass()
+            assert app.running == 100 * burst
+        assert server.counts() == (200, 0)
+        app.go.set()
+        await settle()
+        assert server.counts() == (200, 200)
+
+
+async def test_once_calls_have_waited_each_has_a_worker_at_once(app):
+    parking = parking_of_this_loop()
+    async with serving(app) as server:
+        for waiting in (10, 20):
+            for _ in range(10):
+                server.connect().ask("/hold")
+            if waiting == 10:
+                await settle()
+            else:
+                await parking.one_pass()
+            assert app.running == waiting
+        app.go.set()
+
+
+async def test_a_call_that_waits_does_not_delay_those_behind_it(app):
+    async with serving(app) as server:
+        held, others = server.connect(), [server.connect() for _ in range(5)]
+        held.ask("/hold")
+        for other in others:
+            other.ask("/")
+        await settle()
+        assert [other.answers for other in others] == [[(200, b"/")]] * 5
+        assert held.answers == []
+        app.go.set()
+        await settle()
+        assert held.answers == [(200, b"/hold")]
+
+
+async def test_a_client_that_pipelines_does_not_keep_the_event_loop_from_others(app):
+    parking = parking_of_this_loop()
+    most = 0
+    async with serving(app) as server:
+        one = asked("/")
+        flood = server.connect()
+        flood.say(one * 3000)
+        while app.calls < 3000:
+            before = app.calls
+            await parking.one_pass()
+            most = max(most, app.calls - before)
+            assert app.calls > before
+        assert flood.statuses == [200] * 3000
+    # On trio a pass is two ticks; and in one of them a worker that was woken beside it may go on.
+    assert most <= 3 * CALLS_WITHOUT_CHECKPOINT
+
+
+async def test_a_client_beside_one_that_pipelines_is_answered_in_its_turn(app):
+    async with serving(app) as server:
+        flood, other = server.connect(), server.connect()
+        flood.say(asked("/") * 1000)
+        other.ask("/other")
+        while not other.answers:
+            await anyio.lowlevel.checkpoint()
+        assert len(flood.answers) <= 2 * CALLS_WITHOUT_CHECKPOINT
+
+
+async def test_an_application_that_fails_does_not_keep_others_from_being_called(caplog):
+    async def app(scope, receive, send):
+        if scope["path"] == "/fail":
+            raise RuntimeError("its own mistake")
+        await answer(send)
+
+    async with serving(app) as server:
+        clients = [server.connect() for _ in range(6)]
+        for client in clients:
+            client.ask("/fail" if client in clients[::2] else "/")
+        await settle()
+        assert [client.statuses for client in clients] == [[500], [200]] * 3
+        assert server.counts() == (6, 6)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the application failed on b'/fail'"
+    ] * 3
+
+
+# What one call leaves, and the next must not meet.
+
+
+async def test_a_context_variable_that_a_call_leaves_is_not_met_by_the_next():
+    user = ContextVar("user", default="nobody")
+    met = []
+
+    async def app(scope, receive, send):
+        met.append(user.get())
+        user.set(scope["path"])
+        await answer(send)
+
+    async with serving(app) as server:
+        clients = [server.connect() for _ in range(20)]
+        for client in clients:
+            client.ask("/someone")
+        await settle()
+        clients[0].ask("/another")
+        await settle()
+        assert server.counts() == (21, 21)
+    assert met == ["nobody"] * 21
+
+
+async def test_a_context_variable_that_can_not_be_compared_is_left_to_no_other_call(caplog):
+    class Array:
+        """Refuses to be compared as a whole, as numpy's does."""
+
+        def __eq__(self, _other):
+            raise ValueError("the truth value of an array is ambiguous")
+
+        __hash__ = None
+
+    variable = ContextVar("variable")
+    first = Array()
+    variable.set(first)
+    met = []
+
+    async def app(scope, receive, send):
+        met.append(variable.get())
+        variable.set(Array())
+        await answer(send)
+
+    async with serving(app) as server:
+        clients = [server.connect() for _ in range(3)]
+        for client in clients:
+            client.ask("/")
+        await settle()
+        assert [client.statuses for client in clients] == [[200]] * 3
+    assert [one is first for one in met] == [True] * 3
+    assert caplog.records == []
+
+
+async def test_a_cancel_scope_that_a_call_leaves_open_is_not_met_by_the_next():
+    async def app(scope, receive, send):
+        await anyio.lowlevel.checkpoint()
+        if scope["path"] == "/leave":
+            scope_left = anyio.CancelScope()
+            scope_left.__enter__()
+            scope_left.cancel()
+        await answer(send)
+
+    async with serving(app) as server:
+        clients = [server.connect() for _ in range(6)]
+        for _ in range(2):
+            for client in clients:
+                client.ask("/leave" if client in clients[::2] else "/")
+            await settle()
+        assert [client.statuses for client in clients] == [[200, 200]] * 6
+        assert server.counts() == (12, 12)
+
+
+async def test_a_call_that_a_cancel_scope_left_open_cancels_fails_alone(caplog):
+    async def app(scope, receive, send):
+        if scope["path"] == "/leave":
+            scope_left = anyio.CancelScope()
+            scope_left.__enter__()
+            scope_left.cancel()
+            await anyio.lowlevel.checkpoint()
+        await answer(send)
+
+    await fails_alone(app, "/leave")
+    assert {record.getMessage() for record in caplog.records} >= {
+        "the application has ended a task"
+    }
+
+
+async def cancellation():
+    """A cancellation that is over, as code may keep one."""
+    kept = None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await anyio.lowlevel.checkpoint()
+        except anyio.get_cancelled_exc_class() as error:
+            kept = error
+            raise
+    return kept
+
+
+@pytest.mark.parametrize("is_cancellation", [False, True])
+async def test_a_call_that_raises_what_is_no_exception_fails_alone(is_cancellation):
+    async def app(scope, receive, send):
+        if scope["path"] == "/raise":
+            raise (await cancellation()) if is_cancellation else Panic()
+        await answer(send)
+
+    await fails_alone(app, "/raise")
+
+
+async def fails_alone(app, path):
+    """One call fails; those beside it, behind it and after it are answered."""
+    async with serving(app) as server:
+        clients = [server.connect() for _ in range(6)]
+        for client in clients:
+            client.ask(path if client in clients[1::3] else "/")
+        await settle()
+        assert [client.statuses for client in clients] == [[200], [], [200]] * 2
+        assert [client.releases for client in clients] == [0, 1, 0] * 2
+        clients[0].ask("/")
+        await settle()
+        assert clients[0].statuses == [200, 200]
+        assert server.counts() == (7, 7)
+
+
+async def test_a_worker_does_not_start_in_the_context_of_a_call():
+    user = ContextVar("user", default="nobody")
+    met = []
+    go = anyio.Event()
+
+    async def app(scope, receive, send):
+        met.append(user.get())
+        user.set(scope["path"])
+        await answer(send)  # begins the request behind this one, and wakes another worker for it
+        await go.wait()
+
+    async with serving(app) as server:
+        server.connect().say(asked("/someone") * 3)
+        await settle()
+        assert met == ["nobody"] * 3
+        go.set()
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"], indirect=True)
+async def test_a_task_that_is_cancelled_after_its_call_does_not_end_the_service():
+    workers = []
+
+    async def app(scope, receive, send):
+        if scope["path"] == "/self":
+            import asyncio
+
+            workers.append(asyncio.current_task())
+        await answer(send)
+
+    async with serving(app) as server:
+        for _ in range(3):
+            first, second = server.connect(), server.connect()
+            first.ask("/self")
+            await settle()
+            second.ask("/")  # wakes the worker
+            workers[-1].cancel()
+            await settle()
+            assert second.statuses == [200]
+            third = server.connect()
+            third.ask("/")
+            await settle()
+            assert third.statuses == [200]
+
+
+# What they cost while nothing is to be done, and their end.
+
+
+async def test_idle_workers_are_bounded(app):
+    async with serving(app) as server:
+        await settle()
+        server.tasks_before = len(anyio.get_running_tasks())
+        for _ in range(3 * MOST_IDLE):
+            server.connect().ask("/hold")
+        await settle()
+        assert tasks_of(server) == 3 * MOST_IDLE
+        app.go.set()
+        await settle()
+        assert tasks_of(server) == MOST_IDLE
+
+
+async def test_workers_end_with_the_server(app):
+    async with anyio.create_task_group():
+        before = len(anyio.get_running_tasks())
+        async with serving(app) as server:
+            for _ in range(10):
+                server.connect().ask("/hold")
+            await settle()
+            app.go.set()
+            await settle()
+        assert len(anyio.get_running_tasks()) == before
+
+
+async def test_a_worker_in_a_call_ends_after_it(app):
+    async with serving(app) as server:
+        server.connect().ask("/hold")
+        await settle()
+        server.abort()
+        server.workers.close()
+        await settle()
+        assert server.counts() == (1, 0)
+        app.go.set()
+    assert server.counts() == (1, 1)
+
+
+async def test_calls_that_were_ready_when_the_server_ended_end_too(app):
+    async with serving(app) as server:
+        server.connect().ask("/")
+        await settle()
+        clients = [server.connect() for _ in range(5)]
+        for client in clients:
+            client.ask("/")
+        server.abort()
+        server.workers.close()
+        await settle()
+        assert server.counts() == (6, 6)
+        assert [client.releases for client in clients] == [1] * 5
+
+
+async def test_a_call_after_the_end_is_not_made(app):
+    async with serving(app) as server:
+        client = server.connect()
+        server.workers.close()
+        client.ask("/")
+        await settle()
+        assert app.calls == 0
+
+
+async def test_a_call_that_is_ready_after_the_tasks_were_cancelled_raises_nothing(app):
+    async with anyio.create_task_group() as tasks:
+        workers = Workers(None, parking_of_this_loop(), tasks)
+        tasks.cancel_scope.cancel()
+    workers.start(None, {})
+
+
+async def test_nothing_refers_to_a_request_while_the_workers_are_idle(monkeypatch):
+    # pytest keeps the errors that are logged, and so their frames.
+    monkeypatch.setattr(logging.getLogger("shoal.server"), "disabled", True)
+
+    class Item:
+        pass
+
+    items = []
+
+    async def app(scope, receive, send):
+        scope["item"] = item = Item()
+        items.append(weakref.ref(item))
+        if scope["path"] == "/wait":
+            await anyio.lowlevel.checkpoint()
+        if scope["path"] == "/fail":
+            raise RuntimeError("its own mistake")
+        await answer(send)
+
+    gc.disable()
+    try:
+        async with serving(app) as server:
+            for path in ("/", "/wait", "/fail"):
+                server.connect().ask(path)
+            await settle()
+            assert server.counts() == (3, 3)
+            assert [item() for item in items] == [None] * 3
+    finally:
+        gc.enable()
