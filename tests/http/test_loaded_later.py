@@ -1,0 +1,79 @@
+"""What a server loads once clients can connect."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import anyio
+import anyio.from_thread
+import pytest
+from echo_app import EchoApp
+
+from shoal.http.server.server import serve
+from shoal.serving.http_options import HttpOptions
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+HANG_S = 20
+
+
+async def test_what_is_needed_later_is_loaded_in_a_thread_once_clients_can_connect():
+    happened = []
+    is_loaded = anyio.Event()
+
+    def load():
+        happened.append(("loads", threading.get_ident() == loop))
+        anyio.from_thread.run_sync(is_loaded.set)
+
+    loop = threading.get_ident()
+    with anyio.fail_after(HANG_S):
+        await serve(
+            EchoApp(),
+            HttpOptions(port=0),
+            shutdown=is_loaded.wait,
+            started=lambda _: happened.append("is up"),
+            load_later=load,
+        )
+    assert happened == ["is up", ("loads", False)]
+
+
+USED = """
+import sys
+
+import anyio
+import shoal
+from shoal.http.app.loading import load_the_rest
+from shoal.testing.asgi import ask
+
+load_the_rest()
+
+
+OURS = ("shoal.", "prometheus_client", "starlette")
+
+
+def double(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
+
+
+async def main():
+    app = shoal.App()
+    async with app.lifespan():
+        known = set(sys.modules)
+        await app.controller.create_backend("one", double)
+        await app.controller.create_endpoint("one", backend="one", route="/one")
+        assert (await ask(app, "/one", 1)).json() == 2
+        assert (await ask(app, "/-/metrics", method="GET")).status == 200
+        print(*sorted(name for name in set(sys.modules) - known if name.startswith(OURS)))
+
+
+anyio.run(main, backend=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_then_endpoints_and_metrics_load_nothing_more(backend):
+    command = [sys.executable, "-c", USED, backend]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S)
+    assert (ran.stdout, ran.stderr) == ("\n", "")
