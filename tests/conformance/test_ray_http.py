@@ -647,7 +647,8 @@ async def test_rc26_what_does_not_end_in_time_is_cancelled_and_the_shutdown_comp
         async with calling(caller):
             await held.entered.wait()
             server.stop.set()
-    assert isinstance(caller.answer, httpx.TransportError)
+    assert isinstance(caller.answer, httpx.Response)
+    assert caller.answer.status_code == 503
     assert held.cancelled.is_set()
     assert app.steps == ["drain", "lifespan", "closed"]
     assert (server.drained.finished, server.drained.cut) == (0, 1)

@@ -7,7 +7,6 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any, Final
 
-from starlette.exceptions import HTTPException
 from typing_extensions import override
 
 from shoal.batching.calls.leaving import CallerLeft
@@ -133,8 +132,11 @@ class RouteDispatcher:
 
         try:
             await app(scope, receive, begin)
-        except HTTPException as refusal:
-            if has_begun or scope["type"] != "http":
+        except Exception as refusal:
+            from starlette.exceptions import HTTPException
+
+            is_refusal = isinstance(refusal, HTTPException)
+            if not is_refusal or has_begun or scope["type"] != "http":
                 raise
             await self.answer(
                 scope, receive, send, Found[Route]({scope["method"]: _Refusal(refusal)}, {})
@@ -144,7 +146,7 @@ class RouteDispatcher:
 class _Refusal(Route):
     """A route that refuses its requests: by a problem, or as a mounted application did."""
 
-    def __init__(self, refusal: Refused | HTTPException) -> None:
+    def __init__(self, refusal: Exception) -> None:
         super().__init__()
         self._refusal = refusal
 

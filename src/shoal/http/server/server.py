@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["Drained", "serve"]
 
 _ACCEPTED_AT_ONCE: Final = 64
+_LOADED_AFTER_S: Final = 0.25
 
 
 async def serve(
@@ -261,11 +262,13 @@ class _Server:
         self._outcome.is_up = True
         for listener in self._listeners:
             listener.started(listener.url)
-        tasks.start_soon(anyio.to_thread.run_sync, self._load)
+        tasks.start_soon(self._load)
 
-    def _load(self) -> None:
-        load_stream_protocols()
-        self._load_later()
+    async def _load(self) -> None:
+        # A client that waited for the start is answered first.
+        await anyio.sleep(_LOADED_AFTER_S)
+        for load in (load_stream_protocols, self._load_later):
+            await anyio.to_thread.run_sync(load)
 
     async def _accept(self) -> None:
         async with anyio.create_task_group() as accepting:
