@@ -47,7 +47,7 @@ def main() -> None:
     report.print_environment()
     wrk = http_load.wrk_path()
     _print_peers(wrk)
-    effort = Effort(wrk, 1, 1, 1, 0.2) if arguments.quick else Effort(wrk, 5, 3, 2, 0.5)
+    effort = Effort(wrk, 1, 1, 1, 1, 0.2) if arguments.quick else Effort(wrk, 15, 1, 4, 2, 0.5)
     tables: list[Table] = []
     for name in arguments.only:
         found = _measure(name, effort, is_quick=arguments.quick)
@@ -103,7 +103,7 @@ def _measure(name: str, effort: Effort, *, is_quick: bool) -> list[Table]:
         part = LOADED[name](effort)
         clients = ", ".join(dict.fromkeys(load.clients for load in part.loads))
         print(f"== {name}: {part.about}")
-        print(f"rounds: {part.rounds} of {effort.seconds} s, by {clients}")
+        print(f"rounds: {part.rounds} of {part.seconds} s, by {clients}")
         return take_turns(_present(part.servers), part.loads, part.rounds)
     if name == "start":
         print("== start: from the start of the process to the first answer")

@@ -39,12 +39,14 @@ class Part:
         servers: The servers.
         loads: The loads of one turn.
         rounds: How many rounds to measure.
+        seconds: How long a round of one server takes.
     """
 
     about: str
     servers: Sequence[Server]
     loads: Sequence[Load]
     rounds: int
+    seconds: int
 
 
 def echo(effort: Effort) -> Part:
@@ -67,7 +69,9 @@ def echo(effort: Effort) -> Part:
         Target("rate", SHOAL, GRANIAN),
     ]
     about = "a plain ASGI application that answers with its body"
-    return Part(about, servers, [results(effort, "echo", "/echo", targets)], effort.rounds)
+    return Part(
+        about, servers, [results(effort, "echo", "/echo", targets)], effort.rounds, effort.seconds
+    )
 
 
 def noop(effort: Effort) -> Part:
@@ -86,7 +90,9 @@ def noop(effort: Effort) -> Part:
         Target("rate", SHOAL_ASYNCIO, FASTAPI),
     ]
     about = "JSON in batches, and a handler that returns its items"
-    return Part(about, servers, [results(effort, "noop", "/noop", targets)], effort.rounds)
+    return Part(
+        about, servers, [results(effort, "noop", "/noop", targets)], effort.rounds, effort.seconds
+    )
 
 
 def streams(effort: Effort) -> Part:
@@ -108,7 +114,7 @@ def streams(effort: Effort) -> Part:
         streams_of(effort, "tokens at once", "/at-once", TOKENS, at_once),
     ]
     about = f"{TOKENS} tokens for each request, as server-sent events"
-    return Part(about, servers, loads, effort.slow_rounds)
+    return Part(about, servers, loads, effort.slow_rounds, effort.slow_seconds)
 
 
 def model(effort: Effort) -> Part:
@@ -138,4 +144,4 @@ def model(effort: Effort) -> Part:
         ),
     ]
     about = "a model that blocks for 2 ms and 0.05 ms an item, or 2 ms a token"
-    return Part(about, servers, loads, effort.slow_rounds)
+    return Part(about, servers, loads, effort.slow_rounds, effort.slow_seconds)

@@ -32,15 +32,18 @@ class Effort:
     Attributes:
         wrk: The path of wrk, or None.
         rounds: How many rounds of loads with one result each to measure.
+        seconds: How long such a round of one server takes. Many short ones are less disturbed by
+            a machine whose speed changes, since each ratio is of figures from one round.
         slow_rounds: How many rounds of the other loads to measure.
-        seconds: How long a round of one server takes.
+        slow_seconds: How long such a round of one server takes.
         warm_up_s: How long a server is loaded before the first round, in seconds.
     """
 
     wrk: str | None
     rounds: int
-    slow_rounds: int
     seconds: int
+    slow_rounds: int
+    slow_seconds: int
     warm_up_s: float
 
 
@@ -145,7 +148,7 @@ def streams_of(
             clients=STREAM_CLIENTS,
             tokens=tokens,
             warm_up_s=effort.warm_up_s,
-            seconds=effort.seconds,
+            seconds=effort.slow_seconds,
         )
         return {
             "token_rate": seen.tokens / seen.seconds,

@@ -1,6 +1,7 @@
 """The long hostile runs, and a table of what came of them: ``make fuzz``.
 
-``python tests/hostile/report.py --connections 4000`` makes all runs a hundredth as long. With
+The mutated connections and the checksums are shared by the event loops; the other runs are made on
+each. ``python tests/hostile/report.py --connections 4000`` makes all runs a hundredth as long. With
 ``--server hypercorn`` or ``--server uvicorn`` the same runs, from the same seeds, are made against
 those: Hypercorn is its trio worker, and uvicorn speaks no HTTP/2, so it is spared that.
 """
@@ -86,17 +87,27 @@ class Runs:
         kind: The server, of `SERVERS`.
         loop: Its event loop.
         share: How large the runs are, from 0 to 1.
+        loops: How many event loops the long runs are shared by.
         seed: What the runs are made from.
         table: Where the results go.
         folder: Where the logs lie.
     """
 
     def __init__(
-        self, kind: str, loop: str, share: float, seed: int, table: Table, folder: Path
+        self,
+        kind: str,
+        loop: str,
+        *,
+        share: float,
+        loops: int,
+        seed: int,
+        table: Table,
+        folder: Path,
     ) -> None:
         self._kind = kind
         self._loop = loop
         self._share = share
+        self._loops = loops
         self._seed = seed
         self._table = table
         self._folder = folder
@@ -107,7 +118,7 @@ class Runs:
         with self._serving() as server:
             found = run_mutated(
                 server,
-                self._count(ALL_CONNECTIONS),
+                self._count(ALL_CONNECTIONS // self._loops),
                 seed=self._seed,
                 protocols=protocols,
                 probe_every=500,
@@ -209,7 +220,7 @@ class Runs:
         with self._serving() as server:
             found = run_checksums(
                 server,
-                self._count(CHECKSUMS),
+                self._count(CHECKSUMS // self._loops),
                 seed=self._seed,
                 kinds=tuple(kind for kind in CLIENTS if self._speaks(kind)),
                 progress=self._progress("answers"),
@@ -318,9 +329,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for kind in given.server or ["shoal"]:
             own = {"shoal": loops, "hypercorn": ["trio"], "uvicorn": ["asyncio"]}[kind]
-            share = given.connections / ALL_CONNECTIONS / len(own)
             for loop in own:
-                runs = Runs(kind, loop, share, given.seed, table, Path(folder))
+                runs = Runs(
+                    kind,
+                    loop,
+                    share=given.connections / ALL_CONNECTIONS,
+                    loops=len(own),
+                    seed=given.seed,
+                    table=table,
+                    folder=Path(folder),
+                )
                 for name in given.run or RUNS:
                     try:
                         getattr(runs, name)()
