@@ -25,6 +25,7 @@ class StreamBuffer:
         ``len(items) <= capacity``.
         ``reader`` is the waiter of the task that waits for an item; it waits only while `items` is
         empty and the request has not ended.
+        ``passes_on`` takes an item for the reader only while that waits.
         ``hold`` is the waiter of the slot that waits for room; it waits only while `items` is full.
     """
 
@@ -36,6 +37,7 @@ class StreamBuffer:
         "hold",
         "items",
         "parking",
+        "passes_on",
         "reader",
         "watch",
     )
@@ -45,6 +47,8 @@ class StreamBuffer:
         self.capacity = capacity
         self.items: deque[Any] = deque()
         self.reader: Any = None
+        # Takes an item in place of the reader, at once; returns whether it did.
+        self.passes_on: Callable[[Any], bool] | None = None
         # Whether any item was put in.
         self.has_sent = False
         self.hold: Any = None
@@ -58,6 +62,10 @@ class StreamBuffer:
         """Wakes the reader, because there is an item, an error or the end."""
         reader = self.reader
         if reader is not None:
+            items = self.items
+            if self.passes_on is not None and len(items) == 1 and self.passes_on(items[0]):
+                items.clear()
+                return
             self.reader = None
             self.parking.wake(reader)
 

@@ -212,6 +212,19 @@ class ResultStream(Generic[R_co]):
             buffer.release()
         return items
 
+    def pass_on(self, take: Callable[[R_co], bool]) -> None:
+        """Has each item that the reader waits for offered to a function first.
+
+        So a reader that only passes items on is not switched to for each of them.
+
+        Args:
+            take: Takes an item at once, in the task of the handler, and returns whether it did; the
+                reader gets the item if not. It must not raise, wait or run the user's code. The
+                stream must have been entered.
+        """
+        assert self._request is not None
+        self._request.waiter.passes_on = take
+
     async def aclose(self) -> None:
         """Closes the stream and drops its request. Idempotent; a checkpoint."""
         self.leave()

@@ -60,6 +60,14 @@ class DirectCall(Protocol):
         """Goes on with a call that was suspended, soon; does nothing with another one."""
         ...
 
+    def put(self, data: bytes) -> bool:
+        """Sends a part of a body at once, which has begun and is not complete.
+
+        Returns:
+            Whether it was sent. It is not if an earlier part waits for the client.
+        """
+        ...
+
     def answer(self, status: int, fields: bytes, body: bytes) -> None:
         """Sends a whole answer.
 

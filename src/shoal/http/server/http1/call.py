@@ -187,6 +187,13 @@ class Call:
             body = b""
         self._finish(text + shared.date() + END, body)
 
+    def put(self, data: bytes) -> bool:
+        """Sends a part of a body at once; see `DirectCall`."""
+        if self.carrier.is_sending:
+            return False
+        self._put(data, is_last=False)
+        return True
+
     def suspend(self, scope: Scope, resume: Callable[[], Awaitable[None]]) -> None:
         """Lets the application return before its answer; see `DirectCall`."""
         self.suspended = scope, resume
