@@ -91,7 +91,7 @@ def direct_call_of(send: Send, application: object) -> DirectCall | None:
     call: Any = getattr(send, "__self__", None)
     if not hasattr(call, "is_direct_call"):
         return None
-    called = call.application
+    called: object = call.application
     # A wrapper that is an object may have all attributes of what it wraps; its class does not.
     if called is application or (
         hasattr(type(called), "passes_to") and called.passes_to is application

@@ -181,8 +181,7 @@ def _events_at(fd: int) -> int:
 def _contain(transport: Transport, error: Exception) -> None:
     """Ends a connection in which this package makes a mistake, so that the server goes on."""
     _log.error("an error ended a connection", exc_info=error)
-    transport.abort()
-    transport.receiver.connection_lost()
+    transport.lose()
 
 
 def new_poller(parking: Parking) -> Poller:

@@ -152,7 +152,7 @@ class BodyTimeout:
     def __init__(self, timeouts: Timeouts, timeout_s: float, call: Callable[[], object]) -> None:
         self._timeouts = timeouts
         self._timeout_s = timeout_s
-        self._call = call
+        self._call: Callable[[], object] | None = call
         self._timeout = Timeout(timeouts, self._expire)
         self.resume()
 
@@ -173,14 +173,15 @@ class BodyTimeout:
         self._timeout.set(self._timeout_s)
 
     def close(self) -> None:
-        """Ends the deadline."""
+        """Ends the deadline, and refers to nothing any more."""
         self._timeout.close()
+        self._call = None
 
     def _expire(self) -> None:
         left_s = self.left_s
         if left_s > 0:
             self._timeout.set(left_s)
-        else:
+        elif self._call is not None:
             self._call()
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from shoal.http.server.sockets.transport import Receiver
+from shoal.http.server.sockets.transport import NOBODY, Receiver
 
 if TYPE_CHECKING:
     from shoal.http.server.sockets.transport import Transport
@@ -108,10 +108,12 @@ class TlsTransport(Receiver):
         """See `Transport.close`."""
         self._say_end()
         self._below.close()
+        self.receiver = NOBODY
 
     def abort(self) -> None:
         """See `Transport.abort`."""
         self._below.abort()
+        self.receiver = NOBODY
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -140,7 +142,8 @@ class TlsTransport(Receiver):
 
     @override
     def connection_lost(self) -> None:
-        self.receiver.connection_lost()
+        receiver, self.receiver = self.receiver, NOBODY
+        receiver.connection_lost()
 
     def _pass_on(self) -> None:
         """Passes decrypted data on, while reading is not paused."""
@@ -176,4 +179,4 @@ class TlsTransport(Receiver):
         """Ends the connection after a violation of TLS, of which the client is told."""
         self._flush()
         self._below.close()
-        self.receiver.connection_lost()
+        self.connection_lost()

@@ -18,6 +18,8 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Any, Final
 
+from typing_extensions import override
+
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _READ_SIZE: Final = 2**16
 # A client that sends without pause is left for the others after so many reads.
@@ -46,6 +48,33 @@ class Receiver(ABC):
     @abstractmethod
     def connection_lost(self) -> None:
         """Handles that the connection broke. The transport is closed."""
+
+
+class _Nobody(Receiver):
+    """The receiver of a transport that is closed."""
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        pass
+
+    @override
+    def client_ended(self) -> None:
+        pass
+
+    @override
+    def all_sent(self) -> None:
+        pass
+
+    @override
+    def connection_lost(self) -> None:
+        pass
+
+
+NOBODY: Final = _Nobody()
+"""What a closed transport has as its receiver.
+
+A transport and its receiver refer to each other, and would stay until the garbage collector runs.
+"""
 
 
 class Poller(ABC):
@@ -162,7 +191,7 @@ class Transport:
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError:
-            self._lose()
+            self.lose()
             return True
         if sent == len(data):
             return True
@@ -195,6 +224,7 @@ class Transport:
             self.unsent = b""
             self._poller.remove(self)
             self._socket.close()
+            self.receiver = NOBODY
 
     def abort(self) -> None:
         """Closes the socket by force; data that the client has not received is discarded."""
@@ -211,7 +241,7 @@ class Transport:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                self._lose()
+                self.lose()
                 return
             if not data:
                 self.receiver.client_ended()
@@ -235,7 +265,7 @@ class Transport:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self._lose()
+            self.lose()
             return
         self.unsent = self.unsent[sent:]
         if not self.unsent:
@@ -243,6 +273,8 @@ class Transport:
             self._poller.watch_sending(self, is_wanted=False)
             self.receiver.all_sent()
 
-    def _lose(self) -> None:
-        self.close()
-        self.receiver.connection_lost()
+    def lose(self) -> None:
+        """Closes the socket, and tells the receiver."""
+        receiver = self.receiver
+        self.abort()
+        receiver.connection_lost()

@@ -17,6 +17,7 @@ where those allow one client to harm others:
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -213,6 +214,10 @@ class StreamConnection(Receiver):
                         raise
         finally:
             self._close()
+            self._calls = None
+            with suppress(AttributeError):  # it did not begin
+                self._protocol.forget()
+                del self._protocol
             self._released()
 
     async def _read(self) -> None:

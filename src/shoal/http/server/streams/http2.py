@@ -106,6 +106,11 @@ class Http2(H2Protocol):
             self.connection.close_connection()
         return self.connection.data_to_send()
 
+    def forget(self) -> None:
+        """See `StreamProtocol.forget`."""
+        vars(self.connection).clear()
+        vars(self).clear()
+
     async def initiate(
         self, headers: list[tuple[bytes, bytes]] | None = None, settings: bytes | None = None
     ) -> None:

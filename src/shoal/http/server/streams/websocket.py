@@ -144,6 +144,13 @@ class Http1WebSocket:
         """Returns nothing."""
         return b""
 
+    def forget(self) -> None:
+        """See `StreamProtocol.forget`."""
+        # The application may still have the stream, so that keeps all but what `harden` added.
+        for name in ("_handle_events", "_accept"):
+            vars(self._stream).pop(name)
+        vars(self).clear()
+
     async def upgrade(self, parser: HeadParser, state: LifespanState) -> None:
         """Handles the request to upgrade.
 
