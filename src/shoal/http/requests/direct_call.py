@@ -91,11 +91,10 @@ def direct_call_of(send: Send, application: object) -> DirectCall | None:
     call: Any = getattr(send, "__self__", None)
     if not hasattr(call, "is_direct_call"):
         return None
-    called: object = call.application
+    called: Any = call.application
+    kind: type[object] = type(called)
     # A wrapper that is an object may have all attributes of what it wraps; its class does not.
-    if called is application or (
-        hasattr(type(called), "passes_to") and called.passes_to is application
-    ):
+    if called is application or (hasattr(kind, "passes_to") and called.passes_to is application):
         direct: DirectCall = call
         return direct
     return None
