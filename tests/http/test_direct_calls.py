@@ -58,6 +58,10 @@ class Watching:
 class Instrumented(Watching):
     """Has all attributes of what it wraps, as the wrappers of some instrumentations do."""
 
+    @property
+    def __class__(self):
+        return type(self.app)
+
     def __getattr__(self, name):
         return getattr(self.app, name)
 

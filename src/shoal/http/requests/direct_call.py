@@ -92,8 +92,8 @@ def direct_call_of(send: Send, application: object) -> DirectCall | None:
     if not hasattr(call, "is_direct_call"):
         return None
     called: Any = call.application
-    kind: type[object] = type(called)
     # A wrapper that is an object may have all attributes of what it wraps; its class does not.
+    kind: Any = type(called)  # pyright: ignore[reportUnknownVariableType]
     if called is application or (hasattr(kind, "passes_to") and called.passes_to is application):
         direct: DirectCall = call
         return direct
