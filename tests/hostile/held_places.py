@@ -202,6 +202,7 @@ def hold_places(
     *,
     within_s: float,
     trickle_s: float,
+    at_least_s: float = 0.0,
     watch: Callable[[str, float], object] = lambda _kind, _at: None,
 ) -> Held:
     """Has clients hold places, and good ones ask meanwhile, until all places are given back.
@@ -212,6 +213,7 @@ def hold_places(
         each: How many there are of each kind.
         within_s: How long it may take until all places are given back, in seconds.
         trickle_s: How long the clients wait before they send more, in seconds.
+        at_least_s: How long the good clients ask at least, in seconds.
         watch: Called with the kind and the time, when all of a kind have lost their places.
     """
     found = Held()
@@ -224,8 +226,12 @@ def hold_places(
         next_trickle = began
         there = set(kinds)
         try:
-            while places.kinds and (now := time.monotonic()) < began + within_s:
-                places.turn()
+            while (now := time.monotonic()) < began + within_s:
+                if places.kinds:
+                    places.turn()
+                    found.back_after_s = now - began
+                elif now >= began + at_least_s:
+                    break
                 if now >= next_trickle:
                     places.trickle()
                     next_trickle = now + trickle_s
@@ -236,7 +242,6 @@ def hold_places(
                     watch(kind, now - began)
                 there -= gone
                 time.sleep(0.005)
-            found.back_after_s = time.monotonic() - began
             found.kept = Counter(places.kinds.values())
             if found.first_s is None:
                 found.first_s = late.answered_after_s(wait_s=1.0)

@@ -45,6 +45,9 @@ BUSY_S = 0.005
 CAPACITY = 200
 MOST_QUEUED = 20
 
+# What /raw/flood sends again and again; one for all, so that the memory is the server's alone.
+FLOOD = bytes(2**15)
+
 kept: list[bytes] = []
 served = 0
 last = 0
@@ -227,7 +230,7 @@ class Raw:
             async with anyio.create_task_group() as tasks:
                 if PLANT != "deaf":
                     tasks.start_soon(cancel_when_left, receive, tasks.cancel_scope)
-                body = {"type": "http.response.body", "body": bytes(2**16), "more_body": True}
+                body = {"type": "http.response.body", "body": FLOOD, "more_body": True}
                 while True:
                     await send(body)
                     await anyio.lowlevel.checkpoint()

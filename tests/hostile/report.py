@@ -50,7 +50,7 @@ HOLD_S: Final = KEEP_ALIVE_S + 2.0
 TIMES_NORMAL: Final = 3
 NOISE_S: Final = 0.01
 OTHERS_P99_S: Final = 0.25
-LEFT_P99_S: Final = 0.1
+LEFT_P99_S: Final = 0.05
 
 
 @dataclass
@@ -237,7 +237,10 @@ class Runs:
             time.sleep(2.0)
         normal_s = percentile(alone.asked.times_s, 99)
         limit_s = WEBSOCKET_WITHIN_S if kind == "silent WebSocket" else BACK_WITHIN_S
-        found = hold_places(server, [kind], each, within_s=limit_s + LOOK_FOR_S, trickle_s=1.0)
+        within_s = limit_s + LOOK_FOR_S
+        found = hold_places(
+            server, [kind], each, within_s=within_s, trickle_s=1.0, at_least_s=LOOK_FOR_S
+        )
         checks = {
             f"{found.kept[kind]} places kept": found.kept[kind],
             f"back after {found.back_after_s:.1f} s": found.back_after_s > limit_s,

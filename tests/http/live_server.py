@@ -179,6 +179,6 @@ class Http2Client:
             data = await self.stream.receive_some()
             assert data, f"closed before {kind.__name__}"
             for event in self.connection.receive_data(data):
-                if isinstance(event, kind) and stream_id in {None, event.stream_id}:
+                if isinstance(event, kind) and (stream_id is None or event.stream_id == stream_id):
                     return event
             await self.flush()

@@ -97,6 +97,49 @@ async def test_shutdown_does_not_wait_for_an_unfinished_request_that_was_cancell
         await client.stream.aclose()
 
 
+# A client that has used up its time on HTTP/2 has none left to be idle.
+
+
+async def test_a_connection_whose_body_does_not_come_ends_with_its_time():
+    async with live(EchoApp(), body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server:
+        client = await open_http2(server)
+        asked = client.ask(method=b"POST", end=False)
+        await client.flush()
+        answer = await client.wait_for(h2.events.ResponseReceived, asked)
+        assert (b":status", b"408") in answer.headers
+        with anyio.fail_after(HANG_S / 4):
+            await client.wait_for(h2.events.ConnectionTerminated)
+            await read_all(client.stream)
+        await client.stream.aclose()
+
+
+async def test_a_connection_whose_client_takes_no_data_ends_with_its_time():
+    async with live(EchoApp(), send_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server:
+        client = Http2Client(await server.connect())
+        client.connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 0})
+        asked = client.ask()
+        await client.flush()
+        with anyio.fail_after(HANG_S / 4):
+            await client.wait_for(h2.events.StreamReset, asked)
+            await read_all(client.stream)
+        await client.stream.aclose()
+
+
+async def test_other_requests_of_such_a_connection_are_answered():
+    app = EchoApp()
+    async with live(app, body_timeout_s=0.1, keep_alive_timeout_s=HANG_S * 2) as server:
+        client = await open_http2(server)
+        held = client.ask(b"/hold")
+        late = client.ask(method=b"POST", end=False)
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, late)
+        app.release.set()
+        await client.wait_for(h2.events.StreamEnded, held)
+        with anyio.fail_after(HANG_S / 4):
+            await read_all(client.stream)
+        await client.stream.aclose()
+
+
 # A busy event loop does not drop what has arrived: before it gives up a connection, it reads.
 
 

@@ -8,6 +8,7 @@ import socket
 
 import anyio
 import anyio.lowlevel
+import h2.errors
 import h2.events
 import h2.settings
 import pytest
@@ -197,6 +198,37 @@ async def test_streams_that_are_reset_at_once_leave_a_bounded_number_of_calls(ca
         assert await server.answers()
     (error,) = errors(caplog)
     assert error.getMessage().startswith(OWN_END)
+
+
+async def test_a_client_that_resets_most_of_its_requests_is_told_to_calm_down(caplog):
+    async with live(EchoApp()) as server:
+        client = await open_http2(server)
+        for _ in range(101):
+            client.connection.reset_stream(client.ask(b"/disconnect"))
+        await client.flush()
+        end = await client.wait_for(h2.events.ConnectionTerminated)
+        assert end.error_code is h2.errors.ErrorCodes.ENHANCE_YOUR_CALM
+        await client.stream.aclose()
+        assert await server.answers()
+    (error,) = errors(caplog)
+    assert error.getMessage().startswith(OWN_END)
+
+
+async def test_a_client_that_resets_some_of_its_requests_keeps_its_connection(caplog):
+    async with live(EchoApp()) as server:
+        client = await open_http2(server)
+        for _ in range(150):
+            for _ in range(2):
+                answered = client.ask(b"/")
+                await client.flush()
+                await client.wait_for(h2.events.StreamEnded, answered)
+            client.connection.reset_stream(client.ask(b"/disconnect"))
+            await client.flush()
+        answered = client.ask(b"/")
+        await client.flush()
+        await client.wait_for(h2.events.StreamEnded, answered)
+        await client.stream.aclose()
+    assert errors(caplog) == []
 
 
 # H2: a streamed answer must give its connection back.

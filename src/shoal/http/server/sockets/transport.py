@@ -5,8 +5,8 @@ the transport reads and passes the data to its `Receiver`. A send goes to the ke
 the kernel does not take is kept, and sent when it can be. The owner waits for that before it sends
 more, so at most one message is kept.
 
-The kernel reports each change once (edge-triggered), so a transport reads until nothing is left,
-or asks for another report.
+The kernel reports each change once (edge-triggered). So a transport that may not have read all asks
+for another report.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+_TCP_NOTSENT_LOWAT: Final[int | None] = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _NO_LINGER: Final = struct.pack("ii", 1, 0)
 _READ_SIZE: Final = 2**16
-# A client that sends without pause is left for the others after so many reads.
-_READS_AT_ONCE: Final = 4
+# How much the kernel takes that it can't send yet. It would take megabytes for each client that
+# does not read, and filling them holds up the others.
+_MOST_NOT_SENT: Final = 2**17
 _ENDED: Final = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
@@ -131,6 +133,8 @@ class Transport:
             # Otherwise an answer in two parts waits for the client's delayed acknowledgement of
             # the first one, some 40 ms.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
+            if _TCP_NOTSENT_LOWAT is not None:
+                connected.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _MOST_NOT_SENT)
 
     @property
     def name(self) -> Any:
@@ -234,28 +238,25 @@ class Transport:
             self.close()
 
     def _read(self, has_ended: int) -> None:
-        receive = self._socket.recv
-        for _ in range(_READS_AT_ONCE):
-            try:
-                data = receive(_READ_SIZE)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                self.lose()
-                return
-            if not data:
+        try:
+            data = self._socket.recv(_READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self.lose()
+            return
+        if not data:
+            self.receiver.client_ended()
+            return
+        self.receiver.data_received(data)
+        if not self.is_open:
+            return
+        if self.is_paused:
+            if has_ended:
                 self.receiver.client_ended()
-                return
-            self.receiver.data_received(data)
-            if not self.is_open:
-                return
-            if self.is_paused:
-                if has_ended:
-                    self.receiver.client_ended()
-                return
-            if len(data) < _READ_SIZE and not has_ended:
-                return
-        self._poller.report_again(self)
+        elif has_ended or len(data) == _READ_SIZE:
+            # The rest is read in the next pass, after the others.
+            self._poller.report_again(self)
 
     def _send_rest(self) -> None:
         if not self.unsent:

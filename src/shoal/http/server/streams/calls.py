@@ -41,6 +41,7 @@ class StreamCalls:
         tasks: The tasks of the connection.
         ended: Called when a call has ended, or a stream in place of its call.
         failed: Called, before that, if what it raised must not be suppressed.
+        gave_up: Called when a body has not come in time.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class StreamCalls:
         tasks: TaskGroup,
         ended: Callable[[], object],
         failed: Callable[[], object],
+        gave_up: Callable[[], object],
     ) -> None:
         self._shared = shared
         self._tasks = tasks
         self._ended = ended
         self._failed = failed
+        self._gave_up = gave_up
         # Those that are running, each with its stream.
         self._running: dict[Inbox, Any] = {}
 
@@ -123,6 +126,8 @@ class StreamCalls:
         if stream.closed:
             return
         stream.closed = True
+        if status == 408:
+            self._gave_up()
         inbox.disconnect()
         if _has_begun(stream):
             await self._close(stream)

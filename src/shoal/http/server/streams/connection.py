@@ -22,6 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
+import anyio.lowlevel
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.ws_stream import WSStream
 from typing_extensions import override
@@ -53,6 +54,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("shoal.server")
 
 _MOST_UNREAD: Final = 2**16
+# How long a connection may be idle whose client has let the time for a request pass.
+_LAST_IDLE_S: Final = 1.0
+# A frame of HTTP/2 of the default size; small frames take a tenth of a second.
+_HANDLED_AT_ONCE: Final = 2**14
 
 
 class StreamConnection(Receiver):
@@ -88,6 +93,7 @@ class StreamConnection(Receiver):
         self._is_pinged = False
         self._idle_since: float | None = None
         self._has_late_chance = False
+        self._has_given_up = False
         self._calls: StreamCalls | None = None  # from when its task runs
         self._protocol: StreamProtocol
 
@@ -113,6 +119,7 @@ class StreamConnection(Receiver):
                 self._handle_event,
             )
             http2.send_timeout_s = shared.send_timeout_s
+            http2.gave_up = self._give_up
             await http2.initiate()
 
         self._start(begin, received)
@@ -202,7 +209,9 @@ class StreamConnection(Receiver):
         try:
             with self._shared.faults.contained(spelled(self._peer or "")):
                 async with anyio.create_task_group() as tasks:
-                    self._calls = StreamCalls(self._shared, tasks, self._set_timeout, self._close)
+                    self._calls = StreamCalls(
+                        self._shared, tasks, self._set_timeout, self._close, self._give_up
+                    )
                     try:
                         await begin()
                         await self._read()
@@ -224,9 +233,12 @@ class StreamConnection(Receiver):
         while not self._closed:
             self._set_timeout()
             if self._received:
-                data = bytes(self._received)
-                self._received.clear()
-                self._transport.resume()
+                data = bytes(self._received[:_HANDLED_AT_ONCE])
+                del self._received[:_HANDLED_AT_ONCE]
+                if self._received:
+                    await anyio.lowlevel.checkpoint()
+                else:
+                    self._transport.resume()
                 await self._protocol.handle(RawData(data))
             elif self._client_ended:
                 return
@@ -322,7 +334,8 @@ class StreamConnection(Receiver):
             now = shared.timeouts.now()
             if self._idle_since is None:
                 self._idle_since = now
-            self._timeout.set(max(0.0, self._idle_since + shared.idle_s - now))
+            idle_s = min(shared.idle_s, _LAST_IDLE_S) if self._has_given_up else shared.idle_s
+            self._timeout.set(max(0.0, self._idle_since + idle_s - now))
 
     def _expire(self) -> None:
         if self._transport.unsent:
@@ -338,7 +351,14 @@ class StreamConnection(Receiver):
             self._timeout.set(self._shared.late_request_s)
         else:
             self._transport.send(self._protocol.farewell())
-            self._close()
+            if self._has_given_up:
+                self._finish()  # the client may still send, and shall read why
+            else:
+                self._close()
+
+    def _give_up(self) -> None:
+        """Notes that the client has let the time for a request pass."""
+        self._has_given_up = True
 
     def _has_more(self) -> bool:
         """Reads what there is; returns whether there was anything."""

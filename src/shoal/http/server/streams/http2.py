@@ -8,6 +8,7 @@ The fixes serve correct clients, and correct streams on a connection with a misb
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import h2.errors
@@ -29,6 +30,12 @@ from shoal.http.server.streams.websocket import (
     is_open,
     ping,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A client may reset so many requests before they are answered, and half of all after that.
+_MOST_RESETS: Final = 100
 
 
 class _BoundedBuffer(StreamBuffer):
@@ -82,6 +89,9 @@ class Http2(H2Protocol):
     """HTTP/2 by prior knowledge."""
 
     send_timeout_s: float
+    gave_up: Callable[[], object]  # called when a client has not taken data in time
+    _requests = 0
+    _resets = 0  # of requests that were not answered
     is_client_done = False  # it may send frames for the connection at any time
 
     @property
@@ -149,6 +159,7 @@ class Http2(H2Protocol):
         with anyio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as timeout:
             await super().stream_send(event)
         if timeout.cancelled_caught:
+            self.gave_up()
             await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
@@ -156,6 +167,14 @@ class Http2(H2Protocol):
             if isinstance(event, h2.events.RequestReceived) and self.context.terminated.is_set():
                 # The error code tells the client that it may safely retry, elsewhere.
                 await self._reset(event.stream_id, h2.errors.ErrorCodes.REFUSED_STREAM)
+            elif isinstance(event, h2.events.StreamReset) and event.stream_id in self.streams:
+                self._resets += 1
+                if self._resets > _MOST_RESETS and 2 * self._resets > self._requests:
+                    self.connection.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
+                    await self._flush()
+                    # It also cancels the calls that ignore that their client has left.
+                    raise RuntimeError(f"the client has reset {self._resets} requests")
+                await super()._handle_events([event])
             # A body may go on after its answer was complete (an early 413). The stock class looks
             # up the stream and fails. Here the client is told to stop, and the data under way is
             # acknowledged for the connection's window, so that its other streams go on.
@@ -174,6 +193,7 @@ class Http2(H2Protocol):
         request.headers = [
             header for header in request.headers if bytes(header[0]) not in NOT_PASSED_ON
         ]
+        self._requests += 1
         await super()._create_stream(request)
         stream = self.streams.get(request.stream_id)
         if isinstance(stream, WSStream):
