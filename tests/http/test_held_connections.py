@@ -97,6 +97,29 @@ async def test_shutdown_does_not_wait_for_an_unfinished_request_that_was_cancell
         await client.stream.aclose()
 
 
+# A client that does not read leaves its answer to the application, and not to the kernel.
+
+
+async def test_the_kernel_takes_little_of_what_a_client_does_not_read():
+    taken = 0
+
+    async def app(scope, receive, send):
+        nonlocal taken
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            while True:
+                body = bytes(2**16)
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+                taken += len(body)
+
+    async with live(app, graceful_timeout_s=0.0) as server, await server.connect() as client:
+        await client.send_all(request("/"))
+        while not taken:
+            await anyio.lowlevel.checkpoint()
+        await until_quiet()
+        assert taken < 2**20
+
+
 # A client that has used up its time on HTTP/2 has none left to be idle.
 
 
