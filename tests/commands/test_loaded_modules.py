@@ -17,7 +17,12 @@ import sys
 import shoal
 from shoal.http.server.server import _Server
 
-_Server._load = lambda self: None
+
+async def load_nothing(self):
+    pass
+
+
+_Server._load = load_nothing
 app = shoal.App()
 """
 
