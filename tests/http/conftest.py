@@ -1,19 +1,35 @@
-"""A promise that every test here checks: who completes an answer does not watch the client then."""
+"""An application whose answers are held, and a promise that every test here checks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+from held_app import Held
 
+import shoal
 from shoal.testing.asgi import Call
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def app(held: Held) -> shoal.App:
+    """An application with one endpoint, whose handler is held."""
+    app = shoal.App()
+    app.endpoint("/held", name="held", max_batch_size=100)(held)
+    return app
+
+
 @pytest.fixture(autouse=True)
 def nobody_listens_to_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Who completes an answer does not watch the client then."""
     calls: list[Call] = []
     make = Call.__init__
 

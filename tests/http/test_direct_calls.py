@@ -8,7 +8,7 @@ import logging
 import anyio
 import anyio.lowlevel
 import pytest
-from held_app import Held, answers_counted, counted, served, statistics
+from held_app import answers_counted, counted, served, statistics
 from live_server import request
 from server_in_memory import asked, serving
 from starlette.applications import Starlette
@@ -24,18 +24,6 @@ from shoal.http.server.http1.head import HeadParser
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def held():
-    return Held()
-
-
-@pytest.fixture
-def app(held):
-    app = shoal.App()
-    app.endpoint("/held", name="held", max_batch_size=100)(held)
-    return app
 
 
 # Where it is not possible, since other code takes the application's return for the end.

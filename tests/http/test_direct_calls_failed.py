@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import anyio.lowlevel
 import pytest
-from held_app import Held, answers_counted, counted, kind_of, served, statistics
+from held_app import answers_counted, counted, kind_of, served, statistics
 from server_in_memory import serving
 from starlette.responses import Response
 
@@ -13,18 +13,6 @@ import shoal
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def held():
-    return Held()
-
-
-@pytest.fixture
-def app(held):
-    app = shoal.App()
-    app.endpoint("/held", name="held", max_batch_size=100)(held)
-    return app
 
 
 # Calls that fail.

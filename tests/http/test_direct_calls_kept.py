@@ -9,25 +9,13 @@ import weakref
 import anyio
 import anyio.lowlevel
 import pytest
-from held_app import Held, served
+from held_app import served
 from starlette.responses import PlainTextResponse
 
 import shoal
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def held():
-    return Held()
-
-
-@pytest.fixture
-def app(held):
-    app = shoal.App()
-    app.endpoint("/held", name="held", max_batch_size=100)(held)
-    return app
 
 
 # What is kept.

@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import anyio.lowlevel
 import pytest
-from held_app import Held, answers_counted, counted, kind_of, served, statistics
+from held_app import answers_counted, counted, kind_of, served, statistics
 from live_server import HANG_S, live, until_quiet
 from server_in_memory import asked
 from starlette.background import BackgroundTask
@@ -20,18 +20,6 @@ from shoal.serving.http_options import HttpOptions
 from shoal.testing import settle
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def held():
-    return Held()
-
-
-@pytest.fixture
-def app(held):
-    app = shoal.App()
-    app.endpoint("/held", name="held", max_batch_size=100)(held)
-    return app
 
 
 # Clients that leave.

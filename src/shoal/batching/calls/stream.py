@@ -304,7 +304,7 @@ def _leave(intake: Intake, request: Request) -> None:
     if request.options is not None:
         intake.former.overdue.forget(request)
     buffer: StreamBuffer = request.waiter
-    buffer.watch = None
+    buffer.watch = buffer.passes_on = None
     buffer.items.clear()
     if buffer.hold is not None:
         buffer.release()

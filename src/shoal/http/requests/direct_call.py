@@ -93,7 +93,7 @@ def direct_call_of(send: Send, application: object) -> DirectCall | None:
         return None
     called: Any = call.application
     # A wrapper that is an object may have all attributes of what it wraps; its class does not.
-    kind: Any = type(called)  # pyright: ignore[reportUnknownVariableType]
+    kind: Any = type(called)  # pyright: ignore[reportUnknownVariableType] (any class)
     if called is application or (hasattr(kind, "passes_to") and called.passes_to is application):
         direct: DirectCall = call
         return direct

@@ -133,6 +133,7 @@ class RouteDispatcher:
         try:
             await app(scope, receive, begin)
         except Exception as refusal:
+            # Not at the start: it loads a client of HTTP.
             from starlette.exceptions import HTTPException
 
             is_refusal = isinstance(refusal, HTTPException)

@@ -136,7 +136,7 @@ async def _relay(
 
 async def _relay_rest(exchange: Exchange, stream: ItemStream, form: StreamForm) -> None:
     """Sends the items of a stream; those that are there already are sent together."""
-    _have_items_put(exchange, stream, form)
+    _let_the_handler_send(exchange, stream, form)
     async for item in stream:
         pieces: list[bytes] = []
         try:
@@ -147,18 +147,18 @@ async def _relay_rest(exchange: Exchange, stream: ItemStream, form: StreamForm) 
                 await exchange.piece(b"".join(pieces))
 
 
-def _have_items_put(exchange: Exchange, stream: ItemStream, form: StreamForm) -> None:
+def _let_the_handler_send(exchange: Exchange, stream: ItemStream, form: StreamForm) -> None:
     """Has the handler's task send the plain items for which the client has room.
 
     That costs half as much as a switch to the stream's task for each. It is possible where nothing
     is between this and the server.
     """
     if exchange.direct is not None and isinstance(stream, ResultStream):
-        take = partial(_is_put, exchange.direct, form)
-        stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType]
+        take = partial(_put_at_once, exchange.direct, form)
+        stream.pass_on(take)  # pyright: ignore[reportUnknownMemberType] (items of any type)
 
 
-def _is_put(direct: DirectCall, form: StreamForm, item: Any) -> bool:
+def _put_at_once(direct: DirectCall, form: StreamForm, item: Any) -> bool:
     if type(item) not in _PLAIN:  # to write it may run the user's code
         return False
     try:

@@ -180,6 +180,7 @@ class StreamCalls:
                     await self._end(stream, inbox, 503)
                 await send(None)
         finally:
+            inbox.is_over = True  # a task that the application has left behind sends nothing
             del self._running[inbox]
             self._shared.finished += 1
             self._ended()

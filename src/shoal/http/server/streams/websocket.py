@@ -73,7 +73,7 @@ def _bound_messages(stream: WSStream) -> None:
                     await _send(stream, event.response())
                 await stream.send(StreamClosed(stream_id=stream.stream_id))
 
-    stream._handle_events = handle_events  # type: ignore[method-assign]
+    stream._handle_events = handle_events  # type: ignore[method-assign]  # Hypercorn makes it
 
 
 def _close_late(stream: Any) -> None:
