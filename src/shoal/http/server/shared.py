@@ -10,6 +10,7 @@ import anyio
 
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.client_faults import ClientFaults
+from shoal.http.server.turns import Turns
 from shoal.http.server.workers import Workers
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Shared:
         new_waiter, wake: See `Parking`.
         idle_s: How long a connection may be idle, in seconds.
         workers: Call the application for HTTP/1.1.
+        turns: The turns of the connections that speak HTTP/2 or WebSocket.
         faults: Logs the errors that end connections.
         connections: The open connections.
         started: How many calls of the application have begun since the server started.
@@ -100,6 +102,7 @@ class Shared:
         self.new_waiter = parking.new_waiter
         self.wake = parking.wake
         self.workers = Workers(self, parking, tasks)
+        self.turns = Turns(tasks, timeouts.now)
         self._hypercorn: tuple[Config, Context] | None = None
         self.scheme = scheme
         self.guard = guard

@@ -17,12 +17,10 @@ where those allow one client to harm others:
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
-import anyio.lowlevel
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.ws_stream import WSStream
 from typing_extensions import override
@@ -56,8 +54,8 @@ _log = logging.getLogger("shoal.server")
 _MOST_UNREAD: Final = 2**16
 # How long a connection may be idle whose client has let the time for a request pass.
 _LAST_IDLE_S: Final = 1.0
-# A frame of HTTP/2 of the default size; small frames take a tenth of a second.
-_HANDLED_AT_ONCE: Final = 2**14
+# How much is handled in one turn: as many small frames take some hundredths of a second.
+_HANDLED_AT_ONCE: Final = 2**12
 
 
 class StreamConnection(Receiver):
@@ -88,6 +86,8 @@ class StreamConnection(Receiver):
         self._finishing = False
         self._closed = False
         self._waiters: list[Any] = []
+        self._is_in_line = False  # for a turn, see `Turns`
+        self._has_turn = False
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._is_sending = False  # what is unsent has a deadline
         self._is_pinged = False
@@ -174,7 +174,7 @@ class StreamConnection(Receiver):
         self._received += data
         if len(self._received) >= _MOST_UNREAD:
             self._transport.pause()
-        self._wake()
+        self._line_up()
 
     @override
     def client_ended(self) -> None:
@@ -203,6 +203,10 @@ class StreamConnection(Receiver):
         self._shared.connections.add(self)
         self._transport.receiver = self
         self._received += received
+        self._shared.turns.take(partial(self._start_task, begin))
+        self._line_up()
+
+    def _start_task(self, begin: Callable[[], Awaitable[None]]) -> None:
         self._shared.context.run(self._shared.tasks.start_soon, self._run, begin)
 
     async def _run(self, begin: Callable[[], Awaitable[None]]) -> None:
@@ -223,27 +227,40 @@ class StreamConnection(Receiver):
                         raise
         finally:
             self._close()
+            self._released()
             self._calls = None
-            with suppress(AttributeError):  # it did not begin
+            if hasattr(self, "_protocol"):  # it has begun
                 self._protocol.forget()
                 del self._protocol
-            self._released()
 
     async def _read(self) -> None:
         while not self._closed:
             self._set_timeout()
-            if self._received:
+            if self._has_turn:
+                self._has_turn = False
                 data = bytes(self._received[:_HANDLED_AT_ONCE])
                 del self._received[:_HANDLED_AT_ONCE]
                 if self._received:
-                    await anyio.lowlevel.checkpoint()
+                    self._line_up()
                 else:
                     self._transport.resume()
                 await self._protocol.handle(RawData(data))
-            elif self._client_ended:
+            elif self._client_ended and not self._received:
                 return
             else:
                 await self._change()
+
+    def _line_up(self) -> None:
+        """Waits for a turn to handle what was received, unless it does so already."""
+        if self._received and not (self._is_in_line or self._has_turn):
+            self._is_in_line = True
+            self._shared.turns.take(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._is_in_line = False
+        if self._received:  # what comes after the end is discarded
+            self._has_turn = True
+            self._wake()
 
     async def _handle_event(self, event: Event) -> None:
         # Called by the protocol. Only the first kind of event may wait, and it is shielded: see the
@@ -280,6 +297,7 @@ class StreamConnection(Receiver):
             return
         self._finishing = True
         self._received.clear()
+        self._has_turn = False
         if self._transport.unsent:
             self._transport.resume()
         elif self._protocol.is_client_done and not self._transport.has_unread():

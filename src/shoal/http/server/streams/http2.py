@@ -7,8 +7,9 @@ The fixes serve correct clients, and correct streams on a connection with a misb
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import anyio
 import h2.errors
@@ -17,7 +18,13 @@ import h2.exceptions
 from hypercorn.events import Closed, Event
 from hypercorn.protocol.events import Body, Data, EndBody, EndData, Response, Trailers
 from hypercorn.protocol.events import Event as StreamEvent
-from hypercorn.protocol.h2 import BUFFER_LOW_WATER, H2Protocol, StreamBuffer
+from hypercorn.protocol.h2 import (
+    BUFFER_HIGH_WATER,
+    BUFFER_LOW_WATER,
+    BufferCompleteError,
+    H2Protocol,
+    StreamBuffer,
+)
 from hypercorn.protocol.ws_stream import WSStream
 
 from shoal.http.requests.header_check import check_headers
@@ -36,6 +43,12 @@ if TYPE_CHECKING:
 
 # A client may reset so many requests before they are answered, and half of all after that.
 _MOST_RESETS: Final = 100
+# The size of a frame that every client takes.
+_FRAME: Final = 2**14
+
+
+class TooManyResets(Exception):
+    """The client resets most of its requests before they are answered."""
 
 
 class _BoundedBuffer(StreamBuffer):
@@ -43,12 +56,41 @@ class _BoundedBuffer(StreamBuffer):
 
     The stock class checks how much was removed rather than how much is left, so that a client which
     reads little makes the buffer grow without bound. It also reports an answer as sent before its
-    end mark is sent, so that closing a draining connection can interrupt the answer.
+    end mark is sent, so that closing a draining connection can interrupt the answer. And it copies
+    what the application sends, which a client that does not read then holds twice.
+
+    Attributes:
+        size: How many bytes are unsent.
+        ended: Set when the end mark was sent, or nothing more will be.
     """
 
     def __init__(self) -> None:
         super().__init__(Context.event_class)
+        self.size = 0
         self.ended = anyio.Event()
+        # Views of what the application has sent, and small pieces that are joined.
+        self._pieces: deque[memoryview | bytearray] = deque()
+
+    @property
+    def complete(self) -> bool:
+        return self._complete and not self.size
+
+    async def push(self, data: bytes) -> None:
+        if self._complete:
+            raise BufferCompleteError
+        self._add(data)
+        await self._is_empty.clear()
+        if self.size >= BUFFER_HIGH_WATER:
+            await self._paused.wait()
+            await self._paused.clear()
+
+    async def pop(self, max_length: int) -> bytes:
+        data = self._removed(max_length)
+        if self.size < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.size:
+            await self._is_empty.set()
+        return cast("bytes", data)  # h2 takes views as well
 
     async def drain(self) -> None:
         await super().drain()
@@ -56,16 +98,32 @@ class _BoundedBuffer(StreamBuffer):
             await self.ended.wait()
 
     async def close(self) -> None:
+        self._pieces.clear()
+        self.size = 0
         self.ended.set()
         await super().close()
 
-    async def pop(self, max_length: int) -> bytes:
-        data = bytes(self.buffer[:max_length])
-        del self.buffer[:max_length]
-        if len(self.buffer) < BUFFER_LOW_WATER:
-            await self._paused.set()
-        if not self.buffer:
-            await self._is_empty.set()
+    def _add(self, data: bytes) -> None:
+        self.size += len(data)
+        if len(data) >= _FRAME:
+            self._pieces.append(memoryview(data))
+            return
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(last, bytearray) and len(last) + len(data) <= _FRAME:
+            last += data
+        else:
+            self._pieces.append(bytearray(data))
+
+    def _removed(self, max_length: int) -> memoryview | bytearray:
+        if not self._pieces:
+            return bytearray()
+        first = self._pieces[0]
+        data = first[:max_length]
+        self.size -= len(data)
+        if len(data) == len(first):
+            self._pieces.popleft()
+        else:
+            self._pieces[0] = first[max_length:]
         return data
 
 
@@ -153,7 +211,7 @@ class Http2(H2Protocol):
             await super().stream_send(event)
             return
         buffer = self.stream_buffers.get(event.stream_id)
-        size = len(buffer.buffer) if buffer is not None else 0
+        size = buffer.size if isinstance(buffer, _BoundedBuffer) else 0
         if isinstance(event, Body | Data):
             size += len(event.data)
         with anyio.move_on_after(time_to_send_s(size, self.send_timeout_s)) as timeout:
@@ -173,7 +231,7 @@ class Http2(H2Protocol):
                     self.connection.close_connection(h2.errors.ErrorCodes.ENHANCE_YOUR_CALM)
                     await self._flush()
                     # It also cancels the calls that ignore that their client has left.
-                    raise RuntimeError(f"the client has reset {self._resets} requests")
+                    raise TooManyResets(self._resets)
                 await super()._handle_events([event])
             # A body may go on after its answer was complete (an early 413). The stock class looks
             # up the stream and fails. Here the client is told to stop, and the data under way is
