@@ -18,7 +18,7 @@ FLAGS = [
     ("--keep-alive-timeout", "75", "keep_alive_timeout_s", 75.0, "(5)"),
     ("--head-timeout", "2", "head_timeout_s", 2.0, "(10)"),
     ("--body-timeout", "2", "body_timeout_s", 2.0, "(10)"),
-    ("--ping-interval", "2", "ping_interval_s", 2.0, "(20)"),
+    ("--ping-interval", "2", "ping_interval_s", 2.0, "(7)"),
     ("--max-message-bytes", "2", "max_message_bytes", 2, "(16777216)"),
     ("--uds", "/x", "uds", "/x", "host and port"),
     ("--certfile", "c.pem", "certfile", "c.pem", "in this file"),

@@ -40,7 +40,7 @@ def test_the_defaults_are_those_that_are_documented():
         "keep_alive_timeout_s": 5.0,
         "head_timeout_s": 10.0,
         "body_timeout_s": 10.0,
-        "ping_interval_s": 20.0,
+        "ping_interval_s": 7.0,
         "max_message_bytes": 16 * 2**20,
         "certfile": None,
         "keyfile": None,

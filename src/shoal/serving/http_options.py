@@ -203,7 +203,7 @@ class HttpOptions:
         10.0, more_than_0, flag="how long each 16 KiB of a request's body may take to arrive"
     )
     ping_interval_s: float = option(
-        20.0, more_than_0, flag="ping the client of a WebSocket that is silent for so long"
+        7.0, more_than_0, flag="ping the client of a WebSocket that is silent for so long"
     )
     max_message_bytes: int = option(
         16 * 2**20, partial(whole, least=1), flag="largest message on a WebSocket, in bytes"

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 from hypercorn.config import Config
 
 if TYPE_CHECKING:
@@ -49,25 +50,39 @@ def tls_context(options: HttpOptions) -> SSLContext | None:
 
 
 class _Event:
-    """An event with the interface that Hypercorn's protocols use, for either event loop."""
+    """An event with the interface that Hypercorn's protocols use, for either event loop.
+
+    A connection has many of them, and waits for few.
+    """
+
+    __slots__ = ("_is_set", "_waited_for")
 
     def __init__(self) -> None:
-        self._event = anyio.Event()
+        self._is_set = False
+        self._waited_for: anyio.Event | None = None
 
     async def clear(self) -> None:
-        self._event = anyio.Event()
+        self._is_set = False
 
     async def set(self) -> None:
-        self._event.set()
+        self.set_now()
 
     def set_now(self) -> None:
-        self._event.set()
+        self._is_set = True
+        if self._waited_for is not None:
+            self._waited_for.set()
+            self._waited_for = None
 
     async def wait(self) -> None:
-        await self._event.wait()
+        if self._is_set:
+            await anyio.lowlevel.checkpoint()
+            return
+        if self._waited_for is None:
+            self._waited_for = anyio.Event()
+        await self._waited_for.wait()
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._is_set
 
 
 class Context:

@@ -59,7 +59,7 @@ class EpollPoller(Poller):
     @override
     def report_again(self, transport: Transport) -> None:
         if transport.fd in self._transports:
-            self._watch(transport, is_sending=bool(transport.unsent))
+            self._watch(transport, is_sending=transport.is_blocked)
 
     @override
     def watch_sending(self, transport: Transport, *, is_wanted: bool) -> None:
@@ -164,7 +164,7 @@ class TaskPoller(Poller):
 
     async def _watch_sending(self, transport: Transport) -> None:
         try:
-            while transport.is_open and transport.unsent:
+            while transport.is_open and transport.is_blocked:
                 await anyio.wait_writable(transport.fd)
                 transport.ready(select.POLLOUT)
         finally:

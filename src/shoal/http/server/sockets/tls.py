@@ -64,6 +64,11 @@ class TlsTransport(Receiver):
         """See `Transport.unsent`; encrypted."""
         return self._below.unsent
 
+    @property
+    def is_blocked(self) -> bool:
+        """See `Transport.is_blocked`."""
+        return self._below.is_blocked
+
     def start(self) -> None:
         """See `Transport.start`."""
         self._below.start()
@@ -98,6 +103,10 @@ class TlsTransport(Receiver):
             self._break()
             return True
         return self._flush()
+
+    def has_room(self) -> bool:
+        """See `Transport.has_room`."""
+        return self._below.has_room()
 
     def end_sending(self) -> None:
         """See `Transport.end_sending`; the client is told that no more is sent."""

@@ -45,7 +45,7 @@ class Receiver(ABC):
 
     @abstractmethod
     def all_sent(self) -> None:
-        """Handles that the kernel has taken what was left over from a send."""
+        """Handles that the kernel has taken what was left over from a send, and has room again."""
 
     @abstractmethod
     def connection_lost(self) -> None:
@@ -117,7 +117,17 @@ class Transport:
         unsent: What is left over from a send; empty if nothing is.
     """
 
-    __slots__ = ("_poller", "_socket", "fd", "is_open", "is_paused", "receiver", "unsent")
+    __slots__ = (
+        "_awaits_room",
+        "_later",
+        "_poller",
+        "_socket",
+        "fd",
+        "is_open",
+        "is_paused",
+        "receiver",
+        "unsent",
+    )
 
     receiver: Receiver
 
@@ -128,6 +138,8 @@ class Transport:
         self.fd = connected.fileno()
         self.is_open = True
         self.unsent: memoryview | bytes = b""
+        self._later = b""  # what was sent after that
+        self._awaits_room = False
         self.is_paused = False
         with suppress(OSError):  # a UNIX socket does not have the option
             # Otherwise an answer in two parts waits for the client's delayed acknowledgement of
@@ -154,13 +166,18 @@ class Transport:
         """
         return self._socket.getpeername()
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether something is unsent, or `has_room` was false; `all_sent` tells the end of it."""
+        return bool(self.unsent) or self._awaits_room
+
     def start(self) -> None:
         """Starts to read."""
         self._poller.add(self)
 
     def ready(self, events: int) -> None:
         """Handles a report of the poller."""
-        if events & select.POLLOUT:
+        if events & select.POLLOUT and self.is_blocked:
             self._send_rest()
         if self.is_paused:
             if self.is_open and events & _ENDED:
@@ -186,7 +203,7 @@ class Transport:
             Whether the kernel has taken all of it. If not, the receiver is told when it has.
         """
         if self.unsent:
-            self.unsent = b"".join((self.unsent, data))
+            self._later += data
             return False
         if not self.is_open:
             return True
@@ -202,6 +219,20 @@ class Transport:
         self.unsent = memoryview(data)[sent:]
         self._poller.watch_sending(self, is_wanted=True)
         return False
+
+    def has_room(self) -> bool:
+        """Returns whether the kernel takes more data, so that little or nothing would be left over.
+
+        If not, the receiver is told when it does, by `Receiver.all_sent`. A connection that is
+        closed has room.
+        """
+        if self.is_open and not self.is_blocked:
+            poll = select.poll()
+            poll.register(self.fd, select.POLLOUT)
+            if not poll.poll(0):
+                self._awaits_room = True
+                self._poller.watch_sending(self, is_wanted=True)
+        return not self.is_blocked
 
     def end_sending(self) -> None:
         """Shuts down the sending side; the client sees the end of the data."""
@@ -225,7 +256,8 @@ class Transport:
         """Closes the socket; what the kernel has taken is still delivered. Idempotent."""
         if self.is_open:
             self.is_open = False
-            self.unsent = b""
+            self.unsent = self._later = b""
+            self._awaits_room = False
             self._poller.remove(self)
             self._socket.close()
             self.receiver = NOBODY
@@ -259,20 +291,21 @@ class Transport:
             self._poller.report_again(self)
 
     def _send_rest(self) -> None:
-        if not self.unsent:
-            return
-        try:
-            sent = self._socket.send(self.unsent)
-        except (BlockingIOError, InterruptedError):
-            return
-        except OSError:
-            self.lose()
-            return
-        self.unsent = self.unsent[sent:]
-        if not self.unsent:
-            self.unsent = b""
-            self._poller.watch_sending(self, is_wanted=False)
-            self.receiver.all_sent()
+        while self.unsent:
+            try:
+                sent = self._socket.send(self.unsent)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.lose()
+                return
+            self.unsent = self.unsent[sent:]
+            if self.unsent:
+                return
+            self.unsent, self._later = self._later, b""
+        self._awaits_room = False
+        self._poller.watch_sending(self, is_wanted=False)
+        self.receiver.all_sent()
 
     def lose(self) -> None:
         """Closes the socket, and tells the receiver."""

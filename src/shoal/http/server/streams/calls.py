@@ -146,15 +146,17 @@ class StreamCalls:
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> None:
         app_scope = cast("AppScope", scope)
+        has_ended = False
 
         async def send_or_stop(message: ASGISendEvent) -> None:
             # A send can be cancelled here only, before it has changed any state. A send that is
             # dropped is still a checkpoint, so that an endless stream does not block the loop.
-            if inbox.is_over:
+            if inbox.is_over or has_ended:
                 await anyio.lowlevel.checkpoint()
             else:
                 await anyio.lowlevel.checkpoint_if_cancelled()
-            await send(message)
+            if not has_ended:  # else a task sends that the application has left behind
+                await send(message)
 
         if scope["type"] == "http":
             app_scope["extensions"]["shoal.disconnect"] = {
@@ -175,12 +177,12 @@ class StreamCalls:
                 self._failed()
                 raise
             finally:
+                has_ended = True
                 inbox.close()
                 if inbox.is_cut_off() and not _has_begun(stream):
                     await self._end(stream, inbox, 503)
                 await send(None)
         finally:
-            inbox.is_over = True  # a task that the application has left behind sends nothing
             del self._running[inbox]
             self._shared.finished += 1
             self._ended()

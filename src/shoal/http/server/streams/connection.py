@@ -54,8 +54,13 @@ _log = logging.getLogger("shoal.server")
 _MOST_UNREAD: Final = 2**16
 # How long a connection may be idle whose client has let the time for a request pass.
 _LAST_IDLE_S: Final = 1.0
-# How much is handled in one turn: as many small frames take some hundredths of a second.
-_HANDLED_AT_ONCE: Final = 2**12
+# How long it may take to handle what is handled in one turn. Small frames take a hundred times as
+# long as large ones of the same size.
+_TURN_S: Final = 0.001
+_LEAST_HANDLED: Final = 2**10
+_MOST_HANDLED: Final = 2**16
+# So many large frames are sent in one turn.
+_SENT_AT_ONCE: Final = 4
 
 
 class StreamConnection(Receiver):
@@ -88,6 +93,8 @@ class StreamConnection(Receiver):
         self._waiters: list[Any] = []
         self._is_in_line = False  # for a turn, see `Turns`
         self._has_turn = False
+        self._handled_at_once = 2**12  # bytes
+        self._sent_in_turn = 0
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._is_sending = False  # what is unsent has a deadline
         self._is_pinged = False
@@ -119,6 +126,7 @@ class StreamConnection(Receiver):
                 self._handle_event,
             )
             http2.send_timeout_s = shared.send_timeout_s
+            http2.may_send = self._may_send
             http2.gave_up = self._give_up
             await http2.initiate()
 
@@ -238,17 +246,26 @@ class StreamConnection(Receiver):
             self._set_timeout()
             if self._has_turn:
                 self._has_turn = False
-                data = bytes(self._received[:_HANDLED_AT_ONCE])
-                del self._received[:_HANDLED_AT_ONCE]
-                if self._received:
-                    self._line_up()
-                else:
-                    self._transport.resume()
-                await self._protocol.handle(RawData(data))
+                await self._handle_some()
             elif self._client_ended and not self._received:
                 return
             else:
                 await self._change()
+
+    async def _handle_some(self) -> None:
+        size = self._handled_at_once
+        data = bytes(self._received[:size])
+        del self._received[:size]
+        if not self._received:
+            self._transport.resume()
+        began = self._shared.timeouts.now()
+        await self._protocol.handle(RawData(data))
+        took_s = self._shared.timeouts.now() - began
+        if took_s > _TURN_S:
+            self._handled_at_once = max(size // 2, _LEAST_HANDLED)
+        elif len(data) == size and 2 * took_s < _TURN_S:
+            self._handled_at_once = min(2 * size, _MOST_HANDLED)
+        self._line_up()
 
     def _line_up(self) -> None:
         """Waits for a turn to handle what was received, unless it does so already."""
@@ -261,6 +278,24 @@ class StreamConnection(Receiver):
         if self._received:  # what comes after the end is discarded
             self._has_turn = True
             self._wake()
+
+    async def _may_send(self) -> None:
+        """Waits until the client takes more, and for a turn to send that."""
+        while not (self._closed or self._transport.has_room()):
+            self._set_timeout()
+            await self._change()
+        self._sent_in_turn = self._sent_in_turn % _SENT_AT_ONCE + 1
+        if self._sent_in_turn > 1:
+            return
+        turn: list[None] = []
+
+        def take() -> None:
+            turn.append(None)
+            self._wake()
+
+        self._shared.turns.take(take)
+        while not (turn or self._closed):
+            await self._change()
 
     async def _handle_event(self, event: Event) -> None:
         # Called by the protocol. Only the first kind of event may wait, and it is shielded: see the
@@ -277,7 +312,7 @@ class StreamConnection(Receiver):
         if not self._transport.send(data):
             self._set_timeout()
             with anyio.CancelScope(shield=True):
-                while self._transport.unsent and not self._closed:
+                while self._transport.is_blocked and not self._closed:
                     await self._change()
         if self._closed:
             await self._disconnect()
@@ -298,7 +333,7 @@ class StreamConnection(Receiver):
         self._finishing = True
         self._received.clear()
         self._has_turn = False
-        if self._transport.unsent:
+        if self._transport.is_blocked:
             self._transport.resume()
         elif self._protocol.is_client_done and not self._transport.has_unread():
             self._close()
@@ -338,11 +373,13 @@ class StreamConnection(Receiver):
         shared = self._shared
         if self._finishing:
             return
-        if unsent := len(self._transport.unsent):
+        if self._transport.is_blocked:
             # What is added meanwhile, such as the answer to a ping, does not prolong it.
             if not self._is_sending:
                 self._is_sending = True
-                self._timeout.set(time_to_send_s(unsent, shared.send_timeout_s))
+                self._timeout.set(
+                    time_to_send_s(len(self._transport.unsent), shared.send_timeout_s)
+                )
         elif not self._protocol.is_idle:
             self._idle_since = None
             self._has_late_chance = False
@@ -356,7 +393,7 @@ class StreamConnection(Receiver):
             self._timeout.set(max(0.0, self._idle_since + idle_s - now))
 
     def _expire(self) -> None:
-        if self._transport.unsent:
+        if self._transport.is_blocked:
             _log.info("closed a connection by force: its client does not read")
             self.abort()
         elif self._finishing:

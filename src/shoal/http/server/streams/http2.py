@@ -7,9 +7,8 @@ The fixes serve correct clients, and correct streams on a connection with a misb
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import anyio
 import h2.errors
@@ -39,7 +38,7 @@ from shoal.http.server.streams.websocket import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
 # A client may reset so many requests before they are answered, and half of all after that.
 _MOST_RESETS: Final = 100
@@ -67,9 +66,9 @@ class _BoundedBuffer(StreamBuffer):
     def __init__(self) -> None:
         super().__init__(Context.event_class)
         self.size = 0
-        self.ended = anyio.Event()
+        self.ended = Context.event_class()
         # Views of what the application has sent, and small pieces that are joined.
-        self._pieces: deque[memoryview | bytearray] = deque()
+        self._pieces: list[memoryview | bytearray] = []
 
     @property
     def complete(self) -> bool:
@@ -100,7 +99,7 @@ class _BoundedBuffer(StreamBuffer):
     async def close(self) -> None:
         self._pieces.clear()
         self.size = 0
-        self.ended.set()
+        self.ended.set_now()
         await super().close()
 
     def _add(self, data: bytes) -> None:
@@ -121,7 +120,7 @@ class _BoundedBuffer(StreamBuffer):
         data = first[:max_length]
         self.size -= len(data)
         if len(data) == len(first):
-            self._pieces.popleft()
+            del self._pieces[0]
         else:
             self._pieces[0] = first[max_length:]
         return data
@@ -140,13 +139,32 @@ class _BoundedBuffers(dict[int, StreamBuffer]):
         buffer = self[stream_id]
         super().__delitem__(stream_id)
         if isinstance(buffer, _BoundedBuffer):
-            buffer.ended.set()
+            buffer.ended.set_now()
+
+
+class _Values(list[int]):
+    """The values of a setting of HTTP/2, the current one first."""
+
+    __slots__ = ()
+
+    def popleft(self) -> int:
+        return self.pop(0)
+
+
+def _shrink(settings: Any) -> None:
+    # h2 has a deque for each setting; the deques of a connection take 8 KiB, a third of all that
+    # it holds. No public API of h2 avoids that. With an h2 that stores its settings elsewhere,
+    # nothing changes.
+    values = getattr(settings, "_settings", {})
+    for code in values:
+        values[code] = _Values(values[code])
 
 
 class Http2(H2Protocol):
     """HTTP/2 by prior knowledge."""
 
     send_timeout_s: float
+    may_send: Callable[[], Awaitable[object]]  # waits until it may send a large frame
     gave_up: Callable[[], object]  # called when a client has not taken data in time
     _requests = 0
     _resets = 0  # of requests that were not answered
@@ -184,6 +202,8 @@ class Http2(H2Protocol):
     ) -> None:
         """Starts the protocol."""
         self.stream_buffers = _BoundedBuffers()
+        _shrink(self.connection.local_settings)
+        _shrink(self.connection.remote_settings)
         await super().initiate(headers, settings)
 
     async def close_websockets(self) -> None:
@@ -219,6 +239,12 @@ class Http2(H2Protocol):
         if timeout.cancelled_caught:
             self.gave_up()
             await self._reset(event.stream_id, h2.errors.ErrorCodes.CANCEL)
+
+    async def _send_data(self, stream_id: int) -> None:
+        buffer = self.stream_buffers.get(stream_id)
+        if isinstance(buffer, _BoundedBuffer) and buffer.size >= _FRAME:
+            await self.may_send()
+        await super()._send_data(stream_id)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
         for event in events:

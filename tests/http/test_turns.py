@@ -1,0 +1,177 @@
+"""The turns of connections: few go on at once, the others in later passes, in their order."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import h2.events
+import pytest
+from echo_app import EchoApp
+from live_server import Http2Client, live
+
+from shoal.batching.loops.this_loop import parking_of_this_loop
+from shoal.http.server.sockets.timeouts import Timeout, Timeouts
+from shoal.http.server.streams import connection as stream_connection
+from shoal.http.server.streams.http2 import Http2
+from shoal.http.server.turns import Turns
+from shoal.testing import settle
+
+pytestmark = pytest.mark.anyio
+
+AT_ONCE = 4
+EXPIRED_AT_ONCE = 16
+
+
+class Clock:
+    def __init__(self):
+        self.time = 0.0
+
+    def now(self):
+        return self.time
+
+
+@pytest.fixture
+async def turns_and_clock():
+    clock = Clock()
+    async with anyio.create_task_group() as tasks:
+        yield Turns(tasks, clock.now), clock
+
+
+@pytest.fixture
+def turns(turns_and_clock):
+    return turns_and_clock[0]
+
+
+@pytest.fixture
+def clock(turns_and_clock):
+    return turns_and_clock[1]
+
+
+async def most_at_once(taken, count):
+    """The most that are taken in one pass of the event loop, until so many are."""
+    most = 0
+    while (before := len(taken)) < count:
+        await anyio.lowlevel.checkpoint()
+        # Trio shuffles the tasks of a pass, so there may be two of the others' passes in one here.
+        most = max(most, (len(taken) - before + 1) // 2)
+    return most
+
+
+async def test_few_are_taken_at_once_and_the_others_in_their_order(turns):
+    taken = []
+    for number in range(6 * AT_ONCE):
+        turns.take(lambda number=number: taken.append(number))
+    assert taken == list(range(AT_ONCE))
+    assert await most_at_once(taken, 6 * AT_ONCE) <= AT_ONCE
+    assert taken == list(range(6 * AT_ONCE))
+
+
+async def test_what_a_turn_asks_for_waits_behind_the_others(turns):
+    taken = []
+
+    def first():
+        taken.append("first")
+        turns.take(lambda: taken.append("again"))
+
+    for _ in range(AT_ONCE):
+        turns.take(lambda: taken.append("earlier"))
+    turns.take(first)
+    turns.take(lambda: taken.append("second"))
+    await settle()
+    assert taken[AT_ONCE:] == ["first", "second", "again"]
+
+
+async def test_a_turn_is_taken_after_the_one_that_asks_for_it(turns, clock):
+    taken = []
+
+    def last():
+        clock.time += 1.0
+        turns.take(lambda: taken.append("asked for"))
+        taken.append("last")
+
+    for _ in range(AT_ONCE):
+        turns.take(lambda: None)
+    turns.take(last)
+    await settle()
+    assert taken == ["last", "asked for"]
+
+
+async def test_after_a_while_turns_are_taken_at_once_again(turns, clock):
+    taken = []
+    for number in range(AT_ONCE):
+        turns.take(lambda number=number: taken.append(number))
+    clock.time += 0.002
+    turns.take(lambda: taken.append("later"))
+    assert taken[-1] == "later"
+
+
+async def test_there_is_no_task_where_nobody_waits(turns):
+    async def tasks():
+        await settle()
+        return len(anyio.get_running_tasks())
+
+    before = await tasks()
+    for _ in range(2 * AT_ONCE):
+        turns.take(lambda: None)
+    assert len(anyio.get_running_tasks()) == before + 1
+    assert await tasks() == before
+
+
+async def test_timeouts_that_pass_together_end_few_connections_at_once():
+    timeouts = Timeouts(parking_of_this_loop())
+    expired = []
+    for number in range(6 * EXPIRED_AT_ONCE):
+        Timeout(timeouts, lambda number=number: expired.append(number)).set(0.0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(timeouts.run)
+        assert await most_at_once(expired, 6 * EXPIRED_AT_ONCE) <= EXPIRED_AT_ONCE
+        tasks.cancel_scope.cancel()
+    assert expired == list(range(6 * EXPIRED_AT_ONCE))
+
+
+@pytest.fixture
+def handled(monkeypatch):
+    """How many bytes are handled in each turn."""
+    sizes = []
+    handle = Http2.handle
+
+    async def noted(self, event):
+        if hasattr(event, "data"):
+            sizes.append(len(event.data))
+        await handle(self, event)
+
+    monkeypatch.setattr(Http2, "handle", noted)
+    return sizes
+
+
+@pytest.mark.real_time
+@pytest.mark.parametrize(
+    ("turn_s", "last_size"), [(0.0, 2**10), (1e9, 2**16)], ids=["slow", "quick"]
+)
+async def test_how_much_is_handled_in_a_turn_depends_on_how_long_it_takes(
+    turn_s, last_size, handled, monkeypatch
+):
+    monkeypatch.setattr(stream_connection, "_TURN_S", turn_s)
+    async with live(EchoApp()) as server:
+        client = Http2Client(await server.connect())
+        for _ in range(2**14):  # 272 KiB
+            client.connection.ping(bytes(8))
+        sent = client.connection.data_to_send()
+
+        async def read():
+            answered = 0
+            while answered < 2**14:
+                for event in client.connection.receive_data(await client.stream.receive_some()):
+                    answered += isinstance(event, h2.events.PingAckReceived)
+                client.connection.data_to_send()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read)
+            await client.stream.send_all(sent)
+        await client.stream.aclose()
+    assert sum(handled) >= len(sent)
+    if turn_s:
+        assert max(handled) > 2**12  # as much as there is, which the kernel decides
+    else:
+        assert handled.count(last_size) > len(sent) // last_size - 20
+    assert max(handled) <= 2**16
