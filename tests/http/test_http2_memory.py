@@ -152,6 +152,17 @@ async def test_large_pieces_are_not_copied_and_small_ones_are_joined():
     assert buffer.complete
 
 
+@pytest.mark.parametrize("kind", [bytearray, lambda data: memoryview(bytearray(data))])
+async def test_a_piece_that_the_application_may_change_is_copied(kind):
+    buffer = _BoundedBuffer()
+    piece = kind(b"a" * FRAME)
+    await buffer.push(piece)
+    piece[0] = ord("b")
+    if isinstance(piece, bytearray):
+        piece.clear()  # fails while there is a view
+    assert await buffer.pop(FRAME) == b"a" * FRAME
+
+
 async def test_what_adds_much_waits_until_most_is_sent():
     buffer = _BoundedBuffer()
     added = []

@@ -216,7 +216,8 @@ class Transport:
             return True
         if sent == len(data):
             return True
-        self.unsent = memoryview(data)[sent:]
+        # `bytes` copies what the application may change later, and nothing else.
+        self.unsent = memoryview(bytes(data))[sent:]
         self._poller.watch_sending(self, is_wanted=True)
         return False
 

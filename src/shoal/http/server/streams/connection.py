@@ -126,7 +126,7 @@ class StreamConnection(Receiver):
                 self._handle_event,
             )
             http2.send_timeout_s = shared.send_timeout_s
-            http2.may_send = self._may_send
+            http2.wait_to_send = self._wait_to_send
             http2.gave_up = self._give_up
             await http2.initiate()
 
@@ -279,7 +279,7 @@ class StreamConnection(Receiver):
             self._has_turn = True
             self._wake()
 
-    async def _may_send(self) -> None:
+    async def _wait_to_send(self) -> None:
         """Waits until the client takes more, and for a turn to send that."""
         while not (self._closed or self._transport.has_room()):
             self._set_timeout()

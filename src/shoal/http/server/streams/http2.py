@@ -105,7 +105,8 @@ class _BoundedBuffer(StreamBuffer):
     def _add(self, data: bytes) -> None:
         self.size += len(data)
         if len(data) >= _FRAME:
-            self._pieces.append(memoryview(data))
+            # `bytes` copies what is not of this type, which the application may change later.
+            self._pieces.append(memoryview(bytes(data)))
             return
         last = self._pieces[-1] if self._pieces else None
         if isinstance(last, bytearray) and len(last) + len(data) <= _FRAME:
@@ -164,7 +165,7 @@ class Http2(H2Protocol):
     """HTTP/2 by prior knowledge."""
 
     send_timeout_s: float
-    may_send: Callable[[], Awaitable[object]]  # waits until it may send a large frame
+    wait_to_send: Callable[[], Awaitable[object]]  # awaited before a large frame is sent
     gave_up: Callable[[], object]  # called when a client has not taken data in time
     _requests = 0
     _resets = 0  # of requests that were not answered
@@ -243,7 +244,7 @@ class Http2(H2Protocol):
     async def _send_data(self, stream_id: int) -> None:
         buffer = self.stream_buffers.get(stream_id)
         if isinstance(buffer, _BoundedBuffer) and buffer.size >= _FRAME:
-            await self.may_send()
+            await self.wait_to_send()
         await super()._send_data(stream_id)
 
     async def _handle_events(self, events: list[h2.events.Event]) -> None:
