@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
+import types
 from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
 
+import shoal
 from shoal.errors import NoSuchName, ReplicaDied, ReplicaNotStarted, WrongResultType
 from shoal.replicas.code.current import Identity, current_replica_tag
 from shoal.replicas.code.definition import Definition
@@ -22,6 +25,7 @@ from shoal.testing import settle
 pytestmark = pytest.mark.anyio
 
 real_time = pytest.mark.real_time
+HANG_S = 20
 
 
 def replica_of(target, *args, user_config=None, **options) -> TaskReplica:
@@ -626,3 +630,107 @@ async def test_plain_code_takes_no_open_batch(plain):
     async with serving(replica := replica_of(plain)):
         with pytest.raises(TypeError, match="must be an async function of the batch"):
             replica.open_binding("__call__")
+
+
+# The threads of plain code
+
+
+@real_time
+async def test_the_next_batch_runs_in_the_same_thread():
+    threads = []
+
+    @shoal.accept_batch
+    def note(items):
+        threads.append(threading.get_ident())
+        return items
+
+    async with serving(replica := replica_of(note)):
+        for number in range(3):
+            assert await replica.run("__call__", [number]) == [number]
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+
+
+@types.coroutine
+def stopping_at_the_first_wait(coroutine, look):
+    """Runs a coroutine, and calls a function when it waits for the first time."""
+    waits_for = coroutine.send(None)
+    look()
+    while True:
+        try:
+            sent = yield waits_for
+        except BaseException as error:
+            step = partial(coroutine.throw, error)
+        else:
+            step = partial(coroutine.send, sent)
+        try:
+            waits_for = step()
+        except StopIteration as stop:
+            return stop.value
+
+
+@real_time
+async def test_a_batch_begins_before_the_event_loop_goes_on():
+    has_begun = threading.Event()
+
+    @shoal.accept_batch
+    def begin(items):
+        has_begun.set()
+        return items
+
+    def look():
+        assert has_begun.wait(HANG_S)
+
+    async with serving(replica := replica_of(begin)):
+        await replica.run("__call__", [0])
+        has_begun.clear()
+        call = replica.run("__call__", [1])
+        assert await stopping_at_the_first_wait(call, look) == [1]
+
+
+@real_time
+async def test_few_threads_are_kept():
+    begun = anyio.Semaphore(0)
+    may_end = threading.Event()
+
+    @shoal.accept_batch
+    def wait(items):
+        anyio.from_thread.run_sync(begun.release)
+        may_end.wait()
+        return items
+
+    async with serving(replica := replica_of(wait)):
+        async with anyio.create_task_group() as tasks:
+            for number in range(20):
+                tasks.start_soon(replica.run, "__call__", [number])
+            for _ in range(20):
+                await begun.acquire()
+            may_end.set()
+        assert len(replica._idle) == 8
+    assert not replica._idle
+
+
+@pytest.mark.parametrize("method", ["run", "run_stream"])
+async def test_a_thread_that_can_t_be_started_fails_its_work_alone(method, monkeypatch):
+    @shoal.accept_batch
+    def plain(items):
+        return items
+
+    @shoal.accept_batch
+    def steps(items):
+        yield items
+
+    async def call():
+        if method == "run":
+            return await replica.run("__call__", [1])
+        return await all_steps(replica, "__call__")
+
+    async with serving(replica := replica_of(plain if method == "run" else steps)):
+        with monkeypatch.context() as patched:
+            patched.setattr(anyio.to_thread, "run_sync", refuse)
+            assert str(await failure_of(call())) == "can't start new thread"
+        assert await call() == ([1] if method == "run" else [[1]])
+
+
+async def refuse(*_, **__):
+    raise RuntimeError("can't start new thread")

@@ -87,6 +87,9 @@ async def test_a_rule_of_its_own_ends_its_replica(how: str) -> None:
 
     async with served(Ruled, "task") as (controller, handle):
         assert type(await error_of(handle.call(how))) is BatcherClosed
+        with anyio.fail_after(20):
+            while not (await controller.status()).backends["b"].deaths:
+                await anyio.lowlevel.checkpoint()
         await controller.restart_backend("b")
         assert await handle.call("well") == "well"
         assert (await controller.status()).backends["b"].deaths == 1

@@ -7,14 +7,13 @@ ends everything.
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
-
-import anyio
-import anyio.to_thread
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.batching.handlers.handler import Handler
 from shoal.batching.loops.event_loop import holds_ctrl_c
+from shoal.replicas.local.job_thread import JobThread
 from shoal.replicas.local.replica import LocalReplica
 
 if TYPE_CHECKING:
@@ -24,17 +23,20 @@ if TYPE_CHECKING:
     from shoal.replicas.contract import Blueprint
 
 
+_MOST_IDLE: Final = 8
+
+
 class TaskReplica(LocalReplica):
     """A replica in this event loop.
 
     A constructor, an import and plain hooks run in worker threads, since they may block. So does
-    plain code; each batch may run in a different thread.
+    plain code; each batch may run in a different thread. Some threads are kept for the next jobs.
     """
 
     def __init__(self, blueprint: Blueprint) -> None:
         super().__init__(blueprint)
-        # The batcher limits the number of batches already.
-        self._limiter = anyio.CapacityLimiter(math.inf)
+        self._idle: list[JobThread] = []
+        self._is_released = False
 
     @holds_ctrl_c
     async def run_open(self, method: str, batch: OpenBatch[Any, Any]) -> None:
@@ -47,16 +49,34 @@ class TaskReplica(LocalReplica):
         prototype = self.blueprint.definition.signature
         return Handler(handler.function, prototype, fill="open").binding
 
-    def _begin(self, job: Job) -> None:
-        # In a task of its own, so that callers stop waiting when the replica is killed.
-        self._tasks.start_soon(self._do, job)
+    def _begin_threads(self) -> None:
+        self._context = copy_context()  # for the threads, which outlive the calls that need them
 
-    async def _do(self, job: Job) -> None:
-        try:
-            with self._thread():
-                value, error = await anyio.to_thread.run_sync(
-                    job.run, abandon_on_cancel=True, limiter=self._limiter
-                )
-                self._answered(job, value, error)
-        except Exception as error:  # no thread could be started
-            self._answered(job, None, error)
+    def _release_threads(self) -> None:
+        self._is_released = True
+        while self._idle:
+            self._idle.pop().release()
+
+    def _begin(self, job: Job) -> None:
+        # There is no limit: the batcher limits the number of batches already.
+        thread = self._idle.pop() if self._idle else self._new_thread()
+        thread.begin(job, partial(self._done, thread))
+
+    def _new_thread(self) -> JobThread:
+        thread = JobThread()
+        # In a task of its own, so that callers stop waiting when the replica is killed.
+        self._context.run(self._tasks.start_soon, self._keep, thread)
+        return thread
+
+    async def _keep(self, thread: JobThread) -> None:
+        with self._thread():
+            await thread.run()
+        if thread in self._idle:  # it could not be started
+            self._idle.remove(thread)
+
+    def _done(self, thread: JobThread, job: Job, value: Any, error: BaseException | None) -> None:
+        if self._is_released or len(self._idle) >= _MOST_IDLE:
+            thread.release()
+        else:
+            self._idle.append(thread)
+        self._answered(job, value, error)
