@@ -277,3 +277,56 @@ async def test_an_idle_batcher_is_never_woken(wait: float | None) -> None:
         await anyio.sleep(80_000)
         trio.lowlevel.remove_instrument(counter)
     assert counter.steps == 0
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+async def test_a_full_batch_begins_before_the_callers_of_the_last_one_go_on(slots: int) -> None:
+    """They would take the event loop's time while the handler is idle."""
+    events: list[tuple[str, int]] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        events.append(("begins", items[0]))
+        await anyio.sleep(1)
+        return items
+
+    async def caller(call: Any, number: int) -> None:
+        await call(number)
+        events.append(("has a result", number))
+
+    async with (
+        shoal.Batcher(handler, max_batch_size=2, max_concurrent_batches=slots) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(2 * slots):
+            tasks.start_soon(caller, call, number)
+        await anyio.sleep(0.5)
+        for number in range(10, 12):
+            tasks.start_soon(caller, call, number)
+    begins = [
+        nth for nth, (what, number) in enumerate(events) if (what, number >= 10) == ("begins", True)
+    ]
+    results = [nth for nth, (what, _) in enumerate(events) if what == "has a result"]
+    assert begins[0] < min(results)
+
+
+async def test_a_slot_that_is_not_needed_any_more_takes_no_full_batch() -> None:
+    running = 0
+
+    async def handler(items: list[int]) -> list[int]:
+        nonlocal running
+        running += 1
+        await anyio.sleep(1 + items[0] / 10)
+        running -= 1
+        return items
+
+    batcher = shoal.Batcher(handler, max_batch_size=1, max_concurrent_batches=3)
+    async with batcher as call, anyio.create_task_group() as tasks:
+        for number in range(3):
+            tasks.start_soon(call, number)
+        await anyio.sleep(0.5)
+        batcher.configure(max_concurrent_batches=1)
+        for number in range(3, 9):
+            tasks.start_soon(call, number)
+        assert running == 3
+        await anyio.sleep(0.75)  # the first three have ended
+        assert running == 1

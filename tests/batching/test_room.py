@@ -170,9 +170,39 @@ async def test_without_a_queue_a_call_needs_room() -> None:
         held.gate.set()
 
 
+class Share(Places):
+    """Places that several batchers share, as one of them sees them: the first to ask is first.
+
+    Attributes:
+        all: The places.
+        queue: The shares whose batchers have a batch that is due, in order.
+    """
+
+    def __init__(self, all_places: Places, queue: dict[Share, None]) -> None:
+        super().__init__(0)
+        self.all = all_places
+        self.queue = queue
+
+    def subscribe(self, on_change: Callable[[], None]) -> Callable[[], None]:
+        return self.all.subscribe(on_change)
+
+    def is_full(self) -> bool:
+        if self.all.free < 1 or next(iter(self.queue), self) is not self:
+            self.queue.setdefault(self)
+            return True
+        self.rest()
+        return False
+
+    def rest(self) -> None:
+        if self in self.queue:
+            del self.queue[self]
+            self.all.change(0)
+
+
 @pytest.mark.parametrize("batchers", [2, 3])
 async def test_batchers_that_share_a_room_all_get_their_turn(batchers: int) -> None:
     places = Places(1)
+    queue: dict[Share, None] = {}
     runs = [0] * batchers
 
     def counted(number: int) -> Any:
@@ -189,7 +219,8 @@ async def test_batchers_that_share_a_room_all_get_their_turn(batchers: int) -> N
 
     async with anyio.create_task_group() as tasks:
         for number in range(batchers):
-            batcher = shoal.Batcher(counted(number), room=places, max_batch_size=2)
+            share = Share(places, queue)
+            batcher = shoal.Batcher(counted(number), room=share, max_batch_size=2)
             call = await tasks.start(batcher.run)
             for _ in range(6):
                 tasks.start_soon(call_on, call)

@@ -43,6 +43,27 @@ def test_it_says_what_came_of_the_options(told):
     ]
 
 
+def test_callers_may_call_again_and_again(told):
+    text = told(
+        *("--callers", "48", "--think", "0.0005", "--duration", "1"),
+        *("--run-time", "0.002+0.00005n", "--max-batch-size", "64"),
+    )
+    traffic, *_ = text.splitlines()
+    assert traffic == (
+        "traffic   48 callers for 1 s, each of which calls again 500 µs after a result (seed 0)"
+    )
+    reasons = next(line for line in text.splitlines() if line.startswith("dispatched because"))
+    assert re.search(r"regather \d\d%", reasons)
+
+
+def test_callers_may_have_priorities(told):
+    data = told(
+        *("--callers", "2", "--duration", "1", "--run-time", "0.01", "--json"),
+        *("--option", "priority_levels=2"),
+    )
+    assert data["priorities"] == {}
+
+
 def test_programs_get_the_same_as_data(told):
     data = told(*CONSTANT, "--json")
     assert data["requests"] == 100
@@ -146,8 +167,17 @@ def test_a_plot_is_saved(told, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--run-time", "1"], "give the traffic: either --rate REQUESTS-A-SECOND or --trace FILE"),
+        (
+            ["--run-time", "1"],
+            "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or --trace FILE",
+        ),
         ([*CONSTANT, "--trace", "x"], "give the traffic"),
+        ([*CONSTANT, "--callers", "2"], "give the traffic"),
+        ([*CONSTANT, "--think", "2"], "--think is for --callers N"),
+        (
+            ["--callers", "1", "--think", "9", "--duration", "1", "--run-time", "1"],
+            "no request arrives in 1 s; raise --duration",
+        ),
         (["--run-time", "1", "--trace", "absent.csv"], "can't read absent.csv"),
         ([*CONSTANT, "--run-time", "soon"], "a run time is written like 0.002+0.00005n"),
         ([*CONSTANT, "--max-batch-size", "0"], "max_batch_size must be at least 1, not 0"),

@@ -88,5 +88,5 @@ def test_a_batch_knows_its_size_and_shows_itself() -> None:
 
 
 def test_a_reason_is_its_name() -> None:
-    names = ["full", "timer", "idle", "deadline", "flush", "drain", "open"]
+    names = ["full", "timer", "idle", "regather", "deadline", "flush", "drain", "open"]
     assert [str(reason) for reason in DispatchReason] == names

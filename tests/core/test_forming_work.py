@@ -36,7 +36,9 @@ class Due:
     def __init__(self, at: float) -> None:
         self.at = at
 
-    def __lt__(self, other: Due) -> bool:
+    def __lt__(self, other: Due | float) -> bool:
+        if not isinstance(other, Due):
+            return self.at < other
         Due.compared += 1
         return self.at < other.at
 

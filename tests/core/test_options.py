@@ -26,6 +26,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "max_batch_size": 10,
         "batch_wait_timeout_s": 0.0,
         "idle_timeout_s": None,
+        "regather": True,
         "max_concurrent_batches": 1,
         "max_queued_requests": None,
         "overload": "reject",

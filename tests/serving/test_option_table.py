@@ -18,6 +18,7 @@ OF_BATCHES: dict[str, Any] = {
     "batch_size_fn": len,
     "allowed_batch_sizes": (2, 4),
     "preferred_batch_sizes": (2, 4),
+    "regather": False,
     "pad": lambda items, n: items,
     "split": lambda item, room: [item],
     "join": lambda results: results,

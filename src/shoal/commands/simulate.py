@@ -11,6 +11,7 @@ from shoal.commands.support.arguments import (
     add_option_argument,
     add_output_arguments,
     at_least_0,
+    count,
     more_than_0,
 )
 from shoal.commands.support.mistake import CommandError, as_mistakes, say
@@ -18,7 +19,7 @@ from shoal.commands.support.output import facts, keywords, save_plot, show, tabl
 from shoal.commands.support.parser import describe
 from shoal.commands.support.values import checked, option_pairs, run_time
 from shoal.core.options.options import OPTIONS, BatchOptions
-from shoal.core.simulation.results import Arrival, Simulation
+from shoal.core.simulation.results import Arrival, ClosedLoop, Simulation
 from shoal.core.simulation.simulate import simulate
 from shoal.planning import traces
 from shoal.planning.figures import duration, percent, percentiles, three_digits
@@ -41,7 +42,11 @@ _EXAMPLE: Final = """\
 
     shoal simulate --rate 1000 --run-time 0.002+0.00005n --max-batch-size 64
 
-  The same with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
+  64 callers that call again as soon as they have a result, and a millisecond for the network:
+
+    shoal simulate --callers 64 --think 0.001 --run-time 0.002+0.00005n --max-batch-size 64
+
+  The first with a wait of 5 ms, a bounded queue and two priority levels, over a recorded trace
   (CSV or NDJSON; columns: at, priority, deadline_s, queue_timeout_s, cost, bucket):
 
     shoal simulate --trace monday.csv --run-time 0.002+0.00005n --max-batch-size 64 \\
@@ -54,6 +59,9 @@ _TRAFFIC: Final[dict[str, Callable[..., Iterable[float]]]] = {
     "bursty": traces.bursty,
     "diurnal": traces.diurnal,
 }
+
+_THINK_S: Final = 0.001
+_THINK_JITTER: Final = 0.1
 
 _FLAGS: Final = {name: option for name, option in OPTIONS.items() if option.flag}
 
@@ -79,6 +87,19 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     traffic.add_argument(
         "--seed", type=int, default=0, metavar="N", help="seed of the random numbers (%(default)s)"
+    )
+    traffic.add_argument(
+        "--callers",
+        type=count,
+        metavar="N",
+        help="callers that call again after each result, instead of --rate",
+    )
+    traffic.add_argument(
+        "--think",
+        type=at_least_0,
+        metavar="SECONDS",
+        help="with --callers: how long one takes from a result to its next call, give or take a "
+        "tenth (0.001)",
     )
     traffic.add_argument(
         "--trace", type=Path, metavar="FILE", help="recorded traffic, instead of --rate"
@@ -123,6 +144,8 @@ def run(arguments: Namespace) -> int:
     options = checked(pairs)
     with as_mistakes():
         simulation = simulate(trace, options, handler)
+    if not simulation.outcomes:
+        raise CommandError(f"no request arrives in {arguments.duration:g} s; raise --duration")
     levels = _levels(trace, simulation)
     data = {
         "traffic": traffic,
@@ -138,14 +161,27 @@ def run(arguments: Namespace) -> int:
     return 0
 
 
-def _traffic(arguments: Namespace, pairs: dict[str, Any]) -> tuple[list[Any], str]:
+def _traffic(
+    arguments: Namespace, pairs: dict[str, Any]
+) -> tuple[Sequence[float | Arrival] | ClosedLoop, str]:
     """Makes or reads the traffic, with its description; sets options for its costs and buckets."""
-    if (arguments.rate is None) == (arguments.trace is None):
-        raise CommandError("give the traffic: either --rate REQUESTS-A-SECOND or --trace FILE")
+    if [arguments.rate, arguments.callers, arguments.trace].count(None) != 2:
+        raise CommandError(
+            "give the traffic: either --rate REQUESTS-A-SECOND, --callers N or --trace FILE"
+        )
+    if arguments.callers is None and arguments.think is not None:
+        raise CommandError("--think is for --callers N")
+    if arguments.callers is not None:
+        think_s = _THINK_S if arguments.think is None else arguments.think
+        loop = ClosedLoop(
+            arguments.callers, think_s, arguments.duration, _THINK_JITTER, arguments.seed
+        )
+        return loop, (
+            f"{loop.callers:,} callers for {loop.duration_s:g} s, each of which calls again "
+            f"{duration(loop.think_s)} after a result (seed {loop.seed})"
+        )
     if arguments.trace is None:
         times = _made(arguments)
-        if not times:
-            raise CommandError(f"no request arrives in {arguments.duration:g} s; raise --duration")
         return times, (
             f"{len(times):,} requests in {arguments.duration:g} s, {arguments.rate:,g} a second "
             f"({arguments.traffic}, seed {arguments.seed})"
@@ -189,10 +225,12 @@ def _bucket(item: Item | None) -> str | None:
     return None if item is None else item.bucket
 
 
-def _levels(trace: Iterable[Any], simulation: Simulation) -> dict[int, list[float]]:
-    """Returns the latencies by priority level; empty if the options have only one level."""
+def _levels(
+    trace: Sequence[float | Arrival] | ClosedLoop, simulation: Simulation
+) -> dict[int, list[float]]:
+    """Returns the latencies by priority level; empty if the traffic has only one level."""
     options = simulation.options
-    if options.priority_levels == 1:
+    if options.priority_levels == 1 or isinstance(trace, ClosedLoop):
         return {}
     levels: dict[int, list[float]] = {}
     for arrival, latency in zip(trace, simulation.latency_s, strict=True):

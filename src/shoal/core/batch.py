@@ -22,6 +22,8 @@ class DispatchReason(StrEnum):
     """Its oldest request had waited for ``batch_wait_timeout_s``."""
     IDLE = "idle"
     """No request had arrived for ``idle_timeout_s``."""
+    REGATHER = "regather"
+    """The callers of the last batch were waited for: those expected are back, or late."""
     DEADLINE = "deadline"
     """One of its requests would have missed its deadline by waiting longer."""
     FLUSH = "flush"

@@ -167,6 +167,12 @@ class LatencyModel:
         self._is_known()
         return self._level * self._a, self._level * self._b
 
+    def fixed_s(self) -> float | None:
+        """Returns the current `b`, in seconds; None while all batches had about the same size."""
+        if not self._is_known() or self._one_size:
+            return None
+        return self._level * self._b
+
     def samples(self) -> int:
         """Returns the number of batches measured."""
         self._is_known()

@@ -12,6 +12,7 @@ from shoal.core.lazy_names import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from shoal.core.simulation.results import (
         Arrival,
+        ClosedLoop,
         Linear,
         Outcome,
         RunTimes,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arrival",
+    "ClosedLoop",
     "Linear",
     "Outcome",
     "Recording",
@@ -42,6 +44,7 @@ __all__ = [
 
 _WHERE = {
     "Arrival": "shoal.core.simulation.results",
+    "ClosedLoop": "shoal.core.simulation.results",
     "Linear": "shoal.core.simulation.results",
     "Outcome": "shoal.core.simulation.results",
     "Recording": "shoal.planning.recorded",

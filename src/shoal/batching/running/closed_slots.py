@@ -40,26 +40,56 @@ class ClosedSlots(Slots[Run]):
 
     async def _serve(self, scope: Scope) -> bool:
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
-        has_run = False
-        while not self._are_enough_idle():
-            await self._turn.take()
-            try:
-                batch = await self._next_batch(has_run)
-            finally:
-                self._turn.pass_on()
+        former = self._former
+        is_fresh = False
+        batch: Batch | None = None
+        while batch is not None or not self._are_enough_idle():
             if batch is None:
-                return False
+                await self._turn.take()
+                try:
+                    batch = await self._next_batch(is_fresh)
+                finally:
+                    self._turn.pass_on()
+                if batch is None:
+                    return False
+            calls = former.calls
             await self._run(batch, scope)
-            del batch  # an idle slot must not keep items and results alive
-            has_run = True
+            batch = None  # an idle slot must not keep items and results alive
+            is_fresh = True
             if self._is_used_up(scope):
                 return True
+            if former.calls != calls:
+                batch = self._full_batch()
+            if batch is None and former.regathering.is_learning:
+                await self._parking.one_pass()
+                former.regathering.callers_ran(self._parking.now())
+                is_fresh = False
         return False
 
-    async def _next_batch(self, has_run: bool) -> Batch | None:
-        """Waits for the next batch; returns None when this slot is not needed any more."""
+    def _full_batch(self) -> Batch | None:
+        """Returns a full batch that can begin before the callers of the last one go on.
+
+        They would take the event loop's time while the handler is idle. It is not called if no
+        request was queued during the last run, which then may not have given them a turn.
+        """
         former = self._former
-        fresh = has_run
+        if former.live < former.options.max_batch_size or self._is_one_too_many():
+            return None
+        self._intake.deadlines.expire_all()
+        decision = former.decide(self._parking.now())
+        batch = None
+        if isinstance(decision, Dispatch) and not self._is_full():
+            batch = self._dispatch(decision)
+        self._bell.ring()  # another slot may wait, by a decision that is outdated now
+        return batch
+
+    async def _next_batch(self, is_fresh: bool) -> Batch | None:
+        """Waits for the next batch; returns None when this slot is not needed any more.
+
+        Args:
+            is_fresh: Whether the callers of this slot's last batch have not run yet.
+        """
+        former = self._former
         while not self._is_one_too_many():
             # Otherwise a request could be dispatched in the tick in which it expires.
             self._intake.deadlines.expire_all()
@@ -68,10 +98,9 @@ class ClosedSlots(Slots[Run]):
                 if self._is_full():
                     await self._listen(None)
                     continue
-                if fresh:
-                    # The callers of the batch that has just ended have not run yet. They may call
-                    # again, and a batch that is not full should include those calls.
-                    fresh = False
+                if is_fresh:
+                    # They may call again, and a batch that is not full should include those calls.
+                    is_fresh = False
                     if decision.reason is DispatchReason.FULL:
                         await anyio.lowlevel.checkpoint()
                     else:
@@ -86,7 +115,7 @@ class ClosedSlots(Slots[Run]):
             if former.room.closed and former.live == 0:
                 return None
             await self._listen(decision.until)
-            fresh = False
+            is_fresh = False
         return None
 
     def _dispatch(self, dispatch: Dispatch) -> Batch | None:

@@ -283,14 +283,22 @@ class Slots(ABC, Generic[RunT]):
             raise
         finally:
             del self.batches[batch]
-            batch.members = []  # not cleared, since it may be iterated just now
-            run_s = self._parking.now() - started
+            now = self._parking.now()
+            run_s = now - started
             self._counters.run_s.observe(run_s)
-            if scope.cancel_called:
-                self._former.model.interrupted(batch.load, run_s)
-            else:
-                self._former.model.observe(batch.load, run_s)
+            self._observe(batch, run_s, now, was_interrupted=scope.cancel_called)
+            batch.members = []  # not cleared, since it may be iterated just now
             self._tell_idle()
+
+    def _observe(self, batch: Batch, run_s: float, now: float, *, was_interrupted: bool) -> None:
+        """Records how long a batch has run, for later decisions."""
+        former = self._former
+        if was_interrupted:
+            former.model.interrupted(batch.load, run_s)
+        else:
+            former.model.observe(batch.load, run_s)
+            running = len(self.batches)
+            former.regathering.ended(batch.members, run_s, now, former.calls, running)
 
     def _add_slot(self) -> None:
         """Starts a slot, which will ask for the turn at the queue, if the limit allows it."""

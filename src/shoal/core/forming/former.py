@@ -2,7 +2,8 @@
 
 A policy decides which requests form a batch (`policies`). The other decisions have modules of their
 own: how many requests may be queued (`room`), which ones are refused for other reasons or shed
-(`admission`), which must be dispatched now (`pressures`), and which have timed out (`overdue`).
+(`admission`), which must be dispatched now (`pressures`), which wait for callers to come back
+(`regathering`), and which have timed out (`overdue`).
 `Former` only decides, and its callers act: they ask again at the time that `Wait` names, end
 requests that are overdue, and report how many slots are idle. So the engine and the simulation use
 the same code.
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 from shoal.core.forming.admission import Admission, AdmissionControl, Parked
 from shoal.core.forming.overdue import Overdue
 from shoal.core.forming.pressures import PressureTracker
+from shoal.core.forming.regathering import Regathering
 from shoal.core.forming.room import QueueRoom
 from shoal.core.latency_model import LatencyModel
 from shoal.core.policies.factory import adaptive_of, policy_of, tells_requests_apart
@@ -58,19 +60,18 @@ class Former:
         batches: The batches in the handler and their start times, in seconds; the owner changes it.
 
     Attributes:
-        append: Adds a request to the queue, and returns whether a slot must decide now; a part of
-            `arrive`.
+        append: Adds a request to the queue; returns whether a slot must decide now.
         live: The number of queued requests.
         parked: The number of requests that wait to be admitted.
         room: How many requests may be queued, and whether requests are still admitted.
-        free_room: ``room.most`` for requests without a record of options; minus infinity if each
-            request has to be checked.
+        free_room: ``room.most`` for requests without a record of options; minus infinity if they
+            have to be checked.
         admits_freely: Whether a bound on the queue is the only rule of admission.
-        takes_anyone: Whether, in addition, requests need no record of options, so that `append`
-            alone is enough.
+        takes_anyone: Whether, in addition, requests need no record of options.
         awaits_change: Whether new options are pending until no batch is being collected.
         wake_at: The number of queued requests at which the waiting slot must be woken; 0 for none.
         overdue: The time limits of requests.
+        regathering: The waits for callers of the last batch.
         batches: As above.
         model: The run times of the handler.
         adaptive: The rule that chooses sizes and waits; None if they are fixed.
@@ -85,7 +86,9 @@ class Former:
         self.live = self.parked = self.wake_at = 0
         self.free_room: float = 0
         self.awaits_change = self._tells_all = False
-        self._pressures = PressureTracker(self.model)
+        self._left = 0  # how many requests have left the queue, however they did
+        self._pressures = pressures = PressureTracker(self.model)
+        self.regathering = Regathering(self.model, self.room, self.overdue, pressures)
         self._parked = Parked()
         self._control: AdmissionControl | None
         self.append: Callable[[Request], object]
@@ -105,7 +108,6 @@ class Former:
             if refusal is not None:
                 return Admission(refusal)
         victim = None
-        # A new request does not overtake parked ones.
         if self.parked or not self._fits(1, request.cost):
             if room.closed:
                 return Admission("it is closed")
@@ -145,7 +147,10 @@ class Former:
         asked = request.options
         if asked is not None and asked.due is not None:
             pressures = self._pressures
-            if pressures.may_wait and pressures.note_arrival(request, asked.due, live):
+            if pressures.may_wait:
+                if pressures.note_arrival(request, asked.due, live):
+                    self.wake_at = live
+            elif asked.due < self.regathering.urgent_before:
                 self.wake_at = live
         self.live = live
         return live == self.wake_at
@@ -204,6 +209,7 @@ class Former:
         if not self.live:
             self._tidy()
         decision = self._policy.decide(now, pressures.pressure(now) if self.live else None)
+        decision = self.regathering.decide(decision, self._policy, now, self.live, self.calls)
         if isinstance(decision, Dispatch):
             pressures.asleep_until = -math.inf
             self.wake_at = 0
@@ -215,10 +221,6 @@ class Former:
         wait = pressures.sleep(decision, self.live)
         self.wake_at = wait.wake_at
         return wait
-
-    def wait_for_arrival(self) -> None:
-        """Makes the next arrival wake the slot, whatever the policy waits for."""
-        self.wake_at = 1
 
     def take(self, dispatch: Dispatch) -> list[Request]:
         """Removes and returns the batch that `decide` has just decided on.
@@ -244,6 +246,7 @@ class Former:
         self._policy.put_back(waiting)
         self._pressures.put_back()
         self.live += len(waiting)
+        self._left -= len(waiting)
         if self._control is not None:
             for request in requests:
                 if request.state is QUEUED:
@@ -268,11 +271,13 @@ class Former:
         return self._pressures.draining
 
     @property
-    def is_gathering(self) -> bool:
-        """Whether a batch is being collected: a free slot waits for more requests to join it.
+    def calls(self) -> int:
+        """How many requests were ever queued."""
+        return self.live + self._left
 
-        It is False while all slots are busy, since batches are formed only for free slots.
-        """
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a free slot waits for more requests to join the queued ones."""
         return self.live > 0 and self._pressures.asleep_until != -math.inf
 
     @property
@@ -298,10 +303,7 @@ class Former:
         return [*self._parked, *self._policy.waiting()]
 
     def await_change(self, *, is_pending: bool) -> None:
-        """Sets whether new options are pending, so that each request has to be checked.
-
-        It takes effect with the next `reform`.
-        """
+        """Sets whether new options are pending; it takes effect with the next `reform`."""
         self.awaits_change = is_pending
 
     def change(
@@ -359,6 +361,7 @@ class Former:
         self.room.change(options)
         self.overdue.change(options)
         self._pressures.change(options)
+        self.regathering.change(options)
         self._control = AdmissionControl.for_options(options, self.model)
         self.admits_freely = self._control is None
         self.takes_anyone = self.admits_freely and not tells_requests_apart(options)
@@ -379,6 +382,7 @@ class Former:
             for request in taken:
                 self._control.note_left(request, QUEUED)
         self.live -= len(taken)
+        self._left += len(taken)
         pressures = self._pressures
         if pressures.covered or pressures.handed_out_flushed:
             pressures.taken(taken)
@@ -430,6 +434,7 @@ class Former:
             self._control.note_left(request, was)
         if was is QUEUED:
             self.live -= 1
+            self._left += 1
             self._pressures.left(request)
             self._policy.remove(request)
         else:

@@ -175,14 +175,23 @@ class PressureTracker:
         """Records that the requests that were taken last are queued again."""
         self.covered |= {r for r in self._handed_out if r.state is State.QUEUED}
 
+    def lead_s(self, size: float) -> float | None:
+        """Returns how long before its deadline a request must be dispatched, in seconds.
+
+        Args:
+            size: The size of the batch with which it leaves.
+
+        Returns:
+            The time; None while no run time was measured.
+        """
+        run_s = self._model.bound_s(size)
+        return None if run_s is None else run_s * _MARGIN + _MARGIN_S
+
     def _note(self, request: Request, due: float, live: int) -> float:
         """Computes when a request must be dispatched; records and returns it, in seconds."""
         # The batch that it leaves with would be that large.
-        run_s = self._model.bound_s(min(live, self._most))
-        if run_s is None:
-            leave_by = (request.arrived_at + due) / 2
-        else:
-            leave_by = due - run_s * _MARGIN - _MARGIN_S
+        lead_s = self.lead_s(min(live, self._most))
+        leave_by = (request.arrived_at + due) / 2 if lead_s is None else due - lead_s
         if leave_by < math.inf:
             self._has_times = True
             self._leave_by.add(leave_by, request)

@@ -23,16 +23,17 @@ class QueueRoom:
         most: How many requests may be queued; beyond it, the overload option applies to calls.
         at_once: How much of the queue idle slots and open batches are about to take.
         closed: Whether requests are no longer admitted.
+        idle_slots: The number of idle slots; infinity for no limit.
 
     Invariant: ``most`` and ``at_once`` are as of the last `measure`, except during `Former.close`,
     which admits all parked requests.
     """
 
-    __slots__ = ("_idle_slots", "_open_room", "_options", "at_once", "closed", "most")
+    __slots__ = ("_open_room", "_options", "at_once", "closed", "idle_slots", "most")
 
     def __init__(self, options: BatchOptions) -> None:
         self._options = options
-        self._idle_slots: float = 0
+        self.idle_slots: float = 0
         self._open_room: float = 0
         self.most: float = 0
         self.at_once: float = 0
@@ -52,9 +53,9 @@ class QueueRoom:
         """
         options = self._options
         if idle_slots is not None:
-            self._idle_slots = idle_slots
+            self.idle_slots = idle_slots
             self._open_room = open_room
-        self.at_once = self._idle_slots * options.max_batch_size + self._open_room
+        self.at_once = self.idle_slots * options.max_batch_size + self._open_room
         bound = options.max_queued_requests
         if self.closed:
             self.most = 0

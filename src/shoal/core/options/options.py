@@ -38,6 +38,7 @@ class ValueKeywords(TypedDict, total=False):
     max_batch_size: int
     batch_wait_timeout_s: float | None
     idle_timeout_s: float | None
+    regather: bool
     max_concurrent_batches: int | None
     max_queued_requests: int | None
     overload: Overload
@@ -112,6 +113,10 @@ class BatchOptions:
             scheduler. None waits until the batch is full, flushed or drained.
         idle_timeout_s: The wait also ends when no request has arrived for this many seconds. With
             it, a `batch_wait_timeout_s` of 0 sets no limit on the wait. None for no idle timeout.
+        regather: Whether a batch that is due waits for callers of the last one who are about to
+            call again. Their share and their delay are learned, and they are waited for only while
+            that takes less time than running them apart costs. It has no effect with `adaptive`,
+            `bucket_by`, `policy` or ``priority_mixing="isolate"``.
         max_concurrent_batches: How many batches may be in the handler at once, at least 1; None for
             no limit.
         max_queued_requests: The most requests that may wait for a worker slot; None for no bound. 0
@@ -179,6 +184,7 @@ class BatchOptions:
         flag="how long the oldest request may wait for the batch to fill; none: until full",
     )
     idle_timeout_s: float | None = option(None, seconds, for_lists=True)
+    regather: bool = option(True, yes_or_no, for_lists=True)
     max_concurrent_batches: int | None = option(
         1, partial(whole, least=1), may_be_none=True, at_once=True
     )

@@ -33,10 +33,22 @@ def may_wait(options: BatchOptions) -> bool:
     policies = [*options.queue_policies.values(), options.default_queue_policy]
     return (
         options.batch_wait_timeout_s != 0
+        or (regathers(options) and options.use_scope_deadline)
         or options.idle_timeout_s is not None
         or options.adaptive is not None
         or options.policy is not None
         or any(p is not None and p.batch_wait_timeout_s is not SAME for p in policies)
+    )
+
+
+def regathers(options: BatchOptions) -> bool:
+    """Returns whether a batch that is due may wait for the callers of the last one."""
+    return (
+        options.regather
+        and options.adaptive is None
+        and options.policy is None
+        and options.bucket_by is None
+        and options.priority_mixing == "merge"
     )
 
 

@@ -70,6 +70,7 @@ class Ranked(Rule):
         "_adaptive",
         "_by_due",
         "_has_two_queues",
+        "_is_held",
         "_newest_at",
         "_numbers",
         "_sizing",
@@ -107,11 +108,15 @@ class Ranked(Rule):
         self.count = 0
         self.size: float = 0
         self.asleep_until = NOBODY_WAITS
+        self._is_held = False
+
+    def hold(self) -> None:
+        self._is_held = True
 
     def add(self, request: Request) -> bool:
         self.put(request)
         if self.asleep_until == NOBODY_WAITS:
-            return False
+            return self._is_held and self.size >= self._sizing.enough(self.size)
         return self.due_at(request.arrived_at) < self.asleep_until
 
     def put(self, request: Request) -> None:
@@ -161,6 +166,7 @@ class Ranked(Rule):
 
     def decide(self, now: float, pressure: Pressure | None) -> Dispatch | Wait:
         self.asleep_until = NOBODY_WAITS
+        self._is_held = False
         self._tidy()
         if not self.count:
             return Wait(None, 1)

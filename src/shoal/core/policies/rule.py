@@ -53,6 +53,12 @@ class Rule(BatchPolicy):
             must_decide = self.add(request) or must_decide
         return must_decide
 
+    def hold(self) -> None:
+        """Makes `add` tell of a full batch, until the next `decide`, though one is due already.
+
+        Not needed where the number of requests tells that a batch is full.
+        """
+
     def by_arrival(self) -> list[Request]:
         """Returns the waiting requests, in order of arrival."""
         return sorted(self.waiting(), key=_arrival)

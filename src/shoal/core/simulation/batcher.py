@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from shoal.core.options.options import BatchOptions
+    from shoal.core.simulation.results import ClosedLoop
 
 QUEUED = State.QUEUED
 RUNNING = State.RUNNING
 FINISHED = State.FINISHED
 _NEVER = math.inf
+
+
+def _stay_away(now: float) -> None:
+    """Makes no further call, as the callers of a trace do."""
 
 
 class SimulatedBatcher:
@@ -73,6 +78,8 @@ class SimulatedBatcher:
         self.outcomes: list[Outcome] = []
         self.batches: list[SimulatedBatch] = []
         self.ended_at = -_NEVER
+        # Called with the time when a request has ended, however it did.
+        self._call_again: Callable[[float], object] = _stay_away
         self._tell_idle(-_NEVER)
 
     def serve(self, trace: Iterable[float | Arrival]) -> None:
@@ -90,14 +97,44 @@ class SimulatedBatcher:
             latest = at
             while self._next_at < at:
                 self._step()
-            self.arrived_at.append(at)
-            self.latency_s.append(math.nan)
-            self.outcomes.append(Outcome.FINISHED)
-            request = Request()
-            request.waiter = place  # there is no waiter, so this holds its position in the trace
-            request.arrived_at = at
-            request.error = request.batch = None
-            self._enter(request, arrival)
+            self._arrive(at, arrival)
+        self._run_out(latest)
+
+    def serve_callers(self, loop: ClosedLoop) -> None:
+        """Runs callers until all have stopped to call and every request has ended."""
+        thinks = loop.sampler()
+        coming = [thinks() for _ in range(loop.callers)]
+        heapq.heapify(coming)
+        self._call_again = lambda now: heapq.heappush(coming, now + thinks())
+        self._next_at = latest = coming[0]
+        while True:
+            at = coming[0] if coming else _NEVER
+            if self._next_at < at:
+                self._step()
+            elif at < loop.duration_s:
+                heapq.heappop(coming)
+                self._arrive(at, at)
+                latest = at
+            else:
+                break
+        self._call_again = _stay_away
+        self._run_out(latest)
+
+    def _arrive(self, at: float, arrival: float | Arrival) -> None:
+        request = Request()
+        # There is no waiter, so this holds its position in the trace.
+        request.waiter = len(self.arrived_at)
+        request.arrived_at = at
+        request.error = request.batch = None
+        self.arrived_at.append(at)
+        self.latency_s.append(math.nan)
+        self.outcomes.append(Outcome.FINISHED)
+        self._enter(request, arrival)
+        if self.outcomes[request.waiter] is not Outcome.FINISHED:
+            self._call_again(at)
+
+    def _run_out(self, latest: float) -> None:
+        """Goes on without arrivals until every request has ended."""
         former = self._former
         while self._next_at < _NEVER or former.live or former.parked:
             if self._next_at < _NEVER:
@@ -129,6 +166,7 @@ class SimulatedBatcher:
             return
         if admission.victim is not None:
             self.outcomes[admission.victim.waiter] = Outcome.SHED
+            self._call_again(request.arrived_at)
         if admission.ring:
             self._ring(request.arrived_at)
         until = former.overdue.watch(request)
@@ -182,7 +220,7 @@ class SimulatedBatcher:
         self._listens = False
         while self._idle:
             if not former.live:  # whatever the policy waits for: a trace ends, and its time too
-                former.wait_for_arrival()
+                former.wake_at = 1
                 self._listens, self._listens_until = True, _NEVER
                 return
             decision = former.decide(now)
@@ -223,14 +261,20 @@ class SimulatedBatcher:
                 continue
             request.state = FINISHED
             request.batch = None
+            self._call_again(now)
             if interrupted:
                 self.outcomes[request.waiter] = Outcome.FAILED
             else:
                 latency_s[request.waiter] = now - request.arrived_at
             if request.options is not None:
                 self._former.overdue.forget(request)
-        model = self._former.model
-        (model.interrupted if interrupted else model.observe)(batch.load, run_s)
+        former = self._former
+        if interrupted:
+            former.model.interrupted(batch.load, run_s)
+        else:
+            former.model.observe(batch.load, run_s)
+            running = len(self._since)
+            former.regathering.ended(batch.members, run_s, now, former.calls, running)
         self.ended_at = now
         self._tell_idle(now)
 
@@ -251,6 +295,7 @@ class SimulatedBatcher:
         else:
             return
         self.outcomes[request.waiter] = Outcome.EXPIRED
+        self._call_again(now)
 
     def _tell_idle(self, now: float) -> None:
         self._idle = self._options.slots - len(self._since)

@@ -8,9 +8,11 @@ from array import array
 from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from shoal.core.batch import DispatchReason
+from shoal.core.options.checks import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,6 +36,38 @@ class Arrival(NamedTuple):
     priority: int | None = None
     deadline_s: float | None = None
     queue_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedLoop:
+    """Callers that call again after each result, in place of a trace.
+
+    Attributes:
+        callers: How many there are, at least 1.
+        think_s: How long each usually takes from a result to its next call, in seconds: of its own,
+            of the network, and of the server that passes its call on.
+        duration_s: For how long they call, in seconds.
+        jitter: How much that time varies; see `Linear`.
+        seed: The seed of the variation.
+    """
+
+    callers: int
+    think_s: float
+    duration_s: float
+    jitter: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        whole("callers", self.callers, least=1)
+        if not (0 <= self.think_s < math.inf and 0 < self.duration_s < math.inf):
+            raise ValueError(
+                "think_s must be at least 0 and duration_s above 0 seconds, both finite, not "
+                f"{self.think_s!r} and {self.duration_s!r}"
+            )
+
+    def sampler(self) -> Callable[[], float]:
+        """Returns a function that returns the next time from a result to a call, in seconds."""
+        return partial(Linear(self.think_s, 0, self.jitter, self.seed).sampler(), 1)
 
 
 @runtime_checkable

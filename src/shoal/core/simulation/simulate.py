@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.core.simulation.batcher import SimulatedBatcher
-from shoal.core.simulation.results import RunTimes, Simulation
+from shoal.core.simulation.results import ClosedLoop, RunTimes, Simulation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    trace: Iterable[float | Arrival],
+    trace: Iterable[float | Arrival] | ClosedLoop,
     options: BatchOptions,
     latency_model: Callable[[float], float] | RunTimes,
 ) -> Simulation:
@@ -38,7 +38,7 @@ def simulate(
 
     Args:
         trace: The arrivals in ascending order: times in seconds, or `Arrival` records for calls
-            that are not all alike.
+            that are not all alike. Or callers in a `ClosedLoop`.
         options: The options of the batcher.
         latency_model: The run time of the handler, in seconds: a function of the batch size (the
             sum of the costs with a ``batch_size_fn``), or a `Linear`.
@@ -54,7 +54,10 @@ def simulate(
         raise ValueError("split can't be simulated: write its parts into the trace, as requests")
     run_time = latency_model.sampler() if isinstance(latency_model, RunTimes) else latency_model
     batcher = SimulatedBatcher(options, run_time)
-    batcher.serve(trace)
+    if isinstance(trace, ClosedLoop):
+        batcher.serve_callers(trace)
+    else:
+        batcher.serve(trace)
     arrived_at = batcher.arrived_at
     return Simulation(
         options,

@@ -1,0 +1,136 @@
+"""Callers in closed loops stay in one batch; see ``tests/core/test_returns.py`` for the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+import shoal
+from shoal.core.batch import DispatchReason
+
+pytestmark = pytest.mark.anyio
+
+CALLERS = 16
+ROUNDS = 100
+RUN_S = 0.01
+THINK_S = 0.002
+
+
+class Sizes:
+    """A handler, or a generator handler, that notes the sizes of its batches."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    async def results(self, items: list[int]) -> list[int]:
+        self.sizes.append(len(items))
+        await anyio.sleep(RUN_S + 0.0001 * len(items))
+        return items
+
+    async def steps(self, items: list[int]) -> Any:
+        self.sizes.append(len(items))
+        for _ in range(4):
+            await anyio.sleep(RUN_S / 4)
+            yield items
+
+    def mean(self) -> float:
+        """The mean size while all call, without the batches in which the rule learned."""
+        count = len(self.sizes)
+        settled = self.sizes[count // 2 : count - count // 20]
+        return sum(settled) / len(settled)
+
+
+async def once(call: Any, number: int) -> None:
+    assert await call(number) == number
+
+
+async def read(call: Any, number: int) -> None:
+    async with call(number) as stream:
+        assert [item async for item in stream] == [number] * 4
+
+
+async def in_loops(make_call: Any, call: Any, *, fails: type[Exception] | None = None) -> None:
+    """Has callers call again and again, each some time after its last result."""
+
+    async def loop(number: int) -> None:
+        for nth in range(ROUNDS):
+            await anyio.sleep(THINK_S * (0.5 + (number * 7 + nth * 3) % CALLERS / CALLERS))
+            await make_call(call, number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(CALLERS):
+            tasks.start_soon(loop, number)
+
+
+@pytest.mark.parametrize("kind", ["results", "steps"])
+@pytest.mark.parametrize("options", [{}, {"priority_levels": 2}], ids=["plain", "ranked"])
+async def test_callers_in_closed_loops_are_gathered_again(kind, options):
+    means = {}
+    for regather in (True, False):
+        handler = Sizes()
+        batcher = shoal.Batcher(
+            getattr(handler, kind), max_batch_size=64, regather=regather, **options
+        )
+        async with batcher as call:
+            await in_loops(once if kind == "results" else read, call)
+        means[regather] = handler.mean()
+        reasons = batcher.statistics().batches
+        assert (reasons[DispatchReason.REGATHER] > len(handler.sizes) / 2) is regather
+    assert means[True] >= 0.85 * CALLERS
+    assert means[False] < 0.6 * CALLERS
+
+
+async def test_the_reason_is_told_to_the_handler():
+    reasons = set()
+
+    async def note(items):
+        reasons.add(shoal.current_batch().reason)
+        await anyio.sleep(RUN_S)
+        return items
+
+    async with shoal.Batcher(note, max_batch_size=64) as call:
+        await in_loops(once, call)
+    assert DispatchReason.REGATHER in reasons
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_callers_of_replicas_are_gathered_again(replicas):
+    handler = Sizes()
+
+    @shoal.accept_batch
+    async def code(items: list[int]) -> list[int]:
+        return await handler.results(items)
+
+    async with shoal.start() as client:
+        config = {"num_replicas": replicas, "placement": "task", "max_batch_size": 64}
+        await client.create_backend("b", code, config=config)
+        await client.create_endpoint("e", backend="b")
+        handle = await client.get_handle("e")
+        await in_loops(once, handle.call)
+    assert handler.mean() >= 0.85 * CALLERS / replicas
+    assert max(handler.sizes) <= CALLERS
+
+
+async def test_a_lone_caller_is_not_delayed():
+    async with shoal.Batcher(Sizes().results, max_batch_size=64) as call:
+        for _ in range(30):
+            await anyio.sleep(THINK_S)
+            started = anyio.current_time()
+            await call(1)
+            assert anyio.current_time() - started == pytest.approx(RUN_S + 0.0001)
+
+
+async def test_a_group_that_stays_away_delays_nobody_for_long():
+    handler = Sizes()
+    async with shoal.Batcher(handler.results, max_batch_size=64) as call:
+        await in_loops(once, call)
+        took = []
+        for _ in range(30):
+            started = anyio.current_time()
+            await call(1)
+            took.append(anyio.current_time() - started)
+            await anyio.sleep(RUN_S)
+        assert max(took) < 2 * RUN_S
+        assert took[-1] == pytest.approx(RUN_S + 0.0001)

@@ -1,0 +1,416 @@
+"""Regathering: a free slot waits for the callers of the last batch, if they come back soon."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from core.former_scenes import admit, new
+from shoal import BatchOptions, LatencyTarget
+from shoal.core.batch import Batch, DispatchReason
+from shoal.core.forming.former import Former
+from shoal.core.policy import Dispatch, Wait, WholeQueuePolicy
+from shoal.core.request import State
+from shoal.core.simulation.batcher import SimulatedBatcher
+from shoal.core.simulation.results import ClosedLoop, Linear
+from shoal.core.simulation.simulate import simulate
+from shoal.planning import traces
+
+REGATHER = DispatchReason.REGATHER
+MODEL = Linear(0.002, 0.00005, jitter=0.03, seed=1)
+STREAMS = Linear(0.064, 0.0, jitter=0.03, seed=1)
+COSTLY = Linear(0.01, 0.001, jitter=0.03, seed=1)
+
+
+def mean_s(simulation: Any) -> float:
+    return sum(simulation.latency_s) / len(simulation.latency_s)
+
+
+def p99_s(simulation: Any) -> float:
+    return simulation.percentile_s(99)
+
+
+# Whole loads
+
+
+@pytest.mark.parametrize("callers", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize(
+    ("handler", "most"), [(MODEL, 64), (STREAMS, 64), (COSTLY, 32)], ids=["a", "streams", "b"]
+)
+def test_callers_in_closed_loops_stay_together(callers, handler, most):
+    options = BatchOptions(max_batch_size=most)
+    full = min(callers, most)
+    loop = ClosedLoop(callers, 0.0005, 100 * handler(full), jitter=0.3, seed=2)
+    together = simulate(loop, options, handler)
+    apart = simulate(loop, options.changed({"regather": False}), handler)
+    assert together.mean_batch >= 0.85 * full
+    if callers <= most:  # else there are full batches anyway
+        waited = together.reasons[REGATHER] + together.reasons[DispatchReason.FULL]
+        assert waited > 0.8 * len(together.batches)
+        assert apart.mean_batch < 0.55 * callers
+        assert mean_s(together) < mean_s(apart)
+    assert not apart.reasons[REGATHER]
+
+
+@pytest.mark.parametrize("load", [0.3, 0.5, 0.7, 0.95])
+@pytest.mark.parametrize(
+    ("handler", "most"),
+    [(MODEL, 64), (STREAMS, 32), (COSTLY, 32), (Linear(0.01, 0.0001), 8)],
+    ids=["a", "streams", "b", "small"],
+)
+def test_calls_at_random_are_as_fast_as_without_it(handler, most, load):
+    rate = load * most / handler(most)
+    options = BatchOptions(max_batch_size=most)
+    trace = list(traces.poisson(rate, 1000 * handler(most) * 0.7, seed=3))
+    waits = simulate(trace, options, handler)
+    never = simulate(trace, options.changed({"regather": False}), handler)
+    assert mean_s(waits) <= 1.02 * mean_s(never)
+    assert p99_s(waits) <= 1.02 * p99_s(never)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_callers_who_take_longer_than_a_batch_costs_are_not_waited_for(seed):
+    loop = ClosedLoop(64, 0.004, 1, jitter=0.1, seed=seed)
+    waits = simulate(loop, BatchOptions(max_batch_size=64), MODEL)
+    never = simulate(loop, BatchOptions(max_batch_size=64, regather=False), MODEL)
+    assert waits.reasons[REGATHER] <= 0.02 * len(waits.batches)
+    assert mean_s(waits) <= 1.02 * mean_s(never)
+
+
+@pytest.mark.parametrize("handler", [MODEL, STREAMS, COSTLY], ids=["a", "streams", "b"])
+def test_calls_at_random_after_a_closed_loop_are_not_waited_for_after_20_batches(handler):
+    batcher = SimulatedBatcher(BatchOptions(max_batch_size=64), handler.sampler())
+    batcher.serve_callers(ClosedLoop(32, 0.0005, 60 * handler(32), jitter=0.3, seed=2))
+    before = len(batcher.batches)
+    assert batcher.batches[-2].reason is REGATHER
+    begin_s = batcher.ended_at
+    rate = 0.5 * 64 / handler(64)
+    batcher.serve(begin_s + at for at in traces.poisson(rate, 100 * handler(64), seed=4))
+    later = [batch.reason for batch in batcher.batches[before + 20 :]]
+    assert len(later) > 50
+    assert REGATHER not in later
+
+
+def test_two_slots_share_the_callers():
+    options = BatchOptions(max_batch_size=64, max_concurrent_batches=2)
+    loop = ClosedLoop(64, 0.0005, 1, jitter=0.3, seed=2)
+    together = simulate(loop, options, COSTLY)
+    apart = simulate(loop, options.changed({"regather": False}), COSTLY)
+    assert together.mean_batch > 1.5 * apart.mean_batch
+    assert mean_s(together) < 1.01 * mean_s(apart)
+
+
+def test_callers_who_come_back_beside_calls_at_random_are_waited_for():
+    batcher = SimulatedBatcher(BatchOptions(max_batch_size=64), COSTLY.sampler())
+    loop = ClosedLoop(32, 0.0005, 2, jitter=0.3, seed=2)
+    batcher.serve_callers(loop)
+    assert batcher.batches[-2].reason is REGATHER
+
+
+# One decision
+
+
+class Loop:
+    """A queue whose callers all come back, a millisecond after each batch of a second."""
+
+    def __init__(self, callers: int = 4, **options: Any) -> None:
+        self.batches: dict[Batch, float] = {}
+        self.former = Former(BatchOptions.of({"max_batch_size": 8} | options), self.batches)
+        self.now = 0.0
+        self.former.reform(idle_slots=1)
+        self.numbers = 0
+        self.come(callers)
+
+    def come(self, callers: int, **asked: Any) -> None:
+        admit(self.former, *[new(self.now, **asked) for _ in range(callers)])
+
+    def decide(self) -> Dispatch | Wait:
+        return self.former.decide(self.now)
+
+    def run(self, decision: Dispatch | Wait, *, lasts_s: float = 1.0) -> int:
+        """Runs the batch that was decided on; returns how many callers it had."""
+        assert isinstance(decision, Dispatch)
+        requests = self.former.take(decision)
+        self.numbers += 1
+        batch = Batch(self.numbers, decision.reason, requests)
+        for request in requests:
+            request.state = State.RUNNING
+        self.batches[batch] = self.now
+        self.former.reform(idle_slots=0)
+        self.now += lasts_s
+        self.end(batch, lasts_s)
+        return len(requests)
+
+    def end(self, batch: Batch, run_s: float) -> None:
+        del self.batches[batch]
+        for request in batch.members:
+            request.state = State.FINISHED
+            self.former.overdue.forget(request)
+        self.former.model.observe(batch.load, run_s)
+        running = len(self.batches)
+        self.former.regathering.ended(batch.members, run_s, self.now, self.former.calls, running)
+        self.former.reform(idle_slots=1)
+
+    def learn(self, rounds: int = 16, *, lasts_s: float = 1.0) -> int:
+        """Has the callers come back some times; returns how many the last batch had."""
+        callers = 0
+        for nth in range(rounds):
+            callers = self.run(self.settled(), lasts_s=lasts_s * (1 + nth % 2 * 0.01))
+            for _ in range(callers):
+                self.now += 0.001 / callers
+                self.come(1)
+        callers = self.run(self.settled(), lasts_s=lasts_s)
+        self.now += 0.0001
+        return callers
+
+    def settled(self) -> Dispatch | Wait:
+        """Decides, at the end of the wait if there is one."""
+        decision = self.decide()
+        if isinstance(decision, Wait) and decision.until is not None:
+            self.now = decision.until
+            decision = self.decide()
+        return decision
+
+
+def test_a_batch_that_is_due_waits_until_all_are_back():
+    loop = Loop()
+    assert loop.learn() == 4
+    loop.come(1)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.wake_at == 4
+    assert wait.until is not None
+    assert 0.0005 < wait.until - loop.now < 0.002
+    loop.come(3)
+    assert loop.decide() == Dispatch(4, REGATHER)
+
+
+def test_it_waits_no_longer_than_they_take():
+    loop = Loop()
+    loop.learn()
+    loop.come(2)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.until is not None
+    loop.now = math.nextafter(wait.until, 0)
+    assert isinstance(loop.decide(), Wait)
+    loop.now = wait.until
+    assert loop.decide() == Dispatch(2, REGATHER)
+
+
+def test_a_full_batch_does_not_wait():
+    loop = Loop(max_batch_size=4)
+    loop.learn()
+    loop.come(2)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.wake_at == 4
+    loop.come(2)
+    assert loop.decide() == Dispatch(4, DispatchReason.FULL)
+
+
+def test_a_batch_that_is_full_by_its_costs_does_not_wait():
+    loop = Loop(batch_size_fn=lambda item: 1.0)
+    loop.learn()
+    loop.come(1)
+    assert isinstance(loop.decide(), Wait)
+    heavy = new(loop.now, cost=7)
+    assert loop.former.admit(heavy).ring
+    assert loop.decide() == Dispatch(2, DispatchReason.FULL)
+
+
+@pytest.mark.parametrize("priority_levels", [1, 2])
+def test_one_more_does_not_wake_the_slot(priority_levels):
+    loop = Loop(priority_levels=priority_levels)
+    loop.learn()
+    loop.come(1)
+    assert isinstance(loop.decide(), Wait)
+    second, third, fourth = [new(loop.now) for _ in range(3)]
+    assert [loop.former.admit(one).ring for one in (second, third, fourth)] == [False, False, True]
+
+
+def test_a_flush_and_a_drain_do_not_wait():
+    for act, reason in (
+        (Former.flush, DispatchReason.FLUSH),
+        (Former.drain, DispatchReason.DRAIN),
+    ):
+        loop = Loop()
+        loop.learn()
+        loop.come(1)
+        assert isinstance(loop.decide(), Wait)
+        act(loop.former)
+        assert loop.decide() == Dispatch(1, reason)
+
+
+def test_a_caller_who_left_is_not_expected():
+    loop = Loop()
+    loop.learn()
+    loop.come(4)
+    decision = loop.decide()
+    assert isinstance(decision, Dispatch)
+    requests = loop.former.take(decision)
+    batch = Batch(99, decision.reason, requests)
+    loop.batches[batch] = loop.now
+    requests[0].state = requests[1].state = State.CANCELLED
+    for request in requests[2:]:
+        request.state = State.RUNNING
+    loop.now += 1
+    del loop.batches[batch]
+    loop.former.regathering.ended(batch.members, 1, loop.now, loop.former.calls, 0)
+    loop.come(1)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.wake_at == 2
+
+
+def test_nobody_who_has_left_keeps_the_slot_waiting():
+    loop = Loop()
+    loop.learn()
+    requests = [new(loop.now) for _ in range(2)]
+    admit(loop.former, *requests)
+    assert isinstance(loop.decide(), Wait)
+    for request in requests:
+        loop.former.leave(request)
+    assert loop.decide() == Wait(None, 1)
+    loop.now += 1
+    loop.come(1)
+    assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
+
+
+def test_an_urgent_request_does_not_wait():
+    loop = Loop()
+    loop.learn()
+    loop.come(1, deadline=loop.now + 1.06)  # a run takes 1.01 s, and it might be slower
+    assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
+
+
+def test_an_urgent_request_ends_the_wait_of_others():
+    loop = Loop()
+    loop.learn()
+    loop.come(1, deadline=loop.now + 60)
+    assert isinstance(loop.decide(), Wait)
+    calm, urgent = new(loop.now, deadline=loop.now + 60), new(loop.now, deadline=loop.now + 1.06)
+    assert not loop.former.admit(calm).ring
+    loop.former.overdue.watch(calm)
+    assert loop.former.admit(urgent).ring
+    loop.former.overdue.watch(urgent)
+    assert loop.decide() == Dispatch(3, REGATHER)
+
+
+def test_a_request_that_will_be_urgent_ends_the_wait_earlier():
+    loop = Loop()
+    loop.learn()
+    loop.come(1)
+    unhurried = loop.decide()
+    assert isinstance(unhurried, Wait)
+    assert unhurried.until is not None
+    lead_s = loop.former._pressures.lead_s(4)  # of the batch that it would be
+    assert lead_s is not None
+    loop.come(1, deadline=unhurried.until - 0.0003 + lead_s)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.until == pytest.approx(unhurried.until - 0.0003)
+
+
+@pytest.mark.parametrize("run_s", [0.0001, 0.0004])
+def test_nobody_is_waited_for_where_a_batch_costs_next_to_nothing(run_s):
+    loop = Loop()
+    loop.learn(lasts_s=run_s)
+    assert not loop.former.regathering.is_learning
+    loop.come(1)
+    assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
+
+
+def test_the_time_in_which_callers_get_their_results_is_not_theirs():
+    late, told = Loop(), Loop()
+    for loop in (late, told):
+        for nth in range(16):
+            callers = loop.run(loop.settled(), lasts_s=0.002 * (1 + nth % 2 * 0.01))
+            loop.now += 0.01  # more than a batch costs
+            if loop is told:
+                loop.former.regathering.callers_ran(loop.now)
+            for _ in range(callers):
+                loop.now += 0.00001
+                loop.come(1)
+    for loop, waits in ((late, False), (told, True)):
+        loop.run(loop.settled(), lasts_s=0.002)
+        loop.come(1)
+        assert isinstance(loop.decide(), Wait) is waits
+
+
+class Own(WholeQueuePolicy):
+    def __init__(self, options):
+        super().__init__()
+
+    def choose(self, queue, now, pressure):
+        return queue, DispatchReason.TIMER
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"regather": False},
+        {"adaptive": LatencyTarget(p99_s=10)},
+        {"bucket_by": lambda item: 1},
+        {"policy": Own},
+        {"priority_levels": 2, "priority_mixing": "isolate"},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_it_can_be_turned_off_and_is_where_another_rule_decides(options):
+    loop = Loop(**options)
+    loop.learn()
+    assert not loop.former.regathering.is_learning
+    loop.come(1)
+    loop.come(1)
+    decision = loop.decide()
+    if "adaptive" not in options:
+        assert isinstance(decision, Dispatch)
+        assert decision.reason is DispatchReason.TIMER
+
+
+def test_it_can_be_changed_while_running():
+    loop = Loop()
+    loop.learn()
+    loop.come(1)
+    assert isinstance(loop.decide(), Wait)
+    loop.former.change(loop.former.options.changed({"regather": False}), lambda request: None)
+    assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
+    loop.former.change(loop.former.options.changed({"regather": True}), lambda request: None)
+    assert loop.decide() == Dispatch(1, DispatchReason.TIMER)  # it learns anew
+
+
+def test_a_window_that_is_longer_than_the_return_ends_as_before():
+    loop = Loop(batch_wait_timeout_s=0.01)
+    loop.learn()
+    loop.come(1)
+    came_at = loop.now
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.until == came_at + 0.01
+    loop.now = wait.until
+    assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
+
+
+def test_slots_without_limit_wait_for_nobody():
+    loop = Loop(max_concurrent_batches=None)
+    loop.learn()
+    loop.former.reform(idle_slots=math.inf)
+    loop.come(1)
+    assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
+
+
+def test_requests_that_are_put_back_are_counted_once():
+    loop = Loop()
+    loop.learn()
+    loop.come(4)
+    decision = loop.decide()
+    assert isinstance(decision, Dispatch)
+    calls = loop.former.calls
+    requests = loop.former.take(decision)
+    assert loop.former.calls == calls
+    requests[0].state = State.CANCELLED
+    loop.former.put_back(requests)
+    assert loop.former.calls == calls
