@@ -11,6 +11,8 @@ from core.former_scenes import admit, new
 from shoal import BatchOptions, LatencyTarget
 from shoal.core.batch import Batch, DispatchReason
 from shoal.core.forming.former import Former
+from shoal.core.forming.returns import ReturnTracker
+from shoal.core.latency_model import LatencyModel
 from shoal.core.policy import Dispatch, Wait, WholeQueuePolicy
 from shoal.core.request import State
 from shoal.core.simulation.batcher import SimulatedBatcher
@@ -119,6 +121,7 @@ class Loop:
         self.batches: dict[Batch, float] = {}
         self.former = Former(BatchOptions.of({"max_batch_size": 8} | options), self.batches)
         self.now = 0.0
+        self.in_order = True  # whether the requests of a batch are in order of arrival
         self.former.reform(idle_slots=1)
         self.numbers = 0
         self.come(callers)
@@ -129,8 +132,8 @@ class Loop:
     def decide(self) -> Dispatch | Wait:
         return self.former.decide(self.now)
 
-    def run(self, decision: Dispatch | Wait, *, lasts_s: float = 1.0) -> int:
-        """Runs the batch that was decided on; returns how many callers it had."""
+    def run(self, decision: Dispatch | Wait, *, lasts_s: float = 1.0, late: int = 0) -> int:
+        """Runs the batch that was decided on, while some call; returns how many callers it had."""
         assert isinstance(decision, Dispatch)
         requests = self.former.take(decision)
         self.numbers += 1
@@ -139,7 +142,9 @@ class Loop:
             request.state = State.RUNNING
         self.batches[batch] = self.now
         self.former.reform(idle_slots=0)
-        self.now += lasts_s
+        self.now += lasts_s / 2
+        self.come(late)
+        self.now += lasts_s / 2
         self.end(batch, lasts_s)
         return len(requests)
 
@@ -150,18 +155,29 @@ class Loop:
             self.former.overdue.forget(request)
         self.former.model.observe(batch.load, run_s)
         running = len(self.batches)
-        self.former.regathering.ended(batch.members, run_s, self.now, self.former.calls, running)
+        members = batch.members if self.in_order else batch.members[::-1]
+        self.former.regathering.ended(members, run_s, self.now, self.former.calls, running)
         self.former.reform(idle_slots=1)
 
-    def learn(self, rounds: int = 16, *, lasts_s: float = 1.0) -> int:
-        """Has the callers come back some times; returns how many the last batch had."""
+    def learn(
+        self, rounds: int = 16, *, lasts_s: float = 1.0, back_s: float = 0.001, away: int = 0
+    ) -> int:
+        """Has the callers come back some times; returns how many the last batch had.
+
+        Args:
+            rounds: How many times.
+            lasts_s: How long a batch runs.
+            back_s: How long it takes until all are back.
+            away: How many stay away; others call while the next batch runs.
+        """
         callers = 0
         for nth in range(rounds):
-            callers = self.run(self.settled(), lasts_s=lasts_s * (1 + nth % 2 * 0.01))
-            for _ in range(callers):
-                self.now += 0.001 / callers
+            lasts = lasts_s * (1 + nth % 2 * 0.01)
+            callers = self.run(self.settled(), lasts_s=lasts, late=away)
+            for _ in range(callers - away):
+                self.now += back_s / callers
                 self.come(1)
-        callers = self.run(self.settled(), lasts_s=lasts_s)
+        callers = self.run(self.settled(), lasts_s=lasts_s, late=away)
         self.now += 0.0001
         return callers
 
@@ -414,3 +430,112 @@ def test_requests_that_are_put_back_are_counted_once():
     requests[0].state = State.CANCELLED
     loop.former.put_back(requests)
     assert loop.former.calls == calls
+
+
+def test_only_the_share_that_comes_back_is_expected():
+    loop = Loop()
+    assert loop.learn(20, away=2) == 4
+    loop.come(1)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.wake_at == 2 + 2
+
+
+def test_the_order_in_a_batch_does_not_matter():
+    loop = Loop(priority_levels=2)
+    loop.in_order = False
+    loop.learn(away=1)
+    loop.come(1)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.wake_at == 1 + 3
+
+
+def test_few_rounds_prove_nothing():
+    loop = Loop(2)
+    loop.learn(5)
+    loop.come(1)
+    assert loop.decide() == Dispatch(1, DispatchReason.TIMER)
+
+
+def test_it_waits_no_longer_than_running_them_apart_costs():
+    loop = Loop()
+    loop.learn(16, lasts_s=0.01, back_s=0.0024)  # a quarter of the run, while all sizes are alike
+    ended_at = loop.now - 0.0001
+    loop.come(1)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.until is not None
+    assert wait.until - ended_at == pytest.approx(0.0025, rel=0.02)
+
+
+def test_those_who_queued_meanwhile_count_for_a_full_batch():
+    loop = Loop()
+    loop.learn()
+    loop.come(4)
+    loop.run(loop.decide(), late=6)
+    wait = loop.decide()
+    assert isinstance(wait, Wait)
+    assert wait.wake_at == 8
+
+
+class Rounds:
+    """A tracker that is told of rounds of a second; the first part of each run is alike."""
+
+    def __init__(self) -> None:
+        self.model = LatencyModel()
+        for size in (1, 8):
+            self.model.observe(size, 0.4 + 0.01 * size)
+        self.tracker = ReturnTracker(self.model)
+        self.now = 0.0
+        self.calls = 0
+
+    def ended(self, answered: int, *delays: float, told_s: float = 0.0, running: int = 0) -> None:
+        """Ends a batch, whose requests were made so long after the end of the last one."""
+        requests = [new(self.now + delay) for delay in delays]
+        for nth, request in enumerate(requests):
+            request.state = State.FINISHED if nth < answered else State.CANCELLED
+        self.now += 1
+        self.calls += len(delays)
+        self.tracker.ended(requests, 0.5, self.now, self.calls, running)
+        self.tracker.callers_ran(self.now + told_s)
+
+    def missing(self, idle_slots: int = 1) -> int:
+        """How many calls a slot waits for."""
+        until, missing = self.tracker.wait(self.calls, idle_slots)
+        return missing if until > self.now else 0
+
+
+def test_calls_that_do_not_depend_on_a_batch_are_not_taken_for_returns():
+    rounds = Rounds()
+    for _ in range(20):
+        rounds.ended(2, *[nth / 20 for nth in range(20)])
+    assert rounds.missing() == 0
+
+
+def test_calls_before_the_callers_ran_prove_nothing():
+    rounds = Rounds()
+    for _ in range(20):
+        rounds.ended(10, *[nth / 10 + 0.05 for nth in range(10)], told_s=0.9)
+    assert rounds.missing() == 0
+
+
+def test_calls_after_the_callers_ran_do():
+    rounds = Rounds()
+    for _ in range(20):
+        rounds.ended(4, 0.5, 0.501, 0.502, 0.503, told_s=0.499)
+    assert rounds.missing() == 4
+
+
+def test_those_of_the_batch_before_may_still_come():
+    rounds = Rounds()
+    for _ in range(20):
+        rounds.ended(4, 0.01, 0.02, 0.03, 0.04)
+    assert rounds.missing() == 4
+    rounds.now -= 0.99  # the next one ends a hundredth of a second later
+    rounds.calls -= 3  # these were made before
+    rounds.ended(3, 0.001, 0.001, 0.001)
+    assert rounds.missing() == 4 + 3
+    assert rounds.missing(idle_slots=2) == 4
+    rounds.calls += 5
+    assert rounds.missing() == 2

@@ -97,7 +97,7 @@ class Regathering:
             self._has_waited = False
             return decision
         if decision.reason in _WINDOW_ENDED:
-            until, missing = returns.wait(now, calls, self._room.idle_slots)
+            until, missing = returns.wait(calls, self._room.idle_slots)
             if missing:
                 lead_s = self._pressures.lead_s(min(live + missing, self._most)) or 0
                 # It includes requests that run, which only shortens the wait.

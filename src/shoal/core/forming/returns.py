@@ -190,23 +190,19 @@ class ReturnTracker:
         """Whether the last batch ran for long enough."""
         return bool(self._open)
 
-    def wait(self, now: float, calls: int, idle_slots: float) -> tuple[float, int]:
+    def wait(self, calls: int, idle_slots: float) -> tuple[float, int]:
         """Decides whether a free slot, whose batch is due, waits for more calls.
 
         Args:
-            now: The time, in seconds.
             calls: How many calls were ever queued.
             idle_slots: How many slots are free; each gets a part of the calls.
 
         Returns:
-            Until when it waits, and for how many calls; 0 calls if it does not.
+            Until when to wait, which may be over, and for how many calls.
         """
-        until = self._last_end_at + self._wait_s
         came = calls - self._owed_since
         missing = self._owed / max(1, idle_slots) - came  # no call is awaited by unlimited slots
-        if now >= until or missing <= _ROUNDING:
-            return now, 0
-        return until, math.ceil(missing - _ROUNDING)
+        return self._last_end_at + self._wait_s, max(0, math.ceil(missing - _ROUNDING))
 
     def _sort_in(self, times: list[float]) -> None:
         """Adds calls that have run to the rounds to which they belong.
