@@ -153,7 +153,7 @@ def optional_roots() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         requirement.split(">=")[0].split("[")[0].replace("-", "_")
-        for extra in ("serve", "plot", "client", "ray", "uvloop")
+        for extra in ("serve", "plot", "client", "ray", "uvloop", "cache")
         for requirement in project["optional-dependencies"][extra]
     }
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from shoal.core.counters import BatcherStatistics, ClosingCounts, HistogramSnapshot
     from shoal.core.latency_model import LatencyModelSnapshot
     from shoal.core.options.options import BatchOptions
-    from shoal.core.options.records import LatencyTarget, QueuePolicy
+    from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
     from shoal.core.policy import BatchPolicy, Dispatch, Pressure, Wait, WholeQueuePolicy
     from shoal.core.replicas.autoscaling import AutoscalingOptions
     from shoal.core.request import Request
@@ -96,6 +96,7 @@ __all__ = [
     "BlockingCall",
     "BlockingStreamCall",
     "Blueprint",
+    "Cache",
     "Client",
     "ClosingCounts",
     "DeadlineExceeded",
@@ -206,6 +207,7 @@ _WHERE: Final = {
     "ItemTooLarge": "shoal.errors",
     "LifespanFailed": "shoal.errors",
     "LatencyModelSnapshot": "shoal.core.latency_model",
+    "Cache": "shoal.core.options.records",
     "LatencyTarget": "shoal.core.options.records",
     "WholeQueuePolicy": "shoal.core.policy",
     "Mark": "shoal.batching.calls.stream",

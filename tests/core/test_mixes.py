@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from shoal import BatchOptions, LatencyTarget, QueuePolicy
+from shoal import BatchOptions, Cache, LatencyTarget, QueuePolicy
 from shoal.core.options import mixes
 
 TARGET = LatencyTarget(p99_s=1)
 WAITS = QueuePolicy(batch_wait_timeout_s=1)
+SPLIT: dict[str, Any] = {"split": divmod, "join": sum, "batch_size_fn": len}
 EIGHT: dict[str, Any] = {"max_batch_size": 8}
 FOUR_OR_EIGHT: dict[str, Any] = {"max_batch_size": 8, "allowed_batch_sizes": (4, 8)}
 
@@ -36,6 +37,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"split": divmod, "batch_size_fn": len}, "pass both"),
     ({"join": sum, "batch_size_fn": len}, "pass both"),
     ({"split": divmod, "join": sum}, r"pass batch_size_fn=\(item\) -> cost"),
+    ({**SPLIT, "dedupe": True}, "equal calls can't share"),
+    ({**SPLIT, "cache": Cache(max_size=1, ttl_s=1)}, "equal calls can't share"),
     ({"priority_mixing": "isolate"}, "pass priority_levels=2 or more"),
     ({"overload": "shed_oldest"}, "such as max_queued_requests=1000"),
     ({"overload": "shed_lowest"}, "such as max_queued_requests=1000"),

@@ -68,6 +68,7 @@ def test_all_options_that_take_a_path_are_known() -> None:
         "split",
         "join",
         "policy",
+        "dedupe",
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.core.options.option import defaults_of
 from shoal.core.options.options import BatchOptions
-from shoal.core.options.records import LatencyTarget, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.serving.config.config import BackendConfig
 
@@ -60,5 +60,6 @@ def test_autoscaling_options(name):
 def test_no_page_has_an_option_that_does_not_exist():
     autoscaling, ours = AUTOSCALING.keys(), {*BATCH, *BACKEND}
     assert documented("backend-config.md").keys() <= autoscaling | ours
-    records = {one.name for cls in (QueuePolicy, LatencyTarget) for one in dataclasses.fields(cls)}
-    assert documented("options.md").keys() <= records | ours
+    records = (QueuePolicy, LatencyTarget, Cache)
+    fields = {one.name for record in records for one in dataclasses.fields(record)}
+    assert documented("options.md").keys() <= fields | ours

@@ -109,7 +109,7 @@ class Session:
         self.loop = self._intake.home.loop
         self.process = self._intake.home.process
         self.thread = self._intake.home.thread
-        self.entry = Entry(self._intake, handler.binding, options, self._parking.now)
+        self.entry = Entry(self._intake, handler.binding, options, self._parking.now, counters)
         self._limits = TimeLimits(self._parking)
         self.slots = self._new_slots()
         self._stopping = anyio.Event()

@@ -73,6 +73,14 @@ class StreamBuffer:
         """Returns False: a reader leaves by closing its stream, not by a cancelled wait."""
         return False
 
+    def fail_slow(self, error: Callable[[], Exception]) -> bool:
+        """Fails those of several readers that are slow.
+
+        Returns:
+            Whether it has several; the only reader of this one is failed with its request.
+        """
+        return False
+
     def begin_hold(self, hold: Any, now: float) -> None:
         """Records that the slot waits for room, and its waiter."""
         self.hold = hold
@@ -134,7 +142,7 @@ async def wait_for_readers(
             for request in full:
                 if now >= due[request]:
                     fail(request)
-            full = [request for request in full if request.state is State.RUNNING]
+            full = [r for r in full if r.state is State.RUNNING and is_full(r)]
 
 
 def too_slow(name: str, request: Request, limit_s: float | None) -> SlowReader:

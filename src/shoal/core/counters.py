@@ -101,6 +101,8 @@ class BatcherStatistics:
         expired: Requests that ran out of time.
         rejected: Calls that were refused because the queue was full.
         shed: Requests that were failed to make room for others.
+        shared: Calls that shared the request of an equal call; they are counted above as well.
+        cache_hits: Calls that were answered from the cache; likewise.
         batches: Batches by dispatch reason.
         batch_size: Requests per batch; for an open batch, all that joined it.
         wait_s: How long the oldest request of each batch waited in the queue, in seconds.
@@ -127,6 +129,8 @@ class BatcherStatistics:
     expired: int
     rejected: int
     shed: int
+    shared: int
+    cache_hits: int
     batches: Mapping[DispatchReason, int]
     batch_size: HistogramSnapshot
     wait_s: HistogramSnapshot
@@ -144,12 +148,14 @@ class Counters:
     __slots__ = (
         "batch_size",
         "batches",
+        "cache_hits",
         "cancelled",
         "expired",
         "failed",
         "finished",
         "rejected",
         "run_s",
+        "shared",
         "shed",
         "wait_s",
     )
@@ -161,6 +167,8 @@ class Counters:
         self.expired = 0
         self.rejected = 0
         self.shed = 0
+        self.shared = 0
+        self.cache_hits = 0
         self.batches = dict.fromkeys(DispatchReason, 0)
         self.batch_size = Histogram(SIZE_BOUNDS)
         self.wait_s = Histogram(TIME_BOUNDS_S)
@@ -204,6 +212,8 @@ class Counters:
             expired=self.expired,
             rejected=self.rejected,
             shed=self.shed,
+            shared=self.shared,
+            cache_hits=self.cache_hits,
             batches=MappingProxyType(dict(self.batches)),
             batch_size=self.batch_size.snapshot(),
             wait_s=self.wait_s.snapshot(),

@@ -77,6 +77,12 @@ class RequestBatch:
     __slots__ = ("active", "on_left")
 
     active: int
+
+    @property
+    def waits(self) -> bool:
+        """Whether its requests wait for a request that they share, and which is still queued."""
+        return False
+
     on_left: Callable[[Request | None], object] | None
 
 

@@ -176,6 +176,13 @@ _OF_BATCHERS: Final[Sequence[tuple[Kind, str, str, Callable[[BatcherStatistics],
     (GAUGE, "running_requests", "Requests in the handler.", lambda s: s.running),
     (GAUGE, "running_batches", "Batches in the handler.", lambda s: s.batches_running),
     (
+        COUNTER,
+        "shared_requests",
+        "Requests that shared the work of an equal one.",
+        lambda s: s.shared,
+    ),
+    (COUNTER, "cache_hits", "Requests that were answered from the cache.", lambda s: s.cache_hits),
+    (
         GAUGE,
         "batcher_up",
         "Whether the batcher accepts calls: 1, or 0 if it failed or was closed.",

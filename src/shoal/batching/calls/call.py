@@ -15,7 +15,7 @@ from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.batching.calls.threads import LoopOfThread, ThreadStream
 from shoal.batching.loops.event_loop import EventLoop
 from shoal.core.forming.call_options import CallOptions
-from shoal.core.options.checks import seconds, whole
+from shoal.core.options.checks import seconds, whole, yes_or_no
 from shoal.core.request import NOTHING
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class UnaryCall(Generic[P, R]):
         metadata: Mapping[str, Any] | None = None,
         priority: int | None = None,
         queue_timeout_s: float | None = None,
+        share: bool = True,
     ) -> UnaryCall[P, R]:
         """Returns the same call with call options: ``call.options(deadline_s=0.5)(item)``.
 
@@ -138,8 +139,10 @@ class UnaryCall(Generic[P, R]):
             priority: Its level, from 1, the highest, to ``priority_levels``.
             queue_timeout_s: How long it may wait in the queue, in seconds; it can only shorten the
                 timeout in the queue policy of its level.
+            share: Whether it may share a request with equal calls, or get a result from the cache,
+                where the options ``dedupe`` or ``cache`` are set.
         """
-        call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s)
+        call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s, share)
         return UnaryCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -196,6 +199,7 @@ class StreamCall(Generic[P, R]):
         metadata: Mapping[str, Any] | None = None,
         priority: int | None = None,
         queue_timeout_s: float | None = None,
+        share: bool = True,
     ) -> StreamCall[P, R]:
         """Returns the same call with call options: ``call.options(deadline_s=5)(item)``.
 
@@ -205,8 +209,10 @@ class StreamCall(Generic[P, R]):
             priority: Its level, from 1, the highest, to ``priority_levels``.
             queue_timeout_s: How long it may wait in the queue, in seconds; it can only shorten the
                 timeout in the queue policy of its level.
+            share: Whether it may share a request with equal calls, or get a result from the cache,
+                where the options ``dedupe`` or ``cache`` are set.
         """
-        call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s)
+        call_options = checked_call_options(deadline_s, metadata, priority, queue_timeout_s, share)
         return StreamCall(self._find, self._check, self._loops, call_options)
 
     def from_thread(self, *args: P.args, **kwargs: P.kwargs) -> ThreadStream[R]:
@@ -232,6 +238,7 @@ def checked_call_options(
     metadata: Mapping[str, Any] | None,
     priority: int | None,
     queue_timeout_s: float | None,
+    share: bool = True,
 ) -> CallOptions | None:
     """Checks the options of a call; returns None if there are none.
 
@@ -239,11 +246,13 @@ def checked_call_options(
         TypeError: A time is no number, or the priority no whole number.
         ValueError: One of them is out of its range.
     """
-    if deadline_s is None and metadata is None and priority is None and queue_timeout_s is None:
+    given = (deadline_s, metadata, priority, queue_timeout_s)
+    if given == (None, None, None, None) and share is True:
         return None
     return CallOptions(
         None if deadline_s is None else seconds("deadline_s", deadline_s),
         NOTHING if metadata is None else metadata,
         None if priority is None else whole("priority", priority, least=1),
         None if queue_timeout_s is None else seconds("queue_timeout_s", queue_timeout_s),
+        yes_or_no("share", share),
     )

@@ -11,6 +11,7 @@ import anyio.lowlevel
 
 from shoal.batching.calls.groups import Splitting
 from shoal.batching.calls.leaving import PendingCall, call_unless_left, run_unless_left
+from shoal.batching.calls.sharing import Sharing
 from shoal.batching.calls.stream import ResultStream, late_stream
 from shoal.core.forming.call_options import NO_CALL_OPTIONS, CallOptions
 
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
     from shoal.batching.calls.groups import GroupWaiter, Part
     from shoal.batching.calls.intake import Intake
-    from shoal.batching.calls.leaving import Departure
+    from shoal.batching.calls.leaving import Departure, Enter
     from shoal.batching.handlers.binding import Binding
+    from shoal.core.counters import Counters
     from shoal.core.options.options import BatchOptions
     from shoal.core.request import Request, RequestOptions
 
@@ -46,12 +48,15 @@ class Entry:
         binding: Binding,
         options: BatchOptions,
         now: Callable[[], float],
+        counters: Counters,
     ) -> None:
         self.call = intake.call
         self.intake = intake
         self.find_elsewhere_by = intake.find_elsewhere_by
         self._binding = binding
         self.now = now
+        self._counters = counters
+        self._sharing: Sharing | None = None
         self.configure(options)
 
     def configure(self, options: BatchOptions) -> None:
@@ -59,12 +64,18 @@ class Entry:
         self._options = options
         self.intake.configure(options)
         self.options_factory = self.intake.options_factory
+        if options.dedupe is False and options.cache is None:
+            self._sharing = None
+        else:
+            self._sharing = self._sharing or Sharing(self.intake, self._counters)
+            self._sharing.configure(options)
         self._splitting = Splitting(self.intake.name, options, self.options_factory)
         self._needs_request_options = (
             self.options_factory.of_each
             or options.request_timeout_s is not None
             or options.use_scope_deadline
             or not self.intake.former.takes_anyone
+            or self._sharing is not None
         )
         self._divides = options.split is not None
         self._request_options_of: Callable[[Any, CallOptions, float], RequestOptions] = (
@@ -73,7 +84,10 @@ class Entry:
             else self.options_factory.of
         )
         self.takes_single_items = (
-            self._binding.takes_bare and not self._divides and not options.use_scope_deadline
+            self._binding.takes_bare
+            and not self._divides
+            and not options.use_scope_deadline
+            and self._sharing is None
         )
         self.takes_bare_items = self._binding.takes_bare and not self._needs_request_options
 
@@ -102,6 +116,8 @@ class Entry:
             return raised(error)
         if self._divides:
             return self._call_divided(item, options, call_options)
+        if self._sharing is not None and call_options.share:
+            return self._sharing.call(item, options)
         return self.call(item, options)
 
     def begin_unless_left(
@@ -123,7 +139,7 @@ class Entry:
             options = self.options_of(item, call_options)
         except Exception as error:
             return raised(error)
-        return call_unless_left(self.intake, item, options, departure)
+        return call_unless_left(self.intake, self._enter(call_options), item, options, departure)
 
     def begin_pending(
         self, item: Any, call_options: CallOptions | None, ended: Callable[[], object]
@@ -136,14 +152,19 @@ class Entry:
             ended: Called when it has ended.
 
         Returns:
-            The call; None if it may have several requests, and must be awaited.
+            The call; None if it may have several requests or is answered at once, and must be
+            awaited.
 
         Raises:
             Exception: As for any call that is refused.
         """
         if self._divides:
             return None
-        return PendingCall(self.intake, item, self.options_of(item, call_options), ended)
+        options = self.options_of(item, call_options)
+        sharing = self._shared_for(call_options)
+        if sharing is not None and sharing.has_result(item, options):
+            return None
+        return PendingCall(self.intake, self._enter(call_options), item, options, ended)
 
     def begin_shared(self, item: Any, options: RequestOptions) -> Coroutine[Any, Any, Any]:
         """Returns the coroutine of a call whose arguments are bound, and which has only metadata.
@@ -190,6 +211,10 @@ class Entry:
             return raised(error)
         if call_options is None and not self._needs_request_options:
             return self._map_alike(items, return_exceptions=return_exceptions)
+        sharing = self._shared_for(call_options)
+        if sharing is not None:
+            options_of = partial(self.options_of, call_options=call_options)
+            return sharing.map(items, options_of, return_exceptions=return_exceptions)
         return self._map(
             items, call_options or NO_CALL_OPTIONS, return_exceptions=return_exceptions
         )
@@ -214,7 +239,7 @@ class Entry:
             options = self.options_of(item, call_options)
         except Exception as error:
             return late_stream(partial(_refused, error))
-        return ResultStream(self.intake, item, options)
+        return ResultStream(self._shared_for(call_options) or self.intake, item, options)
 
     def options_of(self, item: Any, call_options: CallOptions | None) -> RequestOptions | None:
         """Returns the `RequestOptions` of a call; None if it needs none.
@@ -233,6 +258,20 @@ class Entry:
         """Makes the request of a stream at once; raises the errors of doing so."""
         item = self._binding.item(args, kwargs)
         return self.intake.enter_stream(item, self.options_of(item, call_options))
+
+    def forget_results(self) -> None:
+        """Empties the cache; calls that are made from now on share no request made before."""
+        if self._sharing is not None:
+            self._sharing.clear()
+
+    def _shared_for(self, call_options: CallOptions | None) -> Sharing | None:
+        """Returns what a call may share; None for nothing."""
+        return self._sharing if call_options is None or call_options.share else None
+
+    def _enter(self, call_options: CallOptions | None) -> Enter:
+        """Returns what makes the request of a call."""
+        sharing = self._shared_for(call_options)
+        return self.intake.enter if sharing is None else sharing.enter
 
     def _request_options_in_scope(
         self, item: Any, call_options: CallOptions, now: float

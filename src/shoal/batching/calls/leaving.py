@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from shoal.batching.calls.intake import Intake
     from shoal.core.request import Request, RequestOptions
 
+    Enter = Callable[[Any, RequestOptions | None, Any], Request]
+    """Makes a request with a waiter, or with one of its own for None; see `Intake.enter`."""
+
 T = TypeVar("T")
 _ALIVE: Final = (State.QUEUED, State.PARKED, State.RUNNING)
 
@@ -67,12 +70,13 @@ class _ScopeWaiter:
 
 
 async def call_unless_left(
-    intake: Intake, item: Any, options: RequestOptions | None, departure: Departure
+    intake: Intake, enter: Enter, item: Any, options: RequestOptions | None, departure: Departure
 ) -> Any:
     """Makes a call with one result, and cancels it if its caller leaves first.
 
     Args:
         intake: The queue.
+        enter: Makes the request.
         item: The handler's item.
         options: The options of the request; None if it needs none.
         departure: How to learn that the caller has left.
@@ -88,9 +92,9 @@ async def call_unless_left(
     """
     watch = departure.watch
     if watch is None:
-        request = await _finished_in_scope(intake, item, options, departure)
+        request = await _finished_in_scope(intake, enter, item, options, departure)
     else:
-        request = intake.enter(item, options)
+        request = enter(item, options, None)
         is_waiting = False
 
         def leave() -> None:
@@ -118,6 +122,7 @@ class PendingCall:
 
     Args:
         intake: The queue.
+        enter: Makes the request.
         item: The handler's item.
         options: The options of the request; None if it needs none.
         ended: Called once the call has ended, or its caller has left. It must not raise, or do more
@@ -132,13 +137,14 @@ class PendingCall:
     def __init__(
         self,
         intake: Intake,
+        enter: Enter,
         item: Any,
         options: RequestOptions | None,
         ended: Callable[[], object],
     ) -> None:
         self._ended = ended
         self._intake = intake
-        self._request: Request | None = intake.enter(item, options, self)
+        self._request: Request | None = enter(item, options, self)
 
     def leave(self) -> None:
         """Cancels the call, since its caller has left."""
@@ -184,11 +190,14 @@ def _result_of(request: Request, intake: Intake) -> Any:
 
 
 async def _finished_in_scope(
-    intake: Intake, item: Any, options: RequestOptions | None, departure: Departure
+    intake: Intake, enter: Enter, item: Any, options: RequestOptions | None, departure: Departure
 ) -> Request:
     """Makes a request, and returns it when it has ended or its caller has left."""
     scope = anyio.CancelScope()
-    request = intake.enter(item, options, _ScopeWaiter(scope))
+    waiter = _ScopeWaiter(scope)
+    request = enter(item, options, waiter)
+    if request.state not in _ALIVE:
+        waiter.wake()
     try:
         with scope:
             await departure.wait()

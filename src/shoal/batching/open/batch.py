@@ -7,6 +7,7 @@ The handler answers each request separately, at any time. The worker slot adds r
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 import anyio.lowlevel
@@ -355,7 +356,10 @@ class OpenRun(Run):
         Run._time_is_up(self, batch, requests, scope)
 
     def _fail_slow_reader(self, request: Request) -> None:
-        self._fail(request, too_slow(self.name, request, self.options.slow_reader_timeout_s))
+        limit_s = self.options.slow_reader_timeout_s
+        error = partial(too_slow, self.name, request, limit_s)
+        if not request.waiter.fail_slow(error):
+            self._fail(request, error())
 
     def _unfinished(self) -> Unfinished:
         return Unfinished(f"the handler of {self.name} ended and left this request unanswered")

@@ -36,6 +36,8 @@ def with_held_functions(options: Mapping[str, Any]) -> dict[str, Any]:
             functions[name] = held(functools.partial(_listed, options[name]), name)
     if (bucket_by := options.get("bucket_by")) is not None:
         functions["bucket_by"] = held(functools.partial(_key, bucket_by), "bucket_by")
+    if callable(dedupe := options.get("dedupe")):
+        functions["dedupe"] = held(functools.partial(_key, dedupe), "dedupe")
     if (policy := options.get("policy")) is not None:
         functions["policy"] = held(functools.partial(_policy, policy), "policy")
     return {**options, **functions}

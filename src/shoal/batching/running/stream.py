@@ -6,6 +6,7 @@ for longer than ``slow_reader_timeout_s`` in total, without having caught up onc
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -154,4 +155,7 @@ class StreamRun(Run):
         )
 
     def _fail_slow_reader(self, request: Request) -> None:
-        self._fail(request, too_slow(self.name, request, self.options.slow_reader_timeout_s))
+        limit_s = self.options.slow_reader_timeout_s
+        error = partial(too_slow, self.name, request, limit_s)
+        if not request.waiter.fail_slow(error):
+            self._fail(request, error())

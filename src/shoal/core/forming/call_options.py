@@ -27,6 +27,7 @@ class CallKeywords(TypedDict, total=False):
     metadata: Mapping[str, Any] | None
     priority: int | None
     queue_timeout_s: float | None
+    share: bool
 
 
 class CallOptions(NamedTuple):
@@ -38,12 +39,14 @@ class CallOptions(NamedTuple):
         priority: Its priority level; None for the default.
         queue_timeout_s: How long it may wait in the queue, in seconds; None for no limit of its
             own.
+        share: Whether it may share a request with equal calls, or get a result from the cache.
     """
 
     deadline_s: float | None = None
     metadata: Mapping[str, Any] = NOTHING
     priority: int | None = None
     queue_timeout_s: float | None = None
+    share: bool = True
 
 
 NO_CALL_OPTIONS = CallOptions()

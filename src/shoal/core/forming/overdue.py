@@ -93,7 +93,10 @@ class Overdue:
                 yield what, "was not answered by its deadline"
                 continue
             request, delays = what
-            if request.state not in _QUEUED_OR_PARKED:
+            if not (
+                request.state in _QUEUED_OR_PARKED
+                or (request.batch is not None and request.batch.waits)
+            ):
                 continue
             if not delays:
                 yield request, "waited in the queue for longer than its timeout"

@@ -88,6 +88,8 @@ _REFUSED: Final[tuple[Mix, ...]] = (
         "only the cost of an item says that it is too large; pass batch_size_fn=(item) -> cost",
         lambda o: o.split is not None and o.batch_size_fn is None,
     ),
+    _with("dedupe", "split", "a large item has several requests, which equal calls can't share"),
+    _with("cache", "split", "a large item has several requests, which equal calls can't share"),
     (
         "priority_mixing",
         "priority_levels",

@@ -105,9 +105,9 @@ def callback(example: str, **says: Any) -> Any:
     return option(None, check, is_function=True, **says)
 
 
-def record(cls: type[_Record], check: Check) -> Any:
+def record(cls: type[_Record], check: Check, **says: Any) -> Any:
     """Makes the field of an option that is a record, or None; JSON has it as an object."""
-    return option(None, check, from_plain=partial(record_of, cls), to_plain=plain_record)
+    return option(None, check, from_plain=partial(record_of, cls), to_plain=plain_record, **says)
 
 
 def records_by_level(cls: type[_Record], check: Check) -> Any:

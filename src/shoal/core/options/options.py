@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, Self, TypedDict, cast
 
-from shoal.core.options.checks import seconds, sizes_in_order, whole, yes_or_no
+from shoal.core.options.checks import function, seconds, sizes_in_order, whole, yes_or_no
 from shoal.core.options.mixes import refused_mix
 from shoal.core.options.names import suggested
 from shoal.core.options.option import (
@@ -23,7 +23,7 @@ from shoal.core.options.option import (
     record,
     records_by_level,
 )
-from shoal.core.options.records import LatencyTarget, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
 
 Overload = Literal["reject", "wait", "shed_oldest", "shed_lowest"]
@@ -74,6 +74,8 @@ class OptionKeywords(ValueKeywords, total=False):
     join: Callable[[list[Any]], Any] | None
     adaptive: LatencyTarget | None
     policy: Callable[[Any], BatchPolicy] | None
+    dedupe: bool | Callable[[Any], Hashable]
+    cache: Cache | None
 
 
 def _by_level(name: str, value: Any) -> dict[int, QueuePolicy]:
@@ -99,6 +101,23 @@ def _latency_target(name: str, value: Any) -> LatencyTarget:
             f"write {name}=shoal.LatencyTarget(p99_s=0.1)"
         )
     return value
+
+
+def _cache(name: str, value: Any) -> Cache:
+    if not isinstance(value, Cache):
+        raise TypeError(
+            f"{name} must be a Cache or None, not {value!r}; "
+            f"write {name}=shoal.Cache(max_size=1000, ttl_s=60)"
+        )
+    return value
+
+
+def _dedupe(name: str, value: Any) -> bool | Callable[[Any], Hashable]:
+    if isinstance(value, bool):
+        return value
+    key_of: Callable[[Any], Hashable]
+    key_of = function(name, value, form="dedupe=True, or dedupe=lambda item: item.id")
+    return key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +178,10 @@ class BatchOptions:
         join: Combines the results of the parts, in order, into one result.
         adaptive: The latency target by which batch size and wait are chosen; None for fixed ones.
         policy: Makes a `BatchPolicy` of your own from these options.
+        dedupe: Whether equal calls share one request and its result, while it is queued or running.
+            A function says what makes items equal; True compares the items, and the users who call.
+        cache: How many results are kept for later equal calls, and for how long; None for none. It
+            shares requests as well.
         stream_buffer: How many items of a stream may wait for its reader, at least 1.
         slow_reader_timeout_s: How long in total a slow reader may hold its batch back before its
             stream alone fails; the time is reset once the reader has caught up. None for no limit.
@@ -219,6 +242,10 @@ class BatchOptions:
     policy: Callable[["BatchOptions"], BatchPolicy] | None = callback(
         "policy=MyPolicy, a function of the options that makes a BatchPolicy"
     )
+    dedupe: bool | Callable[[Any], Hashable] = option(
+        False, _dedupe, is_function=True, at_once=True
+    )
+    cache: Cache | None = record(Cache, _cache, at_once=True)
     stream_buffer: int = option(16, partial(whole, least=1), at_once=True)
     slow_reader_timeout_s: float | None = option(10.0, seconds, may_be_none=True)
     cancel_abandoned: bool = option(True, yes_or_no)

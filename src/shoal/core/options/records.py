@@ -61,6 +61,28 @@ class QueuePolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """How many results are kept for equal calls, and for how long.
+
+    When it is full, the result that was used least recently is dropped.
+
+    Attributes:
+        max_size: The most results, at least 1.
+        ttl_s: How long each may be used after it was made, in seconds, above 0.
+    """
+
+    max_size: int
+    ttl_s: float
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the record is frozen
+        put(self, "max_size", whole("max_size", self.max_size, least=1))
+        put(self, "ttl_s", _number("ttl_s", self.ttl_s, "a number of seconds, such as 60"))
+        if not 0 < self.ttl_s < math.inf:
+            raise ValueError(f"ttl_s must be above 0 seconds, and finite, not {self.ttl_s!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyTarget:
     """A target for the latency of 99% of the calls.
 

@@ -8,7 +8,7 @@ counted. None of this depends on the protocol.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
@@ -119,6 +119,7 @@ class EndpointCall:
     _copies: PrimaryAnswer | None = None
     _pending: PendingCall | None = None
     _spent_s = 0.0
+    _shares = True
 
     def __init__(self, calls: EndpointCalls, caller: Caller) -> None:
         self._calls = calls
@@ -140,7 +141,11 @@ class EndpointCall:
         self._calls.failed(error)
 
     async def find(
-        self, method: str, shard_key: str | None, priority: bytes | None
+        self,
+        method: str,
+        shard_key: str | None,
+        priority: bytes | None,
+        cache_control: bytes | None = None,
     ) -> Batcher[Any]:
         """Finds the batcher of the call; waits for traffic, or for a first replica.
 
@@ -148,6 +153,7 @@ class EndpointCall:
             method: The method of the backend's code.
             shard_key: Calls with equal keys go to the same backend; None for no key.
             priority: The priority level, as text; None for the default.
+            cache_control: The directives of the client about shared results; None for none.
 
         Returns:
             The batcher, which determines the codec.
@@ -172,6 +178,8 @@ class EndpointCall:
         batcher = found.batcher
         self.streams = batcher.streams
         self._priority = None if priority is None else _priority(priority, batcher.options)
+        if cache_control is not None:
+            self._shares = _may_share(cache_control)
         return batcher
 
     async def result(self, item: Any, metadata: Mapping[str, Any]) -> Any:
@@ -247,7 +255,7 @@ class EndpointCall:
             timeout_s = max(0.0, timeout_s - self._spent_s)
         if self._endpoint.shadows:
             self._copies = self._endpoint.copied(method_batcher, item, metadata)
-        return CallOptions(timeout_s, metadata, self._priority)
+        return CallOptions(timeout_s, metadata, self._priority, None, self._shares)
 
     def _entry_of(self, method_batcher: MethodBatcher) -> Entry:
         try:
@@ -277,6 +285,12 @@ def _priority(given: bytes, options: BatchOptions) -> int | None:
         return options.checked_priority("X-Priority", int(given))
     except ValueError:
         raise Refused(no_such_priority(options.priority_levels)) from None
+
+
+def _may_share(cache_control: bytes) -> bool:
+    """Returns whether the client accepts a result that was made for another request."""
+    directives = {one.strip().lower() for one in cache_control.split(b",")}
+    return directives.isdisjoint((b"no-store", b"no-cache"))
 
 
 class HttpMetadata(Mapping[str, Any]):
@@ -309,6 +323,22 @@ class HttpMetadata(Mapping[str, Any]):
             case _:
                 raise KeyError(key)
 
+    @property
+    def user_context(self) -> Hashable:
+        """What must be equal, beside the item, for calls that share a result.
+
+        That is who calls, by the headers that say so and by what a middleware has found out, and
+        what a handler is likely to read of the request.
+        """
+        scope = self._caller.scope
+        user = scope.get("user")
+        return (
+            scope["method"],
+            tuple(sorted(scope.get("path_params", {}).items())),
+            tuple([pair for pair in scope["headers"] if pair[0] in _OF_USERS]),
+            user if user is None or user.__hash__ is not None else object(),
+        )
+
     def __iter__(self) -> Iterator[str]:
         return iter(_KEYS)
 
@@ -316,6 +346,7 @@ class HttpMetadata(Mapping[str, Any]):
         return len(_KEYS)
 
 
+_OF_USERS: Final = (b"authorization", b"cookie", b"proxy-authorization", b"x-api-key")
 _KEYS: Final = (
     *("endpoint", "context", "request_id", "method", "path", "path_params"),
     "headers",

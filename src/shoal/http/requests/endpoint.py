@@ -59,6 +59,7 @@ class EndpointRoute(Route):
                 "__call__" if method is None else method.decode("latin-1"),
                 None if key is None else key.decode("latin-1"),
                 headers.get(b"x-priority"),
+                headers.get(b"cache-control"),
             )
             codec = self._codec_of(batcher)
             item = codec.item(exchange, body)

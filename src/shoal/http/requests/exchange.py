@@ -39,6 +39,7 @@ _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
 _WANTED: Final = frozenset(
     {
         b"accept",
+        b"cache-control",
         b"content-encoding",
         b"content-length",
         b"content-type",

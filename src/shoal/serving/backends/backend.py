@@ -143,6 +143,7 @@ class Backend:
             ValueError: An option does not fit the code; nothing is changed.
         """
         self.configure_batchers(config)
+        self.forget_results()
         self.supervisor.adopt(config)
         if (description := self.supervisor.description) is not None:
             code = description.method(CALL)
@@ -150,6 +151,11 @@ class Backend:
             self.pool.resize(slots, config.max_ongoing_requests)
         self._scaling.configure(config.autoscaling)
         self.log_oddity()
+
+    def forget_results(self) -> None:
+        """Empties the caches of results, since replicas with other results may answer now."""
+        for method_batcher in self.method_batchers.values():
+            method_batcher.forget_results()
 
     def set_wanted(self, num_replicas: int) -> None:
         """Changes the wanted number of replicas, without waiting for them."""

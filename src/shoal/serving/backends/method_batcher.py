@@ -75,6 +75,11 @@ class MethodBatcher:
             raise BatcherClosed(f"{self.batcher.name} broke") from failure
         return self.batcher.find()
 
+    def forget_results(self) -> None:
+        """Empties the cache of results, which other code or another user config has made."""
+        if self.batcher.is_alive:
+            self.batcher.find().forget_results()
+
     def _largest_batch(self) -> int:
         """Returns how many requests a batch may have when it starts."""
         return self.batcher.options.max_batch_size if self.batcher.fill == "closed" else 1

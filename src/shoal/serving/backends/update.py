@@ -104,6 +104,7 @@ async def restart(backend: Backend) -> None:
         with supervisor.changing():
             supervisor.replace(backend.config)
             await supervisor.settle()
+            backend.forget_results()
             await backend.mend_batchers()
     except Exception:
         with anyio.move_on_after(_UNDO_S):

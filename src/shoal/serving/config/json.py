@@ -41,7 +41,7 @@ def durable(name: str, option: Option, value: Any) -> Any:
         return None
     if isinstance(value, str):
         return str(value)  # an import path may be an `OwnPath`
-    if option.is_function:
+    if option.is_function and not isinstance(value, bool):
         raise NotDurable(
             f"{name}={value!r} is an object of this process, which can't be kept or sent; "
             f'give its import path: {name}="package.module:name"'

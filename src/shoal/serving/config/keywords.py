@@ -6,7 +6,7 @@ from typing import Any, Final
 from shoal.batching.handlers.handler import Fill
 from shoal.core.options.names import suggested
 from shoal.core.options.options import ValueKeywords
-from shoal.core.options.records import LatencyTarget, QueuePolicy
+from shoal.core.options.records import Cache, LatencyTarget, QueuePolicy
 from shoal.core.policy import BatchPolicy
 from shoal.core.replicas.autoscaling import AutoscalingOptions
 from shoal.replicas.contract import Placement
@@ -43,6 +43,8 @@ class BackendKeywords(ValueKeywords, PlacementKeywords, total=False):
     join: Callable[[list[Any]], Any] | str | None
     adaptive: LatencyTarget | Mapping[str, Any] | None
     policy: Callable[[Any], BatchPolicy] | str | None
+    dedupe: bool | Callable[[Any], Hashable] | str
+    cache: Cache | Mapping[str, Any] | None
 
     # names from Ray Serve, of any version
     max_concurrent_queries: int | None

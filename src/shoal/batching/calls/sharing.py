@@ -1,0 +1,324 @@
+"""Single flight and a cache: equal calls share one request, and one result.
+
+Each call keeps a request of its own, with its caller's waiter and deadline. But the engine gets
+only one request for equal calls, the *leader*. The calls' own requests are in a `Flight`, as
+requests in the handler are in a batch: when the leader ends, all of them do, each with the same
+result or its own copy of the error. So whatever ends one call (its caller leaves, its deadline
+passes) takes nothing from the others, and when the last one leaves, the leader is dropped.
+
+The alternative, to make the first caller's request the one that is shared, would have to hand it to
+another caller when the first one leaves, with its deadline and its place in the queue.
+
+A cache keeps the results of leaders that have ended well. An error is never kept.
+
+Invariant: a flight is in the table while its leader is alive, and has at least one call.
+"""
+
+from __future__ import annotations
+
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio.lowlevel
+
+from shoal.batching.calls.flight import Flight
+from shoal.batching.calls.groups import GroupWaiter
+from shoal.batching.calls.item_keys import given_key, key_of
+from shoal.batching.calls.shared_stream import SharedBuffer, filled_buffer
+from shoal.batching.current import running_batch
+from shoal.batching.failures.exceptions import own_copy
+from shoal.core.request import NOTHING, Request, RequestBatch, State
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, MutableMapping, Sequence
+
+    from shoal.batching.calls.intake import Intake
+    from shoal.core.counters import Counters
+    from shoal.core.options.options import BatchOptions
+    from shoal.core.options.records import Cache
+    from shoal.core.request import RequestOptions
+
+_MISSING: Final = object()
+_NO_BUFFER: Final = object()
+"""The waiter of a stream's request that has no buffer yet."""
+RUNNING = State.RUNNING
+
+
+class Sharing:
+    """The flights and the cache of one batcher.
+
+    Args:
+        intake: The queue.
+        counters: The counts of how requests ended.
+    """
+
+    def __init__(self, intake: Intake, counters: Counters) -> None:
+        self._intake = intake
+        self._counters = counters
+        self._flights: dict[Hashable, Flight] = {}
+        self._key_of: Callable[[Any], Hashable] | None = None
+        self._kept: Cache | None = None
+        self._results: MutableMapping[Hashable, Any] = {}
+
+    def configure(self, options: BatchOptions) -> None:
+        """Applies new options to the calls made from now on; another cache begins empty."""
+        dedupe = options.dedupe
+        self._key_of = None if isinstance(dedupe, bool) else dedupe
+        if options.cache != self._kept:
+            self._kept = options.cache
+            self._results = {} if options.cache is None else _new_cache(options.cache, self._intake)
+
+    def clear(self) -> None:
+        """Forgets all results, and shares no request that was made before."""
+        self._results.clear()
+        self._flights.clear()
+
+    async def call(self, item: Any, options: RequestOptions | None) -> Any:
+        """Makes a call with one result; see `Intake.call`."""
+        intake = self._intake
+        if not intake.parking.seems_here():
+            return await intake.call(item, options)  # which finds the queue of that event loop
+        try:
+            request = self.enter(item, options)
+        except Exception:
+            await anyio.lowlevel.checkpoint()
+            raise
+        try:
+            if request.state is RUNNING:
+                await request.waiter
+            else:
+                await anyio.lowlevel.checkpoint()
+        except BaseException:
+            intake.abandon(request)
+            raise
+        finally:
+            intake.former.overdue.forget(request)
+        if request.error is not None:
+            try:
+                raise request.error
+            finally:
+                request.error = None  # its traceback holds this frame
+        return request.value
+
+    async def map(
+        self,
+        items: list[Any],
+        options_of: Callable[[Any], RequestOptions | None],
+        *,
+        return_exceptions: bool,
+    ) -> list[Any]:
+        """Makes a call for each item, and waits for all of them; see `UnaryCall.map`."""
+        intake = self._intake
+        intake.check_loop()
+        waiter = GroupWaiter(intake.parking, len(items))
+        requests: list[Request] = []
+        try:
+            try:
+                for item in items:
+                    requests.append(  # noqa: PERF401  # those made before an error are needed
+                        self.enter(item, options_of(item), waiter)
+                    )
+            except Exception:
+                self._drop(requests)
+                await anyio.lowlevel.checkpoint()
+                raise
+            waiter.left = sum([request.state is RUNNING for request in requests])
+            try:
+                await (waiter if waiter.left else anyio.lowlevel.checkpoint())
+            except BaseException:
+                self._drop(requests)
+                raise
+            for request in requests:
+                if request.error is not None and not return_exceptions:
+                    raise request.error
+            return [r.value if r.error is None else r.error for r in requests]
+        finally:
+            for request in requests:
+                request.error = None  # its traceback holds this frame
+                intake.former.overdue.forget(request)
+
+    def _drop(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._intake.abandon(request)
+
+    def has_result(self, item: Any, options: RequestOptions | None) -> bool:
+        """Returns whether a call would be answered at once."""
+        return self._kept is not None and self._key(item, options) in self._results
+
+    def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
+        """Makes the request of one call; as `Intake.enter` does, but it may have ended already.
+
+        Raises:
+            TypeError: The call can't be compared with others.
+            Exception: What the user's key function raised; and as for any request.
+        """
+        intake = self._intake
+        intake.refusals.refuse_blocked()
+        key = self._key(item, options)
+        request = self._new_request(item, options, waiter)
+        value = self._results.get(key, _MISSING) if self._kept is not None else _MISSING
+        if value is not _MISSING:
+            self._counters.cache_hits += 1
+            self._counters.finished += 1
+            request.state, request.value = State.FINISHED, value
+            return request
+        deadline = None if options is None else options.deadline
+        if deadline is not None and deadline <= request.arrived_at:
+            raise intake.refusals.late(1)
+        flight = self._flights.get(key)
+        if flight is None or _waits_for_caller(flight):
+            flight = self._begun(key, item, options, streams=waiter is _NO_BUFFER)
+        else:
+            self._counters.shared += 1
+        if flight.buffer is not None:
+            request.waiter = flight.buffer.buffer_of_new_reader()
+        flight.admit(request)
+        intake.deadlines.watch(request)
+        return request
+
+    def _new_request(self, item: Any, options: RequestOptions | None, waiter: Any) -> Request:
+        parking = self._intake.parking
+        request = Request()
+        request.item = item
+        request.waiter = parking.new_waiter() if waiter is None else waiter
+        request.arrived_at = parking.now()
+        request.context = copy_context()
+        request.options = options
+        request.error = request.batch = None
+        return request
+
+    def enter_stream(self, item: Any, options: RequestOptions | None) -> tuple[Intake, Request]:
+        """Makes the request of one stream; as `Intake.enter_stream` does, but it may have ended."""
+        intake = self._intake
+        if not intake.parking.seems_here():
+            return intake.enter_stream(item, options)  # finds the queue of that event loop
+        request = self.enter(item, options, _NO_BUFFER)
+        if request.waiter is _NO_BUFFER:  # it was answered from the cache
+            capacity = intake.former.options.stream_buffer
+            request.waiter = filled_buffer(intake.parking, capacity, request.value)
+        return intake, request
+
+    def _begun(
+        self, key: Hashable, item: Any, options: RequestOptions | None, *, streams: bool
+    ) -> Flight:
+        """Makes the leader of a flight; it has no deadline, since each call has its own."""
+        intake = self._intake
+        flight = Flight(key, self._landed)
+        waiter: Any = flight
+        if streams:
+            waiter = flight.buffer = SharedBuffer(
+                intake.parking,
+                intake.former.options.stream_buffer,
+                flight,
+                ended=partial(self._landed, flight),
+                overflowed=partial(self._remove, flight),
+                fail=partial(self._failed, flight),
+            )
+        flight.leader = intake.enter(item, _without_limits(options), waiter)
+        flight.on_left = partial(self._left, flight)
+        self._flights.setdefault(key, flight)
+        return flight
+
+    def _left(self, flight: Flight, request: Request | None) -> None:
+        """Handles that a call has ended before the leader; drops the leader after the last one."""
+        if request is not None:
+            del flight.members[request]
+        if not flight.active:
+            self._remove(flight)
+            self._intake.abandon(flight.leader)
+            self._counters.cancelled -= 1  # the call was counted
+
+    def _failed(self, flight: Flight, request: Request, error: Exception) -> None:
+        """Ends one call with an error, before the leader has ended."""
+        request.state, request.error, request.batch = State.FAILED, error, None
+        self._counters.failed += 1
+        flight.active -= 1
+        request.waiter.wake()
+        self._left(flight, request)
+
+    def _landed(self, flight: Flight) -> None:
+        """Ends all calls of a flight whose leader has ended."""
+        is_current = self._flights.get(flight.key) is flight
+        self._remove(flight)
+        leader = flight.leader
+        error, leader.error = leader.error, None
+        requests = list(flight.members)
+        flight.members.clear()
+        flight.on_left = None
+        flight.active = 0
+        counters = self._counters
+        if error is None:
+            counters.finished += len(requests) - 1  # the leader was counted
+        else:
+            counters.failed += len(requests) - 1
+        buffer, flight.buffer = flight.buffer, None
+        value: Any = None
+        if error is None:
+            value = leader.value if buffer is None else buffer.history
+            # A flight that is not current may be of another version of the code.
+            if self._kept is not None and is_current and (buffer is None or value is not None):
+                self._results[flight.key] = value
+        for request in requests:
+            request.batch = None
+            if error is None:
+                request.state, request.value = State.FINISHED, value
+            else:
+                request.state, request.error = State.FAILED, own_copy(error)
+        self._intake.parking.wake_all(requests)
+
+    def _remove(self, flight: Flight) -> None:
+        if self._flights.get(flight.key) is flight:
+            del self._flights[flight.key]
+
+    def _key(self, item: Any, options: RequestOptions | None) -> Hashable:
+        name = self._intake.name
+        if self._key_of is not None:
+            return given_key(name, self._key_of, item)
+        return key_of(name, item, NOTHING if options is None else options.metadata)
+
+
+def _waits_for_caller(flight: Flight) -> bool:
+    """Returns whether the leader can't end before the call: its handler makes it, or waits for it.
+
+    So a call of a handler to its own function, with an item that it works on, gets a request of its
+    own, as it would without sharing.
+    """
+    seen: set[RequestBatch] = set()
+    to_see = [running_batch.get(None)]
+    while to_see:
+        batch = to_see.pop()
+        if batch is None or batch in seen:
+            continue
+        if flight.leader.batch is batch:
+            return True
+        seen.add(batch)
+        for leader in batch.members:
+            calls = getattr(leader.waiter, "flight", None)
+            requests = [leader] if calls is None else calls.members
+            to_see += [request.context.get(running_batch) for request in requests]
+    return False
+
+
+def _without_limits(options: RequestOptions | None) -> RequestOptions | None:
+    """Returns the options of the request that calls share, from those of the first call."""
+    if options is None:
+        return None
+    own = type(options).__new__(type(options))
+    for name in options.__slots__:
+        setattr(own, name, getattr(options, name))
+    own.deadline = own.queue_timeout_s = own.timer = own.queue_timer = None
+    return own
+
+
+def _new_cache(cache: Cache, intake: Intake) -> MutableMapping[Hashable, Any]:
+    """Makes an empty cache.
+
+    Raises:
+        ModuleNotFoundError: cachetools is not installed.
+    """
+    from cachetools import TTLCache  # an extra
+
+    made: MutableMapping[Hashable, Any]
+    made = TTLCache(cache.max_size, cache.ttl_s, timer=intake.parking.now)
+    return made
