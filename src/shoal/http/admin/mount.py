@@ -9,15 +9,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.http.admin.api import API
+from shoal.http.direct_call import answerer_of
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.exchange import split_path
 from shoal.http.requests.routing import Found, Page, Route
 from shoal.serving.http_options import HttpOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.admin.api import AdminApi
+    from shoal.http.direct_call import DirectCall
 
 
 class AdminListener:
@@ -33,13 +37,15 @@ class AdminListener:
         self, api: AdminApi, behind: ASGIApp | None = None, settings: HttpOptions | None = None
     ) -> None:
         self._behind = behind
+        self._answer_behind = answerer_of(behind)
         self._dispatcher = RouteDispatcher(HttpOptions() if settings is None else settings)
         self._page = Page(api.answer)
 
-    @property
-    def passes_to(self) -> ASGIApp | None:
-        """The application behind it."""
-        return self._behind
+    def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
+        """Answers for the application behind it, if that can be called directly."""
+        if self._answer_behind is None or call.line.path.startswith(API):
+            return None
+        return self._answer_behind(call)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""

@@ -8,11 +8,12 @@ from shoal.http.admin.api import AdminApi
 from shoal.http.admin.mount import AdminListener
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Sequence
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.app.app import App
+    from shoal.http.direct_call import DirectCall
 
 
 class AppAdmin:
@@ -41,10 +42,10 @@ class AppAdmin:
         self._allowed_modules = allowed_modules
         self._admin_listener: AdminListener | None = None
 
-    @property
-    def passes_to(self) -> ASGIApp:
-        """The application behind it."""
-        return self._behind
+    def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
+        """Answers for the application behind it, if that can be called directly."""
+        admin = self._admin_listener or self._open()
+        return None if admin is None else admin.answer_directly(call)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""

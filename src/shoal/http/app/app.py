@@ -11,7 +11,7 @@ the line that makes it.
 from __future__ import annotations
 
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shoal.batching.decorator.block import BatcherBlock
 from shoal.batching.failures.exceptions import own_copy
@@ -26,7 +26,6 @@ from shoal.http.app.declarations import (
 from shoal.http.app.lifespan import run_lifespan
 from shoal.http.app.middleware import with_middleware
 from shoal.http.app.pages import Pages
-from shoal.http.requests.direct_call import direct_call_of
 from shoal.http.requests.dispatch import RouteDispatcher
 from shoal.http.requests.endpoint_table import EndpointTable
 from shoal.http.requests.exchange import split_path
@@ -47,18 +46,21 @@ from shoal.serving.names import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from typing import Unpack
 
     from starlette.middleware import Middleware
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from shoal.http.app.pages import Phase
+    from shoal.http.direct_call import DirectCall
     from shoal.http.requests.routing import Found
     from shoal.serving.app_file.file import AppFile
     from shoal.serving.config.keywords import BackendKeywords
     from shoal.serving.http_options import AppKeywords
     from shoal.serving.state.file import StateFile
+
+_PAGES: Final = f"{RESERVED}/"
 
 H = TypeVar("H", bound="Callable[..., Any]")
 
@@ -379,6 +381,23 @@ class App:
             assert self.controller is not None
             self.controller.drain()
 
+    def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
+        """Answers a request for an endpoint of an application without middleware.
+
+        Args:
+            call: The request.
+
+        Returns:
+            What is awaited; None if the request must come by ASGI. See `shoal.http.direct_call`.
+        """
+        if not self._may_return_early or self._table is None or self._phase == "closed":
+            return None
+        line = call.line
+        if line.path.startswith(_PAGES):
+            return None
+        found = self._table.at(line.path, line.method)
+        return None if found is None else self._dispatcher.answer_directly(call, found)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
         kind = scope["type"]
@@ -400,8 +419,7 @@ class App:
         if scope["type"] == "http":
             found = self._at(path, scope["method"])
             if found is not None or self._mounts.at(path) is None:
-                direct = direct_call_of(send, self) if self._may_return_early else None
-                return self._dispatcher.answer(scope, receive, send, found, direct)
+                return self._dispatcher.answer(scope, receive, send, found)
         return self._respond_besides(scope, receive, send, root, path)
 
     async def _respond_besides(
@@ -421,7 +439,7 @@ class App:
 
     def _at(self, path: str, method: str) -> Found[Route] | None:
         """Returns the routes for a request; see `PathTable.at`."""
-        if path.startswith(f"{RESERVED}/"):  # not even for an endpoint at "/{any:path}"
+        if path.startswith(_PAGES):  # not even for an endpoint at "/{any:path}"
             return self._pages.at(path, method)
         if self._table is not None and self._phase != "closed":
             return self._table.at(path, method)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shoal.batching.calls.leaving import Departure, PendingCall
     from shoal.batching.calls.stream import ResultStream
     from shoal.core.options.options import BatchOptions
-    from shoal.http.requests.direct_call import DirectCall
+    from shoal.http.direct_call import DirectCall
     from shoal.http.requests.problem import Problem
     from shoal.serving.backends.method_batcher import MethodBatcher
     from shoal.serving.endpoints.endpoint import Endpoint

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from shoal.http.requests.direct_call import DirectCall
+    from shoal.http.direct_call import DirectCall
     from shoal.serving.http_options import HttpOptions
 
 _HOLDING: Final = holding()
@@ -67,7 +68,6 @@ class RouteDispatcher:
         receive: Receive,
         send: Send,
         found: Found[Route] | None,
-        direct: DirectCall | None = None,
     ) -> Coroutine[Any, Any, None]:
         """Answers one request.
 
@@ -76,7 +76,6 @@ class RouteDispatcher:
             receive: The ASGI callable.
             send: The ASGI callable.
             found: The routes at the request's path; None if there are none.
-            direct: The server's call, if nothing is between the server and this package.
         """
         routes = None
         if found is not None:
@@ -87,7 +86,25 @@ class RouteDispatcher:
         route = None if routes is None else routes.get(scope["method"])
         if route is None:
             route = _other_route(scope, routes)
-        return self.take_step(Exchange(scope, receive, send, self, direct), route, route.answer)
+        return self.take_step(Exchange(scope, receive, send, self), route, route.answer)
+
+    def answer_directly(
+        self, call: DirectCall, found: Found[Route]
+    ) -> Coroutine[Any, Any, None] | None:
+        """Answers one request that the server of this package has passed on directly.
+
+        Args:
+            call: The request.
+            found: The routes at its path.
+
+        Returns:
+            The coroutine; None if none of the routes is for its method.
+        """
+        route = found.routes.get(call.line.method)
+        if route is None:
+            return None
+        exchange = Exchange(None, None, None, self, call, found.params)
+        return self.take_step(exchange, route, route.answer)
 
     @holds_ctrl_c
     async def take_step(
@@ -105,21 +122,58 @@ class RouteDispatcher:
                 with _HOLDING:  # the classes of items and results may do anything
                     await step(exchange)
             except Exception as error:
-                if isinstance(error, CallerLeft):
-                    if not exchange.is_cut_off:
-                        raise
-                    error = ShutDown("the server ends")
-                with _HOLDING:
-                    problem = explained(error, self.settings, route.name, exchange.request_id)
-                if exchange.status:
-                    raise  # too late for another answer; the server aborts the connection
-                media_type, body = route.problem(problem, exchange.request_id)
-                await exchange.answer(problem.status, media_type, body, problem.headers)
+                await self._answer_failure(route, error, exchange)
         except CallerLeft as left:
-            _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
+            _log_departure(route, exchange, left)
         finally:
             if exchange.status:
                 self.answers.count(route.name, exchange.status)
+
+    async def _answer_failure(self, route: Route, error: Exception, exchange: Exchange) -> None:
+        """Answers a request that has failed by a problem.
+
+        Raises:
+            CallerLeft: The client left meanwhile.
+            Exception: It is too late for another answer; the server aborts the connection.
+        """
+        try:
+            if isinstance(error, CallerLeft):
+                if not exchange.is_cut_off:
+                    _log_departure(route, exchange, error)
+                    return
+                error = ShutDown("the server ends")
+            with _HOLDING:
+                problem = explained(error, self.settings, route.name, exchange.request_id)
+            if exchange.status:
+                raise error
+            media_type, body = route.problem(problem, exchange.request_id)
+            await exchange.answer(problem.status, media_type, body, problem.headers)
+        finally:
+            del error  # its traceback holds this frame
+
+    @holds_ctrl_c
+    def go_on(
+        self, exchange: Exchange, route: Route, step: Callable[[Exchange], Awaitable[None] | None]
+    ) -> Awaitable[None] | None:
+        """Goes on with a request, and answers what `step` raises.
+
+        Args:
+            exchange: The request.
+            route: Its route.
+            step: What is called. If it returns something, that is awaited.
+
+        Returns:
+            What must be awaited; None if the request is answered.
+        """
+        try:
+            with _HOLDING:
+                rest = step(exchange)
+        except Exception as error:
+            return self.take_step(exchange, route, partial(self._answer_failure, route, error))
+        if rest is not None:
+            return self.take_step(exchange, route, lambda _: rest)
+        self.answers.count(route.name, exchange.status)
+        return None
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Calls an application; its `HTTPException` is answered as one of a route would be."""
@@ -142,6 +196,10 @@ class RouteDispatcher:
             await self.answer(
                 scope, receive, send, Found[Route]({scope["method"]: _Refusal(refusal)}, {})
             )
+
+
+def _log_departure(route: Route, exchange: Exchange, left: CallerLeft) -> None:
+    _log.debug("%s: request %s: %s", route.name, exchange.request_id, left)
 
 
 class _Refusal(Route):

@@ -15,7 +15,7 @@ from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from shoal.batching.batcher import Batcher
     from shoal.http.requests.call import EndpointCall
@@ -75,7 +75,12 @@ class EndpointRoute(Route):
             elif call.is_suspended(item, metadata):
                 exchange.suspend(self, partial(_resumed, call, codec))
             else:
-                await codec.answer(exchange, await call.result(item, metadata))
+                result = await call.result(item, metadata)
+                answer = codec.body(exchange, result)
+                if answer is None:
+                    await codec.answer(exchange, result)
+                else:
+                    await exchange.answer(200, codec.media_type, answer)
 
     def _codec_of(self, batcher: Batcher[Any]) -> Codec:
         if self._last is not None and self._last[0]() is batcher:
@@ -85,7 +90,19 @@ class EndpointRoute(Route):
         return codec
 
 
-async def _resumed(call: EndpointCall, codec: Codec, exchange: Exchange) -> None:
-    """Answers a request whose call has ended meanwhile."""
+def _resumed(
+    call: EndpointCall, codec: Codec, exchange: Exchange
+) -> Coroutine[Any, Any, None] | None:
+    """Answers a request whose call has ended meanwhile; returns what must be awaited for that."""
     with call:
-        await codec.answer(exchange, call.pending_result())
+        result = call.pending_result()
+        body = codec.body(exchange, result)
+        if body is not None:
+            exchange.answer_directly(200, codec.media_type, body)
+            return None
+    return _answered(call, codec, exchange, result)
+
+
+async def _answered(call: EndpointCall, codec: Codec, exchange: Exchange, result: Any) -> None:
+    with call:
+        await codec.answer(exchange, result)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
+    from shoal.http.direct_call import DirectCall
     from shoal.http.requests.body import IncompleteBodies
-    from shoal.http.requests.direct_call import DirectCall
     from shoal.serving.http_options import HttpOptions
 
 JSON: Final = b"application/json"
@@ -35,23 +35,12 @@ DISCONNECT: Final = "shoal.disconnect"
 """The name of the ASGI extension by which a server tells that a client has left."""
 
 _REQUEST_ID: Final = re.compile(rb"[A-Za-z0-9_.:-]{1,64}")
-# The headers that are read; one pass over a request's headers finds them.
-_WANTED: Final = frozenset(
-    {
-        b"accept",
-        b"cache-control",
-        b"content-encoding",
-        b"content-length",
-        b"content-type",
-        b"x-priority",
-        b"x-request-id",
-        b"x-serve-call-method",
-        b"x-serve-shard-key",
-    }
-)
 
+NO_PARAMS: Final[Mapping[str, Any]] = {}
+"""The parameters of a path that has none."""
 
-_JSON_FIELDS: Final = b"\r\ncontent-type: %b\r\nx-request-id: " % JSON
+_FIELDS: Final = b"\r\ncontent-type: %b\r\nx-request-id: "
+_JSON_FIELDS: Final = _FIELDS % JSON
 
 
 class _Offered:
@@ -78,10 +67,14 @@ class Dispatcher(Protocol):
         """Returns the id of a request whose client gave it none."""
         ...
 
-    async def take_step(
-        self, exchange: Exchange, route: Any, step: Callable[[Exchange], Awaitable[None]]
-    ) -> None:
-        """Goes on with a request, and answers what `step` raises."""
+    def go_on(
+        self, exchange: Exchange, route: Any, step: Callable[[Exchange], Awaitable[None] | None]
+    ) -> Awaitable[None] | None:
+        """Goes on with a request, and answers what `step` raises.
+
+        Returns:
+            What must be awaited; None for nothing.
+        """
         ...
 
 
@@ -89,46 +82,80 @@ class Exchange:
     """One HTTP request, and the sending of its answer.
 
     Args:
-        scope: The ASGI scope.
-        receive: The ASGI callable for what the client sends.
-        send: The ASGI callable for the answer.
+        scope: The ASGI scope; None for a direct call, which makes one when it is needed.
+        receive: The ASGI callable for what the client sends; None for a direct call.
+        send: The ASGI callable for the answer; None for a direct call.
         dispatcher: What all requests share.
         direct: The server's call, if nothing is between the server and this package; else None.
+        path_params: The values of the path's parameters, for a direct call.
 
     Attributes:
-        scope, receive, direct: As above.
-        headers: The request's headers that this package reads.
+        direct: As above.
+        method: The method of the request.
+        headers: The request's headers; the last one of those with the same name.
         status: The status of the answer; 0 until it has begun.
     """
 
     __slots__ = (
-        *("_dispatcher", "_id", "_offered", "_send"),
-        *("direct", "headers", "receive", "scope", "status"),
+        *("_dispatcher", "_id", "_offered", "_path_params", "_receive", "_scope", "_send"),
+        *("direct", "headers", "method", "status"),
     )
 
     headers: dict[bytes, bytes]
 
     def __init__(
         self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
+        scope: Scope | None,
+        receive: Receive | None,
+        send: Send | None,
         dispatcher: Dispatcher,
         direct: DirectCall | None = None,
+        path_params: Mapping[str, Any] = NO_PARAMS,
     ) -> None:
-        self.scope = scope
-        self.receive = receive
-        self.headers = {name: value for name, value in scope["headers"] if name in _WANTED}
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._path_params = path_params
         self.status = 0
         self._id: bytes | None = None
-        self._send = send
         self._dispatcher = dispatcher
         self.direct = direct
         self._offered: DirectCall | _Offered | None = direct
-        if direct is None:
+        if direct is not None:
+            self.method = direct.line.method
+            self.headers = dict(direct.headers)
+        else:
+            assert scope is not None
+            self.method = scope["method"]
+            self.headers = dict(scope["headers"])
             extensions = scope.get("extensions")
             if extensions and DISCONNECT in extensions:
                 self._offered = _Offered(extensions[DISCONNECT])
+
+    @property
+    def scope(self) -> Scope:
+        """The ASGI scope."""
+        if self._scope is None:
+            assert self.direct is not None
+            self._scope = self.direct.scope()
+            if self._path_params:
+                self._scope["path_params"] = dict(self._path_params)
+        return self._scope
+
+    @property
+    def receive(self) -> Receive:
+        """The ASGI callable for what the client sends."""
+        if self._receive is None:
+            assert self.direct is not None
+            self._receive = self.direct.receive
+        return self._receive
+
+    @property
+    def _asgi_send(self) -> Send:
+        if self._send is None:
+            assert self.direct is not None
+            self._send = self.direct.send
+        return self._send
 
     @property
     def settings(self) -> HttpOptions:
@@ -138,7 +165,7 @@ class Exchange:
     @property
     def wants_no_body(self) -> bool:
         """Whether only the headers of an answer are requested."""
-        return bool(self.scope["method"] == "HEAD")
+        return self.method == "HEAD"
 
     @property
     def departure(self) -> Departure:
@@ -186,16 +213,15 @@ class Exchange:
         held = self._dispatcher.incomplete.of(self.scope.get("client"))
         return await read_body(self.receive, self.headers.get(b"content-length"), most, held)
 
-    def suspend(self, route: Any, step: Callable[[Exchange], Awaitable[None]]) -> None:
+    def suspend(self, route: Any, step: Callable[[Exchange], Awaitable[None] | None]) -> None:
         """Gives the task back until `direct` is resumed.
 
         Args:
             route: The route of the request.
-            step: Awaited then.
+            step: Called then; what it returns is awaited, unless that is None.
         """
         assert self.direct is not None
-        step_taken = partial(self._dispatcher.take_step, self, route, step)
-        self.direct.suspend(self.scope, step_taken)
+        self.direct.suspend(partial(self._dispatcher.go_on, self, route, step))
 
     @property
     def id(self) -> bytes:
@@ -224,14 +250,20 @@ class Exchange:
             CallerLeft: The client is gone, or did not read in time.
         """
         if self.direct is not None and media_type is JSON and not headers:
-            self.status = status
-            self.direct.answer(status, _JSON_FIELDS + self.id, body)
+            self.answer_directly(status, media_type, body)
             return
         length = b"%d" % len(body)
         described = [(b"content-type", media_type), (b"content-length", length), *headers]
         # Handled here and not by the server: the length for HEAD is that of the body for GET.
         sent = b"" if self.wants_no_body else body
         await self._deliver(self._begin(status, described), _body(sent, more=False))
+
+    def answer_directly(self, status: int, media_type: bytes, body: bytes) -> None:
+        """Sends a whole answer by the server's call."""
+        assert self.direct is not None
+        self.status = status
+        fields = _JSON_FIELDS if media_type is JSON else _FIELDS % media_type
+        self.direct.answer(status, fields + self.id, body)
 
     async def answer_without_body(
         self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()
@@ -283,7 +315,7 @@ class Exchange:
         if self._offered is not None:
             try:
                 for message in messages:
-                    await self._send(message)
+                    await self._asgi_send(message)
             except OSError as error:
                 raise CallerLeft("the connection was lost") from error
             return
@@ -295,7 +327,7 @@ class Exchange:
 
     async def _pass_on(self, message: Message) -> None:
         try:
-            await self._send(message)
+            await self._asgi_send(message)
         except OSError as error:  # from servers that report a lost connection
             raise CallerLeft("the connection was lost") from error
 

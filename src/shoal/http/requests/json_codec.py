@@ -38,6 +38,8 @@ class JsonCodec(Codec):
         TypeError: JSON can't be checked against an annotation.
     """
 
+    media_type = JSON
+
     def __init__(self, signature: Signature) -> None:
         self._reader = ItemReader(signature)
 
@@ -46,11 +48,12 @@ class JsonCodec(Codec):
         return self._reader.item(exchange, body)
 
     @override
+    def body(self, exchange: Exchange, result: Any) -> bytes | None:
+        return None if isinstance(result, Response) else encoded(result)
+
+    @override
     async def answer(self, exchange: Exchange, result: Any) -> None:
-        if isinstance(result, Response):
-            await _answer_with_response(exchange, result)
-        else:
-            await exchange.answer(200, JSON, encoded(result))
+        await _answer_with_response(exchange, result)
 
     @override
     def stream(self, exchange: Exchange) -> StreamForm:

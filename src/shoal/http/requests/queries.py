@@ -64,7 +64,7 @@ class ItemReader:
         Raises:
             Refused: The request does not fit the handler's parameters.
         """
-        if body or exchange.scope["method"] in _WITH_BODY or self._only_body:
+        if body or exchange.method in _WITH_BODY or self._only_body:
             return self._of_body.item(exchange, body)
         query = Query.of(exchange.scope.get("query_string", b""))
         if self._takes_query:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from shoal.http.direct_call import DirectCall
     from shoal.http.requests.codec import StreamForm
-    from shoal.http.requests.direct_call import DirectCall
     from shoal.http.requests.exchange import Exchange
     from shoal.http.requests.problem import Problem
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 
+from shoal.http.direct_call import answerer_of
 from shoal.http.server.access_log import AccessLog
 from shoal.http.server.client_faults import ClientFaults
 from shoal.http.server.turns import Turns
@@ -60,6 +61,7 @@ class Shared:
 
     Attributes:
         app: The application; once the server cuts off its calls, one that refuses all requests.
+        answer_directly: Calls it otherwise than by ASGI; None if it does not offer that.
         state, timeouts, tasks, scheme, guard: As above.
         options: The options of the server.
         context: The context that each call of the application gets a copy of.
@@ -93,7 +95,7 @@ class Shared:
         scheme: str,
         guard: Guard | None = None,
     ) -> None:
-        self.app = _logged(app, options)
+        self._serve(app, options)
         self.state = state
         self.timeouts = timeouts
         self.tasks = tasks
@@ -151,9 +153,13 @@ class Shared:
 
     def end_early(self) -> None:
         """Answers requests with 503 from now on, and asks all calls to end their answers."""
-        self.app = _logged(_refuse, self.options)
+        self._serve(_refuse, self.options)
         for connection in tuple(self.connections):
             connection.end_early()
+
+    def _serve(self, app: ASGIApp, options: HttpOptions) -> None:
+        self.app = AccessLog(app) if options.access_log else app
+        self.answer_directly = answerer_of(self.app)
 
     def remove(self, connection: Any) -> None:
         """Removes a connection that was closed."""
@@ -185,10 +191,6 @@ def http_date(at: int) -> str:
         f"{_WEEKDAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04}"
         f" {hour:02}:{minute:02}:{second:02} GMT"
     )
-
-
-def _logged(app: ASGIApp, options: HttpOptions) -> ASGIApp:
-    return AccessLog(app) if options.access_log else app
 
 
 async def _refuse(scope: Scope, _receive: Receive, send: Send) -> None:

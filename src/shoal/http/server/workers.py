@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from anyio.abc import TaskGroup
-    from starlette.types import ASGIApp, Message, Scope
 
     from shoal.batching.loops.parking import Parking
 
@@ -38,9 +37,8 @@ _CALLS_WITHOUT_CHECKPOINT: Final = 64
 
 
 class Served(Protocol):
-    """The application of an address, and how many calls of it have begun and ended."""
+    """How many calls of an address's application have begun and ended."""
 
-    app: ASGIApp
     started: int
     finished: int
 
@@ -53,12 +51,13 @@ class CallToMake(Protocol):
         """What the application goes on with after it has returned; None if it does not."""
         ...
 
-    async def receive(self) -> Message:
-        """Receives for the application; see ASGI."""
+    @property
+    def raw_path(self) -> bytes:
+        """The path of the request, as sent."""
         ...
 
-    async def send(self, message: Message) -> None:
-        """Sends for the application; see ASGI."""
+    def begin(self) -> Awaitable[None]:
+        """Returns the call of the application, which is awaited once."""
         ...
 
     def end(self) -> None:
@@ -79,7 +78,7 @@ class Workers:
     ends the program or the server.
 
     Args:
-        served: The application.
+        served: The counts of the address.
         parking: The event loop's way to wait.
         tasks: The tasks of the connections.
     """
@@ -89,7 +88,7 @@ class Workers:
         self._parking = parking
         self._tasks = tasks
         self._context = copy_context()  # what each worker starts with
-        self._ready: deque[tuple[CallToMake, Scope, Callable[[], Awaitable[None]] | None]]
+        self._ready: deque[tuple[CallToMake, Callable[[], Awaitable[None] | None] | None]]
         self._ready = deque()
         self._started = 0
         self._idle: list[Any] = []  # the waiters of the parked workers
@@ -101,18 +100,18 @@ class Workers:
         self._is_closed = False
 
     def start(
-        self, call: CallToMake, scope: Scope, resume: Callable[[], Awaitable[None]] | None = None
+        self, call: CallToMake, resume: Callable[[], Awaitable[None] | None] | None = None
     ) -> None:
         """Calls the application soon.
 
         Args:
             call: The call.
-            scope: Its scope.
-            resume: Awaited in place of the application, to go on with a call that was suspended.
+            resume: Called in place of the application, to go on with a call that was suspended. If
+                it returns something, that is awaited.
         """
         if self._is_closed:
             return
-        self._ready.append((call, scope, resume))
+        self._ready.append((call, resume))
         self._started += 1
         if not self._coming or not (self._is_one_enough or self._coming >= len(self._ready)):
             self._wake_one()
@@ -174,7 +173,7 @@ class Workers:
                     self._wake_one()
             made = 0
             while ready:
-                call, scope, resume = ready.popleft()
+                call, resume = ready.popleft()
                 if ready and not self._coming:
                     self._wake_one()
                 started = self._started
@@ -182,12 +181,13 @@ class Workers:
                 try:
                     if resume is None:
                         served.started += 1
-                        await served.app(scope, call.receive, call.send)
-                    else:
-                        await resume()
+                        await call.begin()
+                    elif (rest := resume()) is not None:
+                        await rest
+                        del rest
                 except Exception as error:
                     # The raw path is printable ASCII, so it can't forge a line of the log.
-                    _log.error("the application failed on %r", scope["raw_path"], exc_info=error)
+                    _log.error("the application failed on %r", call.raw_path, exc_info=error)
                 except BaseException:
                     call.abort()
                     raise
@@ -199,7 +199,7 @@ class Workers:
                     if call.suspended is None:
                         served.finished += 1
                         call.end()
-                del call, scope, resume  # nothing refers to a request while the worker is idle
+                del call, resume  # nothing refers to a request while the worker is idle
                 try:
                     if copy_context() != context or innermost_scope() is not outermost:
                         return

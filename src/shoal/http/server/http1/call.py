@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio.lowlevel
 
 from shoal.http.server.http1.answer import CONTINUE, END, LAST_CHUNK, AnswerHead, status_line
+from shoal.http.server.http1.scope import scope_of
 from shoal.http.server.sockets.timeouts import Heartbeat
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Call:
 
     It is a `DirectCall` for an application of this package.
 
-    It does not refer to the scope, which refers to it: a circle would be left by each request for
+    It does not refer to its scope, which refers to it: a circle would be left by each request for
     the garbage collector.
 
     Args:
@@ -52,15 +53,15 @@ class Call:
 
     Attributes:
         carrier: The connection.
-        suspended: What the application goes on with after it has returned: the scope, and what is
-            awaited then. None if it does not.
+        line: The request line.
+        headers: The names, in lower case, and the values of the headers.
+        suspended: What the application goes on with after it has returned; None if it does not.
         keeps_alive: Whether the client may send another request on the connection.
         has_left: Whether the client is gone.
         is_sent: Set once the kernel has taken an answer for which it had no room at first.
     """
 
     # Most requests change none of these; an attribute of the class costs them nothing.
-    is_direct_call: Final = True
     has_left = False
     is_sent = False
     _body: bytes | bytearray = b""
@@ -78,13 +79,14 @@ class Call:
     _on_left: Callable[[], object] | None = None
     _is_cut_off = False
     _heartbeat: Heartbeat | None = None
-    suspended: tuple[Scope, Callable[[], Awaitable[None]]] | None = None
+    suspended: Callable[[], Awaitable[None] | None] | None = None
 
     def __init__(self, carrier: Carrier, parser: HeadParser) -> None:
         self.carrier = carrier
         self._shared = carrier.shared
         self.keeps_alive = parser.keeps_alive
-        self._line = parser.line
+        self.line = parser.line
+        self.headers = parser.headers
 
     # The application's side.
 
@@ -162,9 +164,13 @@ class Call:
     # What it offers directly.
 
     @property
-    def application(self) -> object:
-        """What the server calls."""
-        return self._shared.app
+    def raw_path(self) -> bytes:
+        """The path of the request, as sent."""
+        return self.line.raw_path
+
+    def scope(self) -> Scope:
+        """Returns a new scope of ASGI."""
+        return scope_of(self)
 
     def whole_body(self) -> bytes | None:
         """Returns the body of the request, once; None if it is to be received in parts."""
@@ -183,7 +189,7 @@ class Call:
         if shared.is_draining or not self.keeps_alive or self._is_partial:
             self.keeps_alive = False
             text += _CLOSE
-        if self._line.method == "HEAD":
+        if self.line.method == "HEAD":
             body = b""
         self._finish(text + shared.date() + END, body)
 
@@ -194,15 +200,15 @@ class Call:
         self._put(data, is_last=False)
         return True
 
-    def suspend(self, scope: Scope, resume: Callable[[], Awaitable[None]]) -> None:
+    def suspend(self, resume: Callable[[], Awaitable[None] | None]) -> None:
         """Lets the application return before its answer; see `DirectCall`."""
-        self.suspended = scope, resume
+        self.suspended = resume
 
     def resume(self) -> None:
         """Goes on with a call that was suspended, soon; does nothing with another one."""
         suspended, self.suspended = self.suspended, None
         if suspended is not None:
-            self._shared.workers.start(self, *suspended)
+            self._shared.workers.start(self, suspended)
 
     def when_left(self, callback: Callable[[], object] | None) -> bool:
         """Sets what is called once when the client leaves before the answer is complete.
@@ -224,17 +230,6 @@ class Call:
         """Whether the server ends, and waits a moment for the end of the answer."""
         return self._is_cut_off and not self.has_left
 
-    def extensions(self) -> dict[str, dict[str, Any]]:
-        """Returns the extensions of the scope."""
-        return {
-            "shoal.disconnect": {
-                "when_left": self.when_left,
-                "is_cut_off": self.is_cut_off,
-                "heartbeat": self.heartbeat,
-                "send_timeout_s": self._shared.send_timeout_s,
-            }
-        }
-
     def heartbeat(self, after_s: float, data: bytes) -> None:
         """Sends data as a part of the body whenever none was sent for a time, until its end.
 
@@ -245,6 +240,15 @@ class Call:
         self._heartbeat = Heartbeat(self._shared.timeouts, after_s, partial(self._beat, data))
 
     # The server's side.
+
+    def begin(self) -> Awaitable[None]:
+        """Returns the call of the application: directly where it allows that, else by ASGI."""
+        shared = self._shared
+        if shared.answer_directly is not None:
+            answer = shared.answer_directly(self)
+            if answer is not None:
+                return answer
+        return shared.app(scope_of(self), self.receive, self.send)
 
     def end(self) -> None:
         """Handles that the application has returned for good."""
@@ -336,7 +340,7 @@ class Call:
         shared = self._shared
         framing = b""
         size = len(data)
-        if self._line.method == "HEAD" or not head.has_body:
+        if self.line.method == "HEAD" or not head.has_body:
             data = b""
         elif head.length is None:
             framing = b"\r\ncontent-length: %d" % size
@@ -401,11 +405,11 @@ class Call:
         self._head = None
         shared = self._shared
         framing = b""
-        if self._line.method == "HEAD" or not head.has_body:
+        if self.line.method == "HEAD" or not head.has_body:
             self._sends_body = False
         elif head.length is not None:
             self._to_send = head.length
-        elif self._line.is_http_1_1:
+        elif self.line.is_http_1_1:
             self._is_chunked = True
             framing = b"\r\ntransfer-encoding: chunked"
         else:  # the end of the connection is the end of the body

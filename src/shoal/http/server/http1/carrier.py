@@ -9,9 +9,17 @@ if TYPE_CHECKING:
 
 
 class Carrier(Protocol):
-    """What a call needs of its connection."""
+    """What a call needs of its connection.
+
+    Attributes:
+        shared: The state of the address.
+        peer: The client's host and port.
+        name: The server's host and port.
+    """
 
     shared: Shared
+    peer: tuple[str, int] | None
+    name: tuple[str, int] | None
 
     @property
     def is_sending(self) -> bool:

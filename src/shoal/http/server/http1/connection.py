@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from shoal.http.server.http1.answer import error_answer
 from shoal.http.server.http1.bad_request import BadRequest
@@ -61,6 +61,11 @@ class Http1Connection(Receiver):
         released: Called once, when the connection is closed and no call of it is running.
         client: Continues with another protocol.
 
+    Attributes:
+        shared: As above.
+        peer: The client's host and port.
+        name: The server's host and port.
+
     Raises:
         OSError: The client is gone.
     """
@@ -69,15 +74,13 @@ class Http1Connection(Receiver):
         *("_body", "_body_began_at", "_call", "_client", "_has_enough", "_held", "_is_new"),
         *(
             "_known_host",
-            "_name",
             "_parser",
-            "_peer",
             "_received",
             "_released",
             "_running",
             "_state",
         ),
-        *("_timeout", "_transport", "shared"),
+        *("_timeout", "_transport", "name", "peer", "shared"),
     )
 
     def __init__(
@@ -104,8 +107,8 @@ class Http1Connection(Receiver):
         self._running = 0  # calls of the application
         self._timeout = Timeout(shared.timeouts, self._expire)
         self._client = client
-        self._peer = host_and_port(transport.peer)
-        self._name = host_and_port(transport.name)
+        self.peer = host_and_port(transport.peer)
+        self.name = host_and_port(transport.name)
 
     def start(self) -> None:
         """Begins to serve."""
@@ -245,22 +248,6 @@ class Http1Connection(Receiver):
             self._switch(partial(self._client.switch_to_websocket, parser, data[end:]))
             return
         self._call = call = Call(self, parser)
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.4"},
-            "http_version": "1.1" if line.is_http_1_1 else "1.0",
-            "method": line.method,
-            "scheme": shared.scheme,
-            "path": line.path,
-            "raw_path": line.raw_path,
-            "query_string": line.query,
-            "root_path": "",
-            "headers": parser.headers,
-            "client": self._peer,
-            "server": self._name,
-            "state": shared.state.copy(),
-            "extensions": call.extensions(),
-        }
         length = parser.length
         # The deadline of the idle connection stays, and counts for nothing in the state ANSWER.
         if length == 0:
@@ -283,7 +270,7 @@ class Http1Connection(Receiver):
             elif self._state != _ANSWER:
                 return  # its body is malformed
         self._running += 1
-        shared.workers.start(call, scope)
+        shared.workers.start(call)
 
     def _switch(self, switch: Callable[[], None]) -> None:
         """Hands the transport over to a connection that speaks another protocol."""

@@ -1,0 +1,129 @@
+"""How the server of this package calls an application of this package: more directly than by ASGI.
+
+ASGI describes a request by a dictionary, and has an application wait in a task until its answer is
+complete. An application that is called directly is given the server's own object of the request. It
+may return while the call that it has made waits in a batch, and is resumed at its end. So one task
+serves many requests, and none is switched to for a request alone.
+
+An application that is called through other code, such as middleware, is called by ASGI, since that
+code reads the dictionary, and takes its return for the end of the answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Message, Scope
+
+
+class RequestLine(Protocol):
+    """What the first line of a request says."""
+
+    @property
+    def method(self) -> str:
+        """The method."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """The path, decoded."""
+        ...
+
+
+class DirectCall(Protocol):
+    """A request that an application is called with."""
+
+    @property
+    def line(self) -> RequestLine:
+        """The request line."""
+        ...
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The names, in lower case, and the values of the headers."""
+        ...
+
+    def scope(self) -> Scope:
+        """Returns a new scope of ASGI."""
+        ...
+
+    async def receive(self) -> Message:
+        """Receives a message of ASGI."""
+        ...
+
+    async def send(self, message: Message) -> None:
+        """Sends a message of ASGI."""
+        ...
+
+    def whole_body(self) -> bytes | None:
+        """Returns the body of the request, once; None if it is to be received in parts."""
+        ...
+
+    def when_left(self, callback: Callable[[], object] | None) -> bool:
+        """Sets what is called once when the client leaves; as in the extension of ASGI.
+
+        Returns:
+            Whether it was called at once.
+        """
+        ...
+
+    def is_cut_off(self) -> bool:
+        """Returns whether the server ends, and waits a moment for the end of the answer."""
+        ...
+
+    def heartbeat(self, after_s: float, data: bytes) -> None:
+        """Sends data whenever the answer was silent for a time; as in the extension of ASGI."""
+        ...
+
+    def suspend(self, resume: Callable[[], Awaitable[None] | None]) -> None:
+        """Lets the application return before its answer, which it gives when it is resumed.
+
+        Args:
+            resume: Called once, after `resume` of this object was called. If it returns something,
+                that is awaited.
+        """
+        ...
+
+    def resume(self) -> None:
+        """Goes on with a call that was suspended, soon; does nothing with another one."""
+        ...
+
+    def put(self, data: bytes) -> bool:
+        """Sends a part of a body at once, which has begun and is not complete.
+
+        Returns:
+            Whether it was sent. It is not if an earlier part waits for the client.
+        """
+        ...
+
+    def answer(self, status: int, fields: bytes, body: bytes) -> None:
+        """Sends a whole answer.
+
+        Args:
+            status: The status.
+            fields: The lines of its header, each with a line break before it. The server adds those
+                that delimit the body.
+            body: The body; for ``HEAD`` its length is sent only.
+        """
+        ...
+
+
+def answerer_of(app: object) -> Callable[[DirectCall], Awaitable[None] | None] | None:
+    """Returns what calls an application directly; None if the application must be called by ASGI.
+
+    It is the application's method ``answer_directly``. It returns the call, which is awaited once;
+    None if the application wants to get this request by ASGI.
+
+    Args:
+        app: The application.
+    """
+    # A wrapper that is an object may have all attributes of what it wraps; its class does not.
+    kind: Any = type(app)
+    if not hasattr(kind, "answer_directly"):
+        return None
+    application: Any = app
+    answerer: Callable[[DirectCall], Awaitable[None] | None] = application.answer_directly
+    return answerer

@@ -1,0 +1,40 @@
+"""The scope by which ASGI describes a request; made only for an application called by ASGI."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
+
+    from shoal.http.server.http1.call import Call
+
+
+def scope_of(call: Call) -> Scope:
+    """Returns a new scope for a call."""
+    line = call.line
+    carrier = call.carrier
+    shared = carrier.shared
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
+        "http_version": "1.1" if line.is_http_1_1 else "1.0",
+        "method": line.method,
+        "scheme": shared.scheme,
+        "path": line.path,
+        "raw_path": line.raw_path,
+        "query_string": line.query,
+        "root_path": "",
+        "headers": call.headers,
+        "client": carrier.peer,
+        "server": carrier.name,
+        "state": shared.state.copy(),
+        "extensions": {
+            "shoal.disconnect": {
+                "when_left": call.when_left,
+                "is_cut_off": call.is_cut_off,
+                "heartbeat": call.heartbeat,
+                "send_timeout_s": shared.send_timeout_s,
+            }
+        },
+    }
