@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import shoal
 from benchmarks.http_handlers import (
@@ -14,10 +14,7 @@ from benchmarks.http_handlers import (
     paced,
     predict,
 )
-from benchmarks.http_statistics import with_statistics
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+from benchmarks.http_statistics import statistics_page
 
 noop_app: Final = shoal.App()
 noop_app.endpoint("/noop", max_batch_size=MAX_BATCH_SIZE)(noop)
@@ -27,13 +24,9 @@ tokens_app.endpoint("/paced", max_batch_size=MAX_BATCH_SIZE)(paced)
 tokens_app.endpoint("/at-once", max_batch_size=MAX_BATCH_SIZE)(at_once)
 
 
-def _model_app() -> ASGIApp:
-    app = shoal.App()
-    for path, handler in (("/predict", predict), ("/generate", generate)):
-        app.endpoint(
-            path, max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S
-        )(handler)
-    return with_statistics(app)
-
-
-model_app: Final = _model_app()
+model_app: Final = shoal.App()
+for _path, _handler in (("/predict", predict), ("/generate", generate)):
+    model_app.endpoint(
+        _path, max_batch_size=MAX_BATCH_SIZE, batch_wait_timeout_s=BATCH_WAIT_TIMEOUT_S
+    )(_handler)
+model_app.mount("/statistics", statistics_page)

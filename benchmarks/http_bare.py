@@ -15,7 +15,7 @@ import orjson
 import trio
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 import shoal
@@ -29,7 +29,7 @@ from benchmarks.http_handlers import (
     paced,
     predict,
 )
-from benchmarks.http_statistics import with_statistics
+from benchmarks.http_statistics import statistics_page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -203,14 +203,14 @@ def _model_app() -> ASGIApp:
             yield
             nursery.cancel_scope.cancel()
 
-    starlette = Starlette(
+    return Starlette(
         routes=[
             Route("/predict", predict_one, methods=["POST"]),
             Route("/generate", generate_one, methods=["POST"]),
+            Mount("/statistics", statistics_page),
         ],
         lifespan=lifespan,
     )
-    return with_statistics(starlette)
 
 
 model_app: Final = _model_app()

@@ -9,16 +9,9 @@ from starlette.responses import JSONResponse
 from benchmarks.http_handlers import work
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
 
-def with_statistics(app: ASGIApp) -> ASGIApp:
-    """Adds ``/statistics``: the model's statistics."""
-
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/statistics":
-            await JSONResponse(work)(scope, receive, send)
-        else:
-            await app(scope, receive, send)
-
-    return application
+async def statistics_page(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the model's statistics, as an ASGI application."""
+    await JSONResponse(work)(scope, receive, send)
