@@ -114,8 +114,8 @@ class DirectCall(Protocol):
 def answerer_of(app: object) -> Callable[[DirectCall], Awaitable[None] | None] | None:
     """Returns what calls an application directly; None if the application must be called by ASGI.
 
-    It is the application's method ``answer_directly``. It returns the call, which is awaited once;
-    None if the application wants to get this request by ASGI.
+    It is the application's method ``answer_directly``. What it returns is awaited once, unless it
+    returns None: then the request is answered, or suspended.
 
     Args:
         app: The application.

@@ -42,9 +42,9 @@ class AdminListener:
         self._page = Page(api.answer)
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
-        """Answers for the application behind it, if that can be called directly."""
+        """Answers a request of this package's server; see `shoal.http.direct_call`."""
         if self._answer_behind is None or call.line.path.startswith(API):
-            return None
+            return self(call.scope(), call.receive, call.send)
         return self._answer_behind(call)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

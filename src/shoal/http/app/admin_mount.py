@@ -43,9 +43,11 @@ class AppAdmin:
         self._admin_listener: AdminListener | None = None
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
-        """Answers for the application behind it, if that can be called directly."""
+        """Answers a request of this package's server; see `shoal.http.direct_call`."""
         admin = self._admin_listener or self._open()
-        return None if admin is None else admin.answer_directly(call)
+        if admin is None:
+            return self(call.scope(), call.receive, call.send)
+        return admin.answer_directly(call)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""

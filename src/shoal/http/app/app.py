@@ -382,21 +382,14 @@ class App:
             self.controller.drain()
 
     def answer_directly(self, call: DirectCall) -> Awaitable[None] | None:
-        """Answers a request for an endpoint of an application without middleware.
-
-        Args:
-            call: The request.
-
-        Returns:
-            What is awaited; None if the request must come by ASGI. See `shoal.http.direct_call`.
-        """
-        if not self._may_return_early or self._table is None or self._phase == "closed":
-            return None
-        line = call.line
-        if line.path.startswith(_PAGES):
-            return None
-        found = self._table.at(line.path, line.method)
-        return None if found is None else self._dispatcher.answer_directly(call, found)
+        """Answers a request of this package's server; see `shoal.http.direct_call`."""
+        if self._may_return_early and self._table is not None and self._phase != "closed":
+            line = call.line
+            if not line.path.startswith(_PAGES):
+                found = self._table.at(line.path, line.method)
+                if found is not None and (route := found.routes.get(line.method)) is not None:
+                    return self._dispatcher.answer_directly(call, route, found.params)
+        return self(call.scope(), call.receive, call.send)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""

@@ -140,6 +140,25 @@ class EndpointCall:
             return
         self._calls.failed(error)
 
+    def found(
+        self,
+        method: str,
+        shard_key: str | None,
+        priority: bytes | None,
+        cache_control: bytes | None = None,
+    ) -> Batcher[Any] | None:
+        """Finds the batcher of the call; see `find`.
+
+        Returns:
+            The batcher; None if it must be waited for.
+        """
+        try:
+            backend = self._endpoint.backend_for(shard_key)
+        except NoSuchName:  # the endpoint was deleted just now
+            raise Refused(not_found()) from None
+        found = None if backend is None else backend.method_batchers.get(method)
+        return None if found is None else self._use(found, priority, cache_control)
+
     async def find(
         self,
         method: str,
@@ -164,15 +183,17 @@ class EndpointCall:
             CallerLeft: The client left meanwhile.
             Exception: The endpoint has no backend in time, or its batcher broke.
         """
-        try:
-            backend = self._endpoint.backend_for(shard_key)
-        except NoSuchName:  # the endpoint was deleted just now
-            raise Refused(not_found()) from None
-        found = None if backend is None else backend.method_batchers.get(method)
-        if found is None:
-            started = anyio.current_time()
-            found = await self._awaited(method, shard_key)
-            self._spent_s = anyio.current_time() - started
+        batcher = self.found(method, shard_key, priority, cache_control)
+        if batcher is not None:
+            return batcher
+        started = anyio.current_time()
+        found = await self._awaited(method, shard_key)
+        self._spent_s = anyio.current_time() - started
+        return self._use(found, priority, cache_control)
+
+    def _use(
+        self, found: MethodBatcher, priority: bytes | None, cache_control: bytes | None
+    ) -> Batcher[Any]:
         self._method_batcher = found
         self._entry = self._entry_of(found)
         batcher = found.batcher

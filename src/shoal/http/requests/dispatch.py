@@ -89,22 +89,20 @@ class RouteDispatcher:
         return self.take_step(Exchange(scope, receive, send, self), route, route.answer)
 
     def answer_directly(
-        self, call: DirectCall, found: Found[Route]
-    ) -> Coroutine[Any, Any, None] | None:
+        self, call: DirectCall, route: Route, path_params: Mapping[str, Any]
+    ) -> Awaitable[None] | None:
         """Answers one request that the server of this package has passed on directly.
 
         Args:
             call: The request.
-            found: The routes at its path.
+            route: Its route.
+            path_params: The values of the path's parameters.
 
         Returns:
-            The coroutine; None if none of the routes is for its method.
+            What must be awaited; None if the request is answered, or suspended.
         """
-        route = found.routes.get(call.line.method)
-        if route is None:
-            return None
-        exchange = Exchange(None, None, None, self, call, found.params)
-        return self.take_step(exchange, route, route.answer)
+        exchange = Exchange(None, None, None, self, call, path_params)
+        return self.go_on(exchange, route, route.begin)
 
     @holds_ctrl_c
     async def take_step(
@@ -163,7 +161,7 @@ class RouteDispatcher:
             step: What is called. If it returns something, that is awaited.
 
         Returns:
-            What must be awaited; None if the request is answered.
+            What must be awaited; None if the request is answered, or suspended.
         """
         try:
             with _HOLDING:
@@ -172,7 +170,8 @@ class RouteDispatcher:
             return self.take_step(exchange, route, partial(self._answer_failure, route, error))
         if rest is not None:
             return self.take_step(exchange, route, lambda _: rest)
-        self.answers.count(route.name, exchange.status)
+        if exchange.status:
+            self.answers.count(route.name, exchange.status)
         return None
 
     async def answer_by(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

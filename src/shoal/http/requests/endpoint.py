@@ -10,12 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from typing_extensions import override
+
 from shoal.http.requests.call import EndpointCalls, HttpMetadata
 from shoal.http.requests.routing import Route
 from shoal.http.requests.streaming import answer_with_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from shoal.batching.batcher import Batcher
     from shoal.http.requests.call import EndpointCall
@@ -42,6 +44,25 @@ class EndpointRoute(Route):
         # The batcher of the last call, which must not live on for this, and its codec.
         self._last: tuple[Callable[[], Batcher[Any] | None], Codec] | None = None
 
+    @override
+    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
+        call = self._calls.begin(exchange)
+        with call:
+            body = exchange.whole_body()
+            if body is None:
+                rest = self._answer(call, exchange)
+            else:
+                batcher = call.found(*_wishes(exchange.headers))
+                if batcher is None:
+                    rest = self._answer(call, exchange, body)
+                else:
+                    begun = self._make(call, exchange, batcher, body)
+                    if begun is None:
+                        return None
+                    rest = begun
+        return _within(call, rest)
+
+    @override
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request.
 
@@ -50,37 +71,48 @@ class EndpointRoute(Route):
             Exception: The request failed before its answer had begun.
         """
         with self._calls.begin(exchange) as call:
+            await self._answer(call, exchange)
+
+    async def _answer(
+        self, call: EndpointCall, exchange: Exchange, body: bytes | None = None
+    ) -> None:
+        if body is None:
             body = await exchange.body()
-            headers = exchange.headers
-            method = headers.get(b"x-serve-call-method")
-            key = headers.get(b"x-serve-shard-key")
-            # After the body was read: meanwhile the traffic may have moved to another backend.
-            batcher = await call.find(
-                "__call__" if method is None else method.decode("latin-1"),
-                None if key is None else key.decode("latin-1"),
-                headers.get(b"x-priority"),
-                headers.get(b"cache-control"),
-            )
-            codec = self._codec_of(batcher)
-            item = codec.item(exchange, body)
-            metadata = HttpMetadata(self.name, exchange)
-            if batcher.streams:
-                await answer_with_stream(
-                    exchange,
-                    call.stream(item, metadata),
-                    codec.stream(exchange),
-                    call.explained,
-                    self._options.heartbeat_s,
-                )
-            elif call.is_suspended(item, metadata):
-                exchange.suspend(self, partial(_resumed, call, codec))
-            else:
-                result = await call.result(item, metadata)
-                answer = codec.body(exchange, result)
-                if answer is None:
-                    await codec.answer(exchange, result)
-                else:
-                    await exchange.answer(200, codec.media_type, answer)
+        # After the body was read: meanwhile the traffic may have moved to another backend.
+        batcher = await call.find(*_wishes(exchange.headers))
+        rest = self._make(call, exchange, batcher, body)
+        if rest is not None:
+            await rest
+
+    def _make(
+        self, call: EndpointCall, exchange: Exchange, batcher: Batcher[Any], body: bytes
+    ) -> Coroutine[Any, Any, None] | None:
+        """Makes a call; returns what must be awaited, or None if the call is suspended."""
+        codec = self._codec_of(batcher)
+        item = codec.item(exchange, body)
+        metadata = HttpMetadata(self.name, exchange)
+        if batcher.streams:
+            return self._stream(call, exchange, codec, item, metadata)
+        if call.is_suspended(item, metadata):
+            exchange.suspend(self, partial(_resumed, call, codec))
+            return None
+        return _wait(call, exchange, codec, item, metadata)
+
+    async def _stream(
+        self,
+        call: EndpointCall,
+        exchange: Exchange,
+        codec: Codec,
+        item: Any,
+        metadata: HttpMetadata,
+    ) -> None:
+        await answer_with_stream(
+            exchange,
+            call.stream(item, metadata),
+            codec.stream(exchange),
+            call.explained,
+            self._options.heartbeat_s,
+        )
 
     def _codec_of(self, batcher: Batcher[Any]) -> Codec:
         if self._last is not None and self._last[0]() is batcher:
@@ -88,6 +120,37 @@ class EndpointRoute(Route):
         codec = self._codecs.of(batcher)
         self._last = ref(batcher), codec
         return codec
+
+
+def _wishes(
+    headers: Mapping[bytes, bytes],
+) -> tuple[str, str | None, bytes | None, bytes | None]:
+    """Returns what a request's headers say about its call; see `EndpointCall.find`."""
+    method = headers.get(b"x-serve-call-method")
+    key = headers.get(b"x-serve-shard-key")
+    return (
+        "__call__" if method is None else method.decode("latin-1"),
+        None if key is None else key.decode("latin-1"),
+        headers.get(b"x-priority"),
+        headers.get(b"cache-control"),
+    )
+
+
+async def _within(call: EndpointCall, rest: Coroutine[Any, Any, None]) -> None:
+    with call:
+        await rest
+
+
+async def _wait(
+    call: EndpointCall, exchange: Exchange, codec: Codec, item: Any, metadata: HttpMetadata
+) -> None:
+    """Makes a call, and answers with its result."""
+    result = await call.result(item, metadata)
+    body = codec.body(exchange, result)
+    if body is None:
+        await codec.answer(exchange, result)
+    else:
+        await exchange.answer(200, codec.media_type, body)
 
 
 def _resumed(
@@ -100,9 +163,4 @@ def _resumed(
         if body is not None:
             exchange.answer_directly(200, codec.media_type, body)
             return None
-    return _answered(call, codec, exchange, result)
-
-
-async def _answered(call: EndpointCall, codec: Codec, exchange: Exchange, result: Any) -> None:
-    with call:
-        await codec.answer(exchange, result)
+    return _within(call, codec.answer(exchange, result))

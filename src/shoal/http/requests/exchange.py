@@ -203,15 +203,23 @@ class Exchange:
                 and others.
             CallerLeft: The client disconnected before it had sent the whole body.
         """
+        body = self.whole_body()
+        if body is not None:
+            return body
         most = self._dispatcher.settings.max_body_bytes
-        if self.direct is not None:
-            body = self.direct.whole_body()
-            if body is not None:
-                if len(body) > most:
-                    raise too_large(most)
-                return body
         held = self._dispatcher.incomplete.of(self.scope.get("client"))
         return await read_body(self.receive, self.headers.get(b"content-length"), most, held)
+
+    def whole_body(self) -> bytes | None:
+        """Returns the whole body, once; None if it must be awaited.
+
+        Raises:
+            Refused: The body is too large.
+        """
+        body = None if self.direct is None else self.direct.whole_body()
+        if body is not None and len(body) > (most := self._dispatcher.settings.max_body_bytes):
+            raise too_large(most)
+        return body
 
     def suspend(self, route: Any, step: Callable[[Exchange], Awaitable[None] | None]) -> None:
         """Gives the task back until `direct` is resumed.

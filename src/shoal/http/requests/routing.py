@@ -46,6 +46,14 @@ class Route(ABC):
     async def answer(self, exchange: Exchange) -> None:
         """Answers one request."""
 
+    def begin(self, exchange: Exchange) -> Awaitable[None] | None:
+        """Answers one request that was passed on directly.
+
+        Returns:
+            What must be awaited; None if the request is answered, or suspended.
+        """
+        return self.answer(exchange)
+
     def problem(self, problem: Problem, request_id: str) -> tuple[bytes, bytes]:
         """Returns the media type and the body of the answer to a request that failed."""
         return problem_json(problem, request_id)

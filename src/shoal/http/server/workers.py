@@ -4,7 +4,7 @@ Most calls end, or give their task back, without waiting: the body is there, and
 the answer at once. One task makes many such calls one after the other. A task for each connection
 would cost a switch of tasks for each request, which is more than all the rest of a small request.
 
-Before a worker makes a call while more are ready, it wakes another worker. If the call waits, that
+Before a worker awaits a call while more are ready, it wakes another worker. If the call waits, that
 one goes on in the next pass of the event loop, and from then on each call that is ready gets a
 worker at once, until a call ends without waiting. If many calls do not wait, it hands over to that
 one after some of them, so that a client that pipelines requests does not hold the event loop.
@@ -56,8 +56,8 @@ class CallToMake(Protocol):
         """The path of the request, as sent."""
         ...
 
-    def begin(self) -> Awaitable[None]:
-        """Returns the call of the application, which is awaited once."""
+    def begin(self) -> Awaitable[None] | None:
+        """Calls the application; returns what must be awaited, or None."""
         ...
 
     def end(self) -> None:
@@ -174,17 +174,19 @@ class Workers:
             made = 0
             while ready:
                 call, resume = ready.popleft()
-                if ready and not self._coming:
-                    self._wake_one()
                 started = self._started
-                self._current = call
+                rest = None
                 try:
                     if resume is None:
                         served.started += 1
-                        await call.begin()
-                    elif (rest := resume()) is not None:
+                        rest = call.begin()
+                    else:
+                        rest = resume()
+                    if rest is not None:
+                        if ready and not self._coming:
+                            self._wake_one()
+                        self._current = call
                         await rest
-                        del rest
                 except Exception as error:
                     # The raw path is printable ASCII, so it can't forge a line of the log.
                     _log.error("the application failed on %r", call.raw_path, exc_info=error)
@@ -192,14 +194,14 @@ class Workers:
                     call.abort()
                     raise
                 finally:
-                    if self._current is call:
+                    if rest is None or self._current is call:
                         self._current = None
                         if self._started == started:
                             self._is_one_enough = True
                     if call.suspended is None:
                         served.finished += 1
                         call.end()
-                del call, resume  # nothing refers to a request while the worker is idle
+                del call, resume, rest  # nothing refers to a request while the worker is idle
                 try:
                     if copy_context() != context or innermost_scope() is not outermost:
                         return

@@ -241,13 +241,11 @@ class Call:
 
     # The server's side.
 
-    def begin(self) -> Awaitable[None]:
-        """Returns the call of the application: directly where it allows that, else by ASGI."""
+    def begin(self) -> Awaitable[None] | None:
+        """Calls the application: directly where it allows that, else by ASGI."""
         shared = self._shared
         if shared.answer_directly is not None:
-            answer = shared.answer_directly(self)
-            if answer is not None:
-                return answer
+            return shared.answer_directly(self)
         return shared.app(scope_of(self), self.receive, self.send)
 
     def end(self) -> None:
