@@ -1,43 +1,27 @@
 """Bare loops, which http.py compares Shoal's applications with.
 
-They are typical handwritten code: no bounds, counters, validation, errors other than a 500, or
-handling of clients that disconnect. The model is under Starlette and its loops are on trio; the
-others speak ASGI themselves, on the floor of http_floor.py, which passes each body whole.
+They are careful handwritten code without bounds, counters, validation, errors other than a 500, or
+handling of clients that disconnect. They speak ASGI themselves, on the floor of http_floor.py,
+which passes each body whole. See http_bare_model.py for those of the model.
 """
 
 from __future__ import annotations
 
-import json
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
 import trio
-from starlette.applications import Starlette
-from starlette.responses import JSONResponse, StreamingResponse
-from starlette.routing import Mount, Route
 from trio.lowlevel import Abort, Task, current_task, reschedule, wait_task_rescheduled
 
 import shoal
-from benchmarks.http_handlers import (
-    BATCH_WAIT_TIMEOUT_S,
-    MAX_BATCH_SIZE,
-    MODEL_TOKENS,
-    at_once,
-    generate,
-    noop,
-    paced,
-    predict,
-)
-from benchmarks.http_statistics import statistics_page
+from benchmarks.http_handlers import MAX_BATCH_SIZE, at_once, noop, paced
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import Receive, Scope, Send
 
-_STARTED: Final = {"type": "lifespan.startup.complete"}
+STARTED: Final = {"type": "lifespan.startup.complete"}
 
 
 async def noop_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,10 +29,15 @@ async def noop_app(scope: Scope, receive: Receive, send: Send) -> None:
     global _call
     if scope["type"] == "lifespan":
         async with shoal.Batcher(noop, max_batch_size=MAX_BATCH_SIZE) as _call:
-            await send(_STARTED)
+            await send(STARTED)
             await trio.sleep_forever()
     item = orjson.loads((await receive())["body"])
     body = orjson.dumps(await _call(item))
+    await answer_json(send, body)
+
+
+async def answer_json(send: Send, body: bytes) -> None:
+    """Sends an answer."""
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode("ascii")),
@@ -59,13 +48,15 @@ async def noop_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 _call: Callable[[Any], Awaitable[Any]]
 
+T = TypeVar("T")
 
-def _aborted(_: object) -> Abort:
+
+def aborted(_: object) -> Abort:
     """Allows a wait to be cancelled, which happens only when the process ends."""
     return Abort.SUCCEEDED
 
 
-class _Stream:
+class TokenStream:
     """The tokens that one request has not sent yet."""
 
     __slots__ = ("_reader", "_tokens", "is_ended", "item")
@@ -88,7 +79,7 @@ class _Stream:
         """Waits for tokens or the end; returns all tokens that are there."""
         if not self._tokens and not self.is_ended:
             self._reader = current_task()
-            await wait_task_rescheduled(_aborted)
+            await wait_task_rescheduled(aborted)
         tokens, self._tokens = self._tokens, []
         return tokens
 
@@ -98,21 +89,59 @@ class _Stream:
             self._reader = None
 
 
-class _TokenLoop:
-    """Answers with the tokens of a handler as server-sent events, in batches."""
+class Gathered(Generic[T]):
+    """A queue from which one task takes batches.
 
-    def __init__(self, handler: Callable[[list[Any]], AsyncIterator[list[str]]]) -> None:
+    Args:
+        wait_s: How long a batch waits for more, in seconds, after it could begin.
+    """
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._queue: list[T] = []
+        self._taker: Task | None = None
+
+    def add(self, one: T) -> None:
+        self._queue.append(one)
+        # Only the first one, and the last one of a full batch, are worth waking the task.
+        if self._taker is not None and len(self._queue) in (1, MAX_BATCH_SIZE):
+            taker, self._taker = self._taker, None
+            reschedule(taker)
+
+    async def batch(self) -> list[T]:
+        if not self._queue:
+            await self._more()
+        if self._wait_s:
+            with trio.move_on_after(self._wait_s):
+                while len(self._queue) < MAX_BATCH_SIZE:
+                    await self._more()
+            self._taker = None
+        batch = self._queue[:MAX_BATCH_SIZE]
+        del self._queue[:MAX_BATCH_SIZE]
+        return batch
+
+    async def _more(self) -> None:
+        self._taker = current_task()
+        await wait_task_rescheduled(aborted)
+
+
+class TokenLoop:
+    """Answers with the tokens of a handler as server-sent events, in batches.
+
+    Args:
+        handler: The handler.
+        wait_s: See `Gathered`.
+    """
+
+    def __init__(
+        self, handler: Callable[[list[Any]], AsyncIterator[list[str]]], wait_s: float = 0
+    ) -> None:
         self._handler = handler
-        self._queue: list[_Stream] = []
-        self._idle: Task | None = None
+        self._queue = Gathered[TokenStream](wait_s)
 
     async def run(self) -> None:
         while True:
-            if not self._queue:
-                self._idle = current_task()
-                await wait_task_rescheduled(_aborted)
-            batch = self._queue[:MAX_BATCH_SIZE]
-            del self._queue[:MAX_BATCH_SIZE]
+            batch = await self._queue.batch()
             async for tokens in self._handler([stream.item for stream in batch]):
                 for stream, token in zip(batch, tokens, strict=True):
                     stream.put(token)
@@ -120,11 +149,8 @@ class _TokenLoop:
                 stream.end()
 
     async def answer(self, receive: Receive, send: Send) -> None:
-        stream = _Stream(orjson.loads((await receive())["body"]))
-        self._queue.append(stream)
-        if self._idle is not None:
-            reschedule(self._idle)
-            self._idle = None
+        stream = TokenStream(orjson.loads((await receive())["body"]))
+        self._queue.add(stream)
         headers = [(b"content-type", b"text/event-stream")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         more = True
@@ -136,7 +162,7 @@ class _TokenLoop:
             await send({"type": "http.response.body", "body": b"".join(events), "more_body": more})
 
 
-_TOKEN_LOOPS: Final = {"/paced": _TokenLoop(paced), "/at-once": _TokenLoop(at_once)}
+_TOKEN_LOOPS: Final = {"/paced": TokenLoop(paced), "/at-once": TokenLoop(at_once)}
 
 
 async def tokens_app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,72 +171,5 @@ async def tokens_app(scope: Scope, receive: Receive, send: Send) -> None:
         async with trio.open_nursery() as nursery:
             for loop in _TOKEN_LOOPS.values():
                 nursery.start_soon(loop.run)
-            await send(_STARTED)
+            await send(STARTED)
     await _TOKEN_LOOPS[scope["path"]].answer(receive, send)
-
-
-def _model_app() -> ASGIApp:
-    to_predict, predict_queue = trio.open_memory_channel[Any](100_000)
-    to_generate, generate_queue = trio.open_memory_channel[Any](100_000)
-
-    async def next_batch(queue: trio.MemoryReceiveChannel[Any]) -> list[Any]:
-        batch = [await queue.receive()]
-        with trio.move_on_after(BATCH_WAIT_TIMEOUT_S):
-            while len(batch) < MAX_BATCH_SIZE:
-                batch.append(await queue.receive())
-        return batch
-
-    async def predict_loop() -> None:
-        while True:
-            batch = await next_batch(predict_queue)
-            results = await trio.to_thread.run_sync(predict, [item for item, _, _ in batch])
-            for (_, box, done), result in zip(batch, results, strict=True):
-                box.append(result)
-                done.set()
-
-    async def generate_loop() -> None:
-        while True:
-            batch = await next_batch(generate_queue)
-            steps = generate([item for item, _ in batch])
-            while (slots := await trio.to_thread.run_sync(next, steps, None)) is not None:
-                for (_, tokens), slot in zip(batch, slots, strict=True):
-                    tokens.send_nowait(slot)
-            for _, tokens in batch:
-                tokens.close()
-
-    async def predict_one(request: Request) -> JSONResponse:
-        box: list[Any] = []
-        done = trio.Event()
-        await to_predict.send((await request.json(), box, done))
-        await done.wait()
-        return JSONResponse(box[0])
-
-    async def generate_one(request: Request) -> StreamingResponse:
-        tokens, read = trio.open_memory_channel[str](MODEL_TOKENS)
-        await to_generate.send((await request.json(), tokens))
-
-        async def events() -> AsyncIterator[str]:
-            async for token in read:
-                yield f"data: {json.dumps(token)}\n\n"
-
-        return StreamingResponse(events(), media_type="text/event-stream")
-
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(predict_loop)
-            nursery.start_soon(generate_loop)
-            yield
-            nursery.cancel_scope.cancel()
-
-    return Starlette(
-        routes=[
-            Route("/predict", predict_one, methods=["POST"]),
-            Route("/generate", generate_one, methods=["POST"]),
-            Mount("/statistics", statistics_page),
-        ],
-        lifespan=lifespan,
-    )
-
-
-model_app: Final = _model_app()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from benchmarks.http_handlers import MODEL_TOKENS, PACE_S, TOKENS
+from benchmarks.http_batches import GENERATE, PREDICT
+from benchmarks.http_handlers import MAX_BATCH_SIZE, MODEL_TOKENS, PACE_S, TOKENS
 from benchmarks.http_rounds import results, streams_of, with_mean_batch
-from benchmarks.http_servers import Server, floor, granian, hypercorn, shoal_serve, uvicorn
+from benchmarks.http_servers import Server, floor, granian, hypercorn, mosec, shoal_serve, uvicorn
 from benchmarks.http_tables import Target
 
 if TYPE_CHECKING:
@@ -24,10 +25,15 @@ READER_EACH: Final = "floor (reader each)"
 UVICORN: Final = "uvicorn"
 HYPERCORN: Final = "Hypercorn (trio)"
 GRANIAN: Final = "Granian"
+MOSEC: Final = "mosec"
 BARE_BATCHER: Final = "Batcher (floor)"
 BARE_LOOP: Final = "bare loop (floor)"
 FASTAPI: Final = "FastAPI (uvicorn)"
 BARE_MODEL: Final = "bare loop (Hypercorn)"
+
+MODEL_CLIENTS: Final = (8, 64, 256)
+FILLED: Final = 56 / 64
+"""How full the batches of clients in closed loops should be."""
 
 
 @dataclass(frozen=True)
@@ -118,30 +124,50 @@ def streams(effort: Effort) -> Part:
 
 
 def model(effort: Effort) -> Part:
-    """Shoal's application on several servers, with a model that blocks."""
+    """A model that blocks: Shoal's application on several servers, mosec, and bare loops."""
     shoal_app = "benchmarks.http_app:model_app"
     on_hypercorn, on_uvicorn = "App (Hypercorn)", "App (uvicorn)"
     servers = [
         shoal_serve(SHOAL, shoal_app),
+        shoal_serve(SHOAL_ASYNCIO, shoal_app, "--event-loop", "asyncio"),
+        mosec(MOSEC, "benchmarks.http_peers.mosec_app"),
+        floor(BARE_LOOP, "benchmarks.http_bare_model:floor_app", "one-reader"),
+        hypercorn(BARE_MODEL, "benchmarks.http_bare_model:app"),
         hypercorn(on_hypercorn, shoal_app),
         uvicorn(on_uvicorn, shoal_app, is_peer=False),
-        hypercorn(BARE_MODEL, "benchmarks.http_bare:model_app"),
     ]
-
-    def targets(figure: str) -> list[Target]:
-        return [
-            Target(figure, SHOAL, BARE_MODEL, at_least=0.85),
-            Target(figure, on_hypercorn, BARE_MODEL, at_least=0.85),
-            Target(figure, on_uvicorn, BARE_MODEL),
-        ]
-
     loads = [
-        with_mean_batch(results(effort, "model", "/predict", targets("rate")), "batches", "items"),
         with_mean_batch(
-            streams_of(effort, "model, streams", "/generate", MODEL_TOKENS, targets("token_rate")),
-            "stream_batches",
-            "streams",
-        ),
+            results(
+                effort,
+                f"model, {clients} clients",
+                "/predict",
+                [
+                    Target("rate", SHOAL, MOSEC, at_least=1),
+                    Target("p99_ms", SHOAL, MOSEC, at_most=1),
+                    Target("mean_batch", SHOAL, at_least=FILLED * min(clients, MAX_BATCH_SIZE)),
+                    Target("rate", SHOAL, BARE_MODEL, at_least=0.85),
+                    Target("rate", on_hypercorn, BARE_MODEL, at_least=0.85),
+                    Target("rate", SHOAL, BARE_LOOP),
+                    Target("rate", SHOAL_ASYNCIO, MOSEC),
+                    Target("rate", on_uvicorn, BARE_MODEL),
+                ],
+                clients,
+            ),
+            PREDICT,
+        )
+        for clients in MODEL_CLIENTS
     ]
+    of_streams = [
+        Target("token_rate", SHOAL, MOSEC, at_least=1),
+        Target("token_rate", SHOAL, BARE_LOOP, at_least=0.95),
+        Target("token_rate", SHOAL, BARE_MODEL, at_least=0.95),
+        Target("first_p50_ms", SHOAL, at_most=12),
+        Target("token_rate", SHOAL_ASYNCIO, MOSEC),
+        Target("token_rate", on_hypercorn, BARE_MODEL),
+        Target("token_rate", on_uvicorn, BARE_MODEL),
+    ]
+    streamed = streams_of(effort, "model, streams", "/generate", MODEL_TOKENS, of_streams)
+    loads.append(with_mean_batch(streamed, GENERATE))
     about = "a model that blocks for 2 ms and 0.05 ms an item, or 2 ms a token"
     return Part(about, servers, loads, effort.slow_rounds, effort.slow_seconds)

@@ -10,11 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from benchmarks import http_load
+from benchmarks.http_batches import counted
 from benchmarks.http_tables import Figures, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from benchmarks.http_batches import Model
     from benchmarks.http_process import ServerProcess
     from benchmarks.http_servers import Server
     from benchmarks.http_tables import Target
@@ -106,16 +108,22 @@ def is_answered(path: str, port: int) -> bool:
     return status == 200 and (body.startswith(b"data: ") or "value" in json.loads(body))
 
 
-def results(effort: Effort, title: str, path: str, targets: Sequence[Target]) -> Load:
+def results(
+    effort: Effort,
+    title: str,
+    path: str,
+    targets: Sequence[Target],
+    clients: int = UNARY_CLIENTS,
+) -> Load:
     """Returns a load of requests with one result each."""
     request = http_load.request_bytes(path, ITEM, "application/json")
 
     def measure(server: ServerProcess) -> Figures:
         seen = (
-            http_load.drive(server, request, clients=UNARY_CLIENTS, seconds=effort.seconds)
+            http_load.drive(server, request, clients=clients, seconds=effort.seconds)
             if effort.wrk is None
             else http_load.drive_with_wrk(
-                effort.wrk, server, path, clients=UNARY_CLIENTS, seconds=effort.seconds
+                effort.wrk, server, path, clients=clients, seconds=effort.seconds
             )
         )
         return {
@@ -127,12 +135,13 @@ def results(effort: Effort, title: str, path: str, targets: Sequence[Target]) ->
         }
 
     def warm_up(server: ServerProcess) -> None:
-        http_load.drive(server, request, clients=UNARY_CLIENTS, seconds=effort.warm_up_s)
+        http_load.drive(server, request, clients=clients, seconds=effort.warm_up_s)
 
     columns = ("rate", "cpu_us", "p50_ms", "p99_ms", "failures")
-    by = OWN_CLIENT if effort.wrk is None else f"wrk -t1 -c{UNARY_CLIENTS}"
-    clients = f"{UNARY_CLIENTS} clients by {by}"
-    return Load(title, columns, targets, "rate", clients, path, warm_up, measure)
+    by = OWN_CLIENT if effort.wrk is None else f"wrk -t1 -c{clients}"
+    return Load(
+        title, columns, targets, "rate", f"{clients} clients by {by}", path, warm_up, measure
+    )
 
 
 def streams_of(
@@ -164,20 +173,14 @@ def streams_of(
     return Load(title, columns, targets, "cpu_us", clients, path, None, measure)
 
 
-def with_mean_batch(load: Load, batches: str, items: str) -> Load:
+def with_mean_batch(load: Load, model: Model) -> Load:
     """Returns a load that also tells the size of the batches, from the model's statistics."""
 
     def measure(server: ServerProcess) -> Figures:
-        before = _statistics(server)
+        before = counted(server, model)
         figures = load.measure(server)
-        after = _statistics(server)
-        ran = after[batches] - before[batches]
-        return figures | {"mean_batch": (after[items] - before[items]) / ran}
+        after = counted(server, model)
+        ran = after.batches - before.batches
+        return figures | {"mean_batch": (after.items - before.items) / ran}
 
     return replace(load, columns=(*load.columns, "mean_batch"), measure=measure)
-
-
-def _statistics(server: ServerProcess) -> dict[str, float]:
-    _, body = http_load.ask(server.port, "GET", "/statistics")
-    statistics: dict[str, float] = json.loads(body)
-    return statistics

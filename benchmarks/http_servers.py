@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 PEERS: Final = ROOT / ".venv-peers" / "bin"
 OWN: Final = Path(sys.executable).parent
-PEER_PACKAGES: Final = ("uvicorn", "httptools", "uvloop", "fastapi", "granian", "orjson")
+PEER_PACKAGES: Final = (
+    *("uvicorn", "httptools", "uvloop", "fastapi", "granian", "mosec", "orjson"),
+)
 OWN_PACKAGES: Final = (
     *("shoal", "trio", "httptools", "uvloop", "hypercorn", "starlette", "pydantic", "orjson"),
     "uvicorn",
@@ -134,6 +136,12 @@ def granian(name: str, app: str) -> Server:
     """Returns Granian, which is written in Rust."""
     command = ("granian", app, "--interface", "asgi", "--port", "{port}")
     return Server(name, command, ("granian", "uvloop"), is_peer=True)
+
+
+def mosec(name: str, module: str) -> Server:
+    """Returns mosec, whose front end is written in Rust."""
+    command = ("python", "-m", module, "--port", "{port}")
+    return Server(name, command, ("mosec",), is_peer=True)
 
 
 def _shown(part: str) -> str:
