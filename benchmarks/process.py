@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 BACKENDS: Final = ("trio", "asyncio")
-SMALL_TARGET: Final = 1.5
-LARGE_TARGET: Final = 2.0
+SMALL_TARGET: Final = 1.3
+LARGE_TARGET: Final = 1.6
 SMALL: Final = [{"text": "a few words", "id": number} for number in range(8)]
 IMAGES: Final = 64
 SHAPE: Final = (3, 224, 224)

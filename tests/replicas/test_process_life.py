@@ -412,10 +412,12 @@ def test_a_worker_whose_parent_is_gone_already_ends_at_once():
 
 NO_SUCH_KIND = b"\x63" + bytes(23)
 HUGE = struct.pack("<BBxxIQQ", 10, 0, 0, 1, 2**61)
+NOT_LENT = struct.pack("<BBxxIQQQ", 10, 1, 0, 1, 0, 4096)
 
 
 @pytest.mark.parametrize(
-    ("channel", "rubbish"), [("data", NO_SUCH_KIND), ("data", HUGE), ("control", NO_SUCH_KIND)]
+    ("channel", "rubbish"),
+    [("data", NO_SUCH_KIND), ("data", HUGE), ("data", NOT_LENT), ("control", NO_SUCH_KIND)],
 )
 async def test_a_worker_that_sends_what_is_no_frame_is_killed(channel, rubbish):
     async with playing(made()) as played:

@@ -6,12 +6,14 @@ import gc
 import itertools
 import os
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.replicas.process.child.calls import Stacked, stacked
+from shoal.replicas.process.wire import shared_memory
 from shoal.replicas.process.wire.shared_memory import Region, SharedMemory, new_memory
 
 
@@ -46,6 +48,21 @@ def test_copies_are_what_was_written_and_give_the_block_back(region, pause):
     region.write(places, buffers, pause=pause)
     assert [bytes(copy) for copy in region.copies(places, pause=pause)] == buffers
     assert list(region.given_back) == [places[0][0]]
+
+
+@pytest.mark.parametrize(("pause", "pauses"), [(True, 5), (False, 0)])
+def test_a_long_copy_lets_other_threads_run_each_millisecond(monkeypatch, pause, pauses):
+    now = itertools.count(0.0, 0.0003)  # the time that each piece takes
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: next(now), sleep=slept.append)
+    monkeypatch.setattr(shared_memory, "time", clock)
+    monkeypatch.setattr(shared_memory, "_PIECE", 10)
+    region = Region(memoryview(bytearray(1000)))
+    buffers = [bytes(range(100)), bytes(range(100, 200))]
+    places = region.reserve(buffers)
+    region.write(places, buffers, pause=pause)
+    assert [bytes(view) for view in region.views(places)] == buffers
+    assert slept == [0] * pauses
 
 
 def test_a_block_is_given_back_when_the_last_view_of_it_is_gone(region):

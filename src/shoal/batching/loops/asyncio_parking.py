@@ -117,6 +117,15 @@ class AsyncioParking(Parking):
             state.cancel_scope.__exit__(None, None, None)
         return True
 
+    def call_when_readable(
+        self, fd: int, report: Callable[[], object]
+    ) -> Callable[[], object] | None:
+        try:
+            self._loop.add_reader(fd, report)
+        except NotImplementedError:  # a proactor
+            return None
+        return partial(self._loop.remove_reader, fd)
+
     async def watch_readable(self, fd: int, report: Callable[[], object]) -> None:
         # Not `anyio.wait_readable`, which adds the descriptor anew for each wait: for an epoll
         # object that takes the kernel a time for each socket in it.

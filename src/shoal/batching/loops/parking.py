@@ -130,5 +130,19 @@ class Parking(ABC):
         """Lets each task that is ready run once; a checkpoint."""
 
     @abstractmethod
+    def call_when_readable(
+        self, fd: int, report: Callable[[], object]
+    ) -> Callable[[], object] | None:
+        """Has the loop itself call a function, in no task, whenever a file descriptor is readable.
+
+        For a descriptor that is read often this is cheaper than a task that waits: it is registered
+        once, and the function may wake the task that needs what it has read.
+
+        Returns:
+            A function that ends this; call it before the descriptor is closed. None if only tasks
+            can wait for descriptors in this loop.
+        """
+
+    @abstractmethod
     async def watch_readable(self, fd: int, report: Callable[[], object]) -> None:
         """Calls a function whenever a file descriptor is readable, until it is cancelled."""

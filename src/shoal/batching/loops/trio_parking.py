@@ -119,6 +119,9 @@ class TrioParking(Parking):
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
 
+    def call_when_readable(self, fd: int, report: Callable[[], object]) -> None:
+        return None
+
     async def watch_readable(self, fd: int, report: Callable[[], object]) -> None:
         while True:
             await trio.lowlevel.wait_readable(fd)

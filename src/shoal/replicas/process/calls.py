@@ -8,7 +8,6 @@ than the grace period, the worker is killed, which ends every call.
 from __future__ import annotations
 
 import math
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -65,7 +64,10 @@ class Conversation:
             if shared_memory is None
             else MessageCodec(shared_memory.requests, shared_memory.replies)
         )
-        on_invalid_frame = partial(worker.kill, "it sent an invalid frame")
+
+        def on_invalid_frame(error: Exception) -> None:
+            worker.kill(f"it sent an invalid frame: {type(error).__name__}: {error}")
+
         self.data = FrameConnection(worker.data, on_invalid_frame=on_invalid_frame)
         self.control = FrameConnection(worker.control, on_invalid_frame=on_invalid_frame)
         self.endpoint_calls = EndpointCalls(self.control)

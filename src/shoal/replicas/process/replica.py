@@ -125,8 +125,8 @@ class ProcessReplica(Replica):
                         await worker.ended.wait()
                     tasks.cancel_scope.cancel()
         finally:
+            conversation.close()  # first: the event loop must not watch a closed socket
             worker.close()
-            conversation.close()
             self._conversation = None
         if failure is not None:
             try:

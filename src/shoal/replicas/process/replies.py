@@ -1,11 +1,13 @@
 """The replies of a worker, and their delivery to the tasks that wait for them.
 
-No dedicated task reads the data channel. One of the waiting tasks reads it, on behalf of all of
-them; when that one has its reply, the next one takes over. So a reply is not passed from one task
-to another, which would be a large part of the cost of a small call.
+No dedicated task reads the data channel. On asyncio a callback of the event loop reads it, and
+wakes the task whose reply it is. On trio only tasks can wait for a socket. So one of the waiting
+tasks reads it on behalf of all of them; when that one has its reply, the next one takes over. In
+neither case is a reply passed from one task to another, which would be a large part of the cost of
+a small call.
 
-Invariant: while a call that may read is waiting, some task reads, or was woken and will read or
-wake the next one.
+Invariant: while a call that may read is waiting, the loop or some task reads, or a task was woken
+and will read or wake the next one.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ class Replies:
         self._grace_s = grace_s
         self._on_silence: Callable[[], object] = on_silence
         self._parking = parking_of_this_loop()
-        self._is_reading = False
+        # Whether the event loop or a task reads the channel.
+        self._is_reading = channel.begin_reading(take, self._closed)
 
     def put(self, frame: Frame) -> bool:
         """Delivers a frame to its call; returns whether that call is under way."""
@@ -160,6 +163,11 @@ class Replies:
             self._parking.wake(call.waiter)
         elif call.reading is not None:
             call.reading.cancel()
+
+    def _closed(self) -> None:
+        """Has the tasks deal with the end of the channel, which the event loop has read to it."""
+        self._is_reading = False
+        self._pass_on()
 
     def _pass_on(self) -> None:
         """Wakes a waiting task to read, if no task reads."""

@@ -118,23 +118,34 @@ class Worker:
         Args:
             on_end: Called when it was reaped.
 
-        Cancellation: is delayed until the process has ended; kill it first.
+        Cancellation: is delayed until the process has ended; kill it first. An interrupt, or
+        asyncio's own cancellation of the task, kills the process.
         """
-        with anyio.CancelScope(shield=True):
-            try:
-                pidfd = _pidfd(self.pid)
-            except OSError:
-                pidfd = None
-            if pidfd is None:
-                wait = partial(os.waitid, os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-                await anyio.to_thread.run_sync(wait, limiter=anyio.CapacityLimiter(1))
-            else:
-                try:
-                    await anyio.wait_readable(pidfd)
-                finally:
-                    os.close(pidfd)
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._has_ended()
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            # In any case, because the task of the replica waits for it.
             self._reap()
             on_end()
+
+    async def _has_ended(self) -> None:
+        """Waits until the process has ended."""
+        try:
+            pidfd = _pidfd(self.pid)
+        except OSError:
+            pidfd = None
+        if pidfd is None:
+            wait = partial(os.waitid, os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            await anyio.to_thread.run_sync(wait, limiter=anyio.CapacityLimiter(1))
+        else:
+            try:
+                await anyio.wait_readable(pidfd)
+            finally:
+                os.close(pidfd)
 
     def kill(self, reason: str | None = None) -> None:
         """Kills the process and its children, unless it has ended. Idempotent.

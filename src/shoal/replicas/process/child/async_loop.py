@@ -83,7 +83,7 @@ class AsyncWork:
             if health is not None and is_async(health):
                 tasks.start_soon(self._start_checks, health)
             with self._is_closing:
-                await self._connection.read(self._handle)
+                await self._connection.read_by_loop(self._handle)
             tasks.cancel_scope.cancel()
 
     def send(self, kind: Kind, id_: int, message: Message) -> None:

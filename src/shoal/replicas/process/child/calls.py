@@ -45,8 +45,10 @@ class Stacked(list[Any]):
             raise AttributeError
         start, is_read_only = first["data"]
         size = memoryview(self[0]).nbytes
+        wanted = dict(first)
         for nth, interface in enumerate(interfaces):
-            if interface != {**first, "data": (start + nth * size, is_read_only)}:
+            wanted["data"] = start + nth * size, is_read_only
+            if interface != wanted:
                 raise AttributeError
         return {**first, "shape": (len(self), *first["shape"])}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.replicas.process.wire.frames import FrameReader, rest_of
 
 if TYPE_CHECKING:
@@ -35,20 +36,24 @@ class FrameConnection:
     Args:
         sock: The socket; it is closed with the connection.
         reader: A reader that already has bytes of this socket; None for a new one.
-        on_invalid_frame: Called when the input is not a frame; nothing is read afterwards.
+        on_invalid_frame: Called with the error when the input is no frame, or one that can't be
+            handled; nothing is read afterwards. None to raise the error.
     """
 
     def __init__(
         self,
         sock: socket.socket,
         reader: FrameReader | None = None,
-        on_invalid_frame: Callable[[], object] = lambda: None,
+        on_invalid_frame: Callable[[Exception], object] | None = None,
     ) -> None:
         sock.setblocking(False)
         self.is_closed = False
         self._socket = sock
         self._reader = reader or FrameReader()
         self._on_invalid_frame = on_invalid_frame
+        # Ends what `begin_reading` began; must be called before the socket is closed, or the event
+        # loop would watch a number that the next file may get.
+        self._end_reading: Callable[[], object] = _nothing
         # The unsent parts of frames.
         self._waiting: deque[list[Buffer]] = deque()
         self._has_some = anyio.Event()
@@ -81,6 +86,45 @@ class FrameConnection:
         while not self.is_closed:
             await self.read_once(handle)
 
+    async def read_by_loop(self, handle: Callable[[Frame], object]) -> None:
+        """Like `read`, but calls the function in no task if this event loop can do that."""
+        closed = anyio.Event()
+        if not self.begin_reading(handle, closed.set):
+            await self.read(handle)
+            return
+        try:
+            await closed.wait()
+        finally:
+            self._end_reading()
+
+    def begin_reading(
+        self, handle: Callable[[Frame], object], on_closed: Callable[[], object]
+    ) -> bool:
+        """Has the event loop pass each received frame to a function, from now on and in no task.
+
+        Args:
+            handle: The function.
+            on_closed: Called when the loop reads no more, because the other end is gone or has sent
+                an invalid frame.
+
+        Returns:
+            Whether this event loop can do that; if not, a task must read.
+        """
+
+        def read() -> None:
+            try:
+                self.read_available(handle, _MOST_AT_ONCE)
+            finally:
+                if self.is_closed:
+                    self._end_reading()
+                    on_closed()
+
+        end_reading = parking_of_this_loop().call_when_readable(self._socket.fileno(), read)
+        if end_reading is None:
+            return False
+        self._end_reading = end_reading
+        return True
+
     async def read_once(self, handle: Callable[[Frame], object]) -> None:
         """Waits for input, and passes each complete frame to a function."""
         await anyio.wait_readable(self._socket)
@@ -106,31 +150,30 @@ class FrameConnection:
                 self.is_closed = True
                 return
             reader.received(count)
-            while (frame := self._next()) is not None:
-                handle(frame)
+            try:
+                while (frame := reader.next()) is not None:
+                    handle(frame)
+            except Exception as error:  # for example a size that can't be allocated
+                self.is_closed = True
+                if self._on_invalid_frame is None:
+                    raise
+                self._on_invalid_frame(error)
             if count < len(space):
                 return
             most = None if most is None else most - 1
 
-    def _next(self) -> Frame | None:
-        if self.is_closed:
-            return None
-        try:
-            return self._reader.next()
-        except Exception:  # an unknown kind, or a size that can't be allocated
-            self.is_closed = True
-            self._on_invalid_frame()
-            return None
-
     def shut_down(self) -> None:
-        """Wakes the task that waits for input, because there will be none."""
+        """Ends reading, and wakes the task that waits for input, because there will be none."""
         self.is_closed = True
+        self._end_reading()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the socket; no task may still wait for it. Idempotent."""
         self.is_closed = True
+        self._end_reading()
+        self._end_reading = _nothing  # breaks a reference cycle
         self._waiting.clear()
         self._socket.close()
 
@@ -150,3 +193,7 @@ class FrameConnection:
                 self._waiting[0] = rest
             else:
                 self._waiting.popleft()
+
+
+def _nothing() -> None:
+    """The default of the callbacks: does nothing."""

@@ -54,7 +54,7 @@ def packed(content: Any) -> Message:
     Raises:
         Exception: It can't be pickled, for whatever reason.
     """
-    buffers: list[Buffer] = []
+    buffers: list[memoryview] = []
 
     def goes_inside(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
@@ -64,7 +64,7 @@ def packed(content: Any) -> Message:
         return False
 
     body = pickle.dumps(content, 5, buffer_callback=goes_inside)
-    return Message(body, buffers, sum(memoryview(buffer).nbytes for buffer in buffers))
+    return Message(body, buffers, sum(buffer.nbytes for buffer in buffers))
 
 
 @held

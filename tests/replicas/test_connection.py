@@ -1,0 +1,148 @@
+"""A connection's frames are read by the event loop itself where it can do that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import selectors
+import socket
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from replicas.playing import made, playing
+from shoal.replicas.process.wire.connection import FrameConnection
+from shoal.replicas.process.wire.frames import Frame, Kind, encoded
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+pytestmark = [pytest.mark.anyio, pytest.mark.real_time]
+
+BAD_KIND = b"\x63" + bytes(23)
+
+
+class Reading:
+    """A connection that the event loop reads, and what it has read."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.frames: list[Frame] = []
+        self.errors: list[Exception] = []
+        self.closings = 0
+        self.closed = anyio.Event()
+        self.got_some = anyio.Event()
+        self.connection = FrameConnection(sock, on_invalid_frame=self.errors.append)
+        if not self.connection.begin_reading(self.take, self.ended):
+            pytest.skip("only tasks can read in this loop")
+
+    def ended(self) -> None:
+        self.closings += 1
+        self.closed.set()
+
+    def take(self, frame: Frame) -> None:
+        if frame.kind is Kind.CANCEL:
+            raise KeyError(frame.id)
+        self.frames.append(frame)
+        self.got_some.set()
+
+
+@pytest.fixture
+def ends() -> Generator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+async def test_only_trio_has_tasks_read(ends, anyio_backend_name):
+    connection = FrameConnection(ends[0])
+    reads = connection.begin_reading(lambda _: None, lambda: None)
+    connection.close()
+    assert reads is (anyio_backend_name == "asyncio")
+
+
+async def test_the_loop_reads_each_frame_until_the_other_end_is_gone(ends):
+    ours, theirs = ends
+    reading = Reading(ours)
+    for nth in range(3):
+        theirs.sendall(b"".join(encoded(Kind.RESULT, nth, b"x")))
+        await reading.got_some.wait()
+        reading.got_some = anyio.Event()
+    assert [frame.id for frame in reading.frames] == [0, 1, 2]
+    theirs.close()
+    await reading.closed.wait()
+    for _ in range(3):
+        await anyio.lowlevel.checkpoint()
+    assert reading.closings == 1
+    assert reading.connection.is_closed
+    reading.connection.close()
+
+
+@pytest.mark.parametrize("sent", [BAD_KIND, b"".join(encoded(Kind.CANCEL, 7))])
+async def test_the_loop_reads_nothing_behind_an_invalid_frame(ends, sent):
+    ours, theirs = ends
+    reading = Reading(ours)
+    theirs.sendall(sent + b"".join(encoded(Kind.RESULT, 1)))
+    await reading.closed.wait()
+    reading.connection.close()
+    assert len(reading.errors) == 1
+    assert not reading.frames
+
+
+async def test_a_closed_connection_leaves_its_number_to_the_next_socket(ends):
+    ours, theirs = ends
+    number = ours.fileno()
+    Reading(ours).connection.close()
+    copied = os.dup2(theirs.fileno(), number)
+    try:
+        with anyio.fail_after(5):  # it is readable, as its other end is closed
+            await anyio.wait_readable(copied)
+    finally:
+        os.close(copied)
+
+
+class StrictSelector(selectors.DefaultSelector):
+    """A selector that notes which files were closed while it watched them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed_early: list[int] = []
+
+    def unregister(self, fileobj):
+        self.note(self.get_key(fileobj).fd)
+        return super().unregister(fileobj)
+
+    def close(self):
+        for fd in self.get_map():
+            self.note(fd)
+        super().close()
+
+    def note(self, fd):
+        try:
+            os.fstat(fd)
+        except OSError:
+            self.closed_early.append(fd)
+
+
+@pytest.mark.parametrize("ending", ["stop", "die", "cancel every task"])
+def test_no_socket_is_closed_while_the_loop_watches_it(ending):
+    selector = StrictSelector()
+
+    async def main() -> None:
+        async with playing(made(), stop=ending == "stop") as played:
+            await played.run("pid", [0])
+            if ending == "die":
+                with pytest.raises(Exception, match="exited with code 7"):
+                    await played.run("exit", [7])
+            elif ending == "cancel every task":
+                for task in asyncio.all_tasks():
+                    task.cancel()
+                await anyio.sleep_forever()
+
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        try:
+            runner.run(main())
+        except asyncio.CancelledError:
+            assert ending == "cancel every task"
+    assert selector.closed_early == []
