@@ -21,13 +21,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
-from benchmarks.continuous_rivals import BARE, BY_LENGTH, CLOSED, CONTINUOUS, HELD, opened
+from benchmarks.continuous_rivals import (
+    BARE,
+    BY_LENGTH,
+    CLOSED,
+    CONTINUOUS,
+    HELD,
+    NearestLengths,
+    opened,
+)
 from benchmarks.gpu_model import GpuModel, Lengths, equal, log_uniform, mostly_short, uniform
 from benchmarks.http_load import percentile_ms
 from shoal.testing import run_virtually
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from benchmarks.continuous_rivals import Call
 
@@ -37,7 +45,7 @@ SEED: Final = 20
 
 WAYS: Final = (HELD, CLOSED, BY_LENGTH, BARE, CONTINUOUS)
 REAL_WAYS: Final = (CLOSED, BARE, CONTINUOUS)
-# Batches by length are measured with each of these numbers of buckets, and the best one is shown.
+# Batches by length are measured with each of these numbers of buckets and with the nearest lengths.
 BUCKETS: Final = (2, 4, 8)
 
 UNIFORM: Final = uniform(16, 256)
@@ -91,7 +99,7 @@ class Seen:
         cpu_s: The CPU time until then.
         first_token_s: The time from each request to its first token.
         whole_text_s: The time from each request to its last token.
-        buckets: The number of buckets, for batches by length.
+        by_length: What made batches by length: the nearest lengths, or a number of buckets.
     """
 
     steps: int = 0
@@ -100,7 +108,7 @@ class Seen:
     cpu_s: float = 0.0
     first_token_s: list[float] = field(default_factory=list)
     whole_text_s: list[float] = field(default_factory=list)
-    buckets: int | None = None
+    by_length: str | None = None
 
     @property
     def tokens_a_second(self) -> float:
@@ -177,14 +185,16 @@ async def drive(
         texts: The length of each text.
         load: The load.
         step_s: How long a step of the model takes.
-        buckets: The number of buckets, for batches by length.
+        buckets: The number of buckets of batches by length; None for those of nearest lengths.
         to_the_end: Whether to read all texts, rather than to stop when the last is requested.
     """
     model = GpuModel(CAPACITY, step_s, load.prefill_s)
-    bucket_of: Callable[[int], int] | None = None
+    options: dict[str, Any] = {}
     if buckets is not None:
-        bucket_of = partial(lengths.bucket_of, buckets=buckets)
-    async with opened(way, model, bucket_of) as call, anyio.create_task_group() as tasks:
+        options["bucket_by"] = partial(lengths.bucket_of, buckets=buckets)
+    elif way == BY_LENGTH:
+        options["policy"] = NearestLengths
+    async with opened(way, model, **options) as call, anyio.create_task_group() as tasks:
         run = _Run(call, model, texts)
         if load.callers:
             for _ in range(load.callers * CAPACITY):
@@ -195,17 +205,18 @@ async def drive(
         if not to_the_end:
             await run.all_requested.wait()
             tasks.cancel_scope.cancel()
-    run.seen.buckets = buckets
+    if way == BY_LENGTH:
+        run.seen.by_length = "nearest" if buckets is None else f"{buckets} buckets"
     return run.seen
 
 
 def virtually(way: str, lengths: Lengths, texts: Sequence[int], load: Load) -> Seen:
-    """Runs one way under one load in virtual time; for batches by length, with the best buckets.
+    """Runs one way under one load in virtual time; of batches by length, the best kind.
 
-    These are the buckets with the shortest mean time of a text, which for callers in loops are
-    those with the most texts a second.
+    That is the kind with the shortest mean time of a text, which for callers in loops is that with
+    the most texts a second.
     """
-    choices = BUCKETS if way == BY_LENGTH else (None,)
+    choices = (None, *BUCKETS) if way == BY_LENGTH else (None,)
     runs = [
         run_virtually(partial(drive, way, lengths, texts, load, buckets=buckets))
         for buckets in choices
@@ -213,13 +224,9 @@ def virtually(way: str, lengths: Lengths, texts: Sequence[int], load: Load) -> S
     return min(runs, key=lambda seen: mean(seen.whole_text_s))
 
 
-def gain_of_sorting(texts: Sequence[int]) -> float:
-    """Returns how many times fewer steps closed batches take if all texts are there, sorted."""
-
-    def steps(ordered: Sequence[int]) -> int:
-        return sum(max(ordered[at : at + CAPACITY]) for at in range(0, len(ordered), CAPACITY))
-
-    return steps(texts) / steps(sorted(texts))
+def steps_of_closed(texts: Sequence[int]) -> int:
+    """Returns the steps of full closed batches of texts, in their order."""
+    return sum(max(texts[at : at + CAPACITY]) for at in range(0, len(texts), CAPACITY))
 
 
 def in_virtual_time(count: int, loads: Sequence[Load]) -> list[dict[str, Any]]:
@@ -232,8 +239,8 @@ def in_virtual_time(count: int, loads: Sequence[Load]) -> list[dict[str, Any]]:
         closed = seen_of[CLOSED]
         for way, seen in seen_of.items():
             row = {"part": "virtual", "lengths": lengths.name, "load": str(load), "way": way}
-            if seen.buckets is not None:
-                row["way"] += f" ({seen.buckets})"
+            if seen.by_length:
+                row["kind"] = seen.by_length
             rows.append(row | _figures(seen))
             if load.callers:
                 rows[-1]["gain"] = seen.tokens_a_second / closed.tokens_a_second
@@ -253,22 +260,27 @@ def _figures(seen: Seen) -> dict[str, Any]:
 
 
 def bounds(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """Returns a row for each distribution: the bound of the gain, and the gains beside it."""
+    """Returns a row for each distribution: bounds of the gain, and the gains beside them.
+
+    The *expected* bound is that of the distribution, *bound* that of the texts that were drawn:
+    the steps of full closed batches, by those of a model whose places are never empty. *sorted* is
+    the gain of closed batches if all texts are there at once, in the order of their lengths.
+    """
     made = []
     for lengths in (UNIFORM, LOG_UNIFORM, MOSTLY_SHORT, EQUAL):
         here = [row for row in rows if (row["lengths"], row["load"]) == (lengths.name, str(TWICE))]
         gains = {row["way"]: row["gain"] for row in here}
-        by_length = max(gain for way, gain in gains.items() if way.startswith(BY_LENGTH))
         texts = lengths.draw(random.Random(SEED), count)
         made.append(
             {
                 "part": "bound",
                 "lengths": lengths.name,
-                "bound": lengths.gain_at_most(CAPACITY),
+                "expected": lengths.gain_at_most(CAPACITY),
+                "bound": steps_of_closed(texts) / (sum(texts) / CAPACITY),
                 "continuous": gains[CONTINUOUS],
                 "bare": gains[BARE],
-                "by_length": by_length,
-                "sorted": gain_of_sorting(texts),
+                "by_length": gains[BY_LENGTH],
+                "sorted": steps_of_closed(texts) / steps_of_closed(sorted(texts)),
             }
         )
     return made

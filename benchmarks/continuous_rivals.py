@@ -7,8 +7,9 @@
 * *closed*: Shoal's closed batches. A text that is done leaves at once, and no other takes its place
   until all are done. A batch starts when the model is free, and waits for callers who are about to
   come back, if that is worth it (`regather`, which is Shoal's default).
-* *closed, by length*: the same, but only texts of about the same length share a batch
-  (`bucket_by`). It needs to know the length of each text before it is written.
+* *closed, by length*: the same, but texts of about the same length share a batch: those of one
+  bucket (`bucket_by`), or the oldest text and those nearest to it (`NearestLengths`). It needs to
+  know the length of each text before it is written.
 * *closed, held*: the classic static batch. All texts are answered when the longest is done.
 
 A call returns a stream that must be entered. Its items are numbers of tokens.
@@ -25,7 +26,7 @@ import trio
 import shoal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from benchmarks.gpu_model import GpuModel
 
@@ -97,6 +98,22 @@ class BareLoop:
                 await trio.lowlevel.checkpoint()
 
 
+class NearestLengths(shoal.WholeQueuePolicy):
+    """Batches the oldest text with those whose lengths are nearest to its own, without a wait."""
+
+    def __init__(self, options: shoal.BatchOptions) -> None:
+        super().__init__()
+        self._size = options.max_batch_size
+
+    def choose(
+        self, queue: Sequence[shoal.Request], now: float, pressure: shoal.Pressure | None
+    ) -> tuple[Sequence[shoal.Request], shoal.DispatchReason]:
+        """Chooses the next batch."""
+        first = queue[0].item
+        nearest = sorted(queue, key=lambda request: abs(request.item - first))
+        return nearest[: self._size], shoal.DispatchReason.TIMER
+
+
 def _continuous(model: GpuModel) -> Any:
     async def write(batch: shoal.OpenBatch[int, int]) -> None:
         left: dict[shoal.OpenRequest[int, int], int] = {}
@@ -138,20 +155,19 @@ def _held(model: GpuModel) -> Any:
 
 
 @asynccontextmanager
-async def opened(
-    way: str, model: GpuModel, bucket_of: Callable[[int], int] | None = None
-) -> AsyncIterator[Call]:
+async def opened(way: str, model: GpuModel, **options: Any) -> AsyncIterator[Call]:
     """Opens a model behind one of the ways.
 
     Args:
         way: The way.
         model: The model.
-        bucket_of: The bucket of a length, for batches by length.
+        **options: Options of the closed batches: what makes them batches by length.
     """
     if way == BARE:
         loop = BareLoop(model)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(loop.run)
+            await trio.lowlevel.checkpoint()  # or it may begin before all of the first callers
             yield loop.call
             nursery.cancel_scope.cancel()
         return
@@ -162,6 +178,6 @@ async def opened(
         )
     else:
         write = _held(model) if way == HELD else _closed(model)
-        batcher = make(write, max_batch_size=model.capacity, bucket_by=bucket_of)
+        batcher = make(write, max_batch_size=model.capacity, **options)
     async with batcher as call:
         yield call
