@@ -38,7 +38,6 @@ OF_BARE: Final = 0.95
 
 BOUNDS: Final[Columns] = {
     "lengths": ("lengths", ""),
-    "expected": ("expected bound", ".2f"),
     "bound": ("bound", ".2f"),
     "continuous": ("continuous", ".2f"),
     "bare": ("bare loop", ".2f"),
@@ -88,7 +87,7 @@ def _named(row: dict[str, Any]) -> str:
 
 def _virtual(quick: bool) -> list[dict[str, Any]]:
     """Measures in virtual time, prints the tables, and returns their rows."""
-    count = 200 if quick else 1000
+    count = 400 if quick else 700
     loads = continuous_gpu.QUICK_LOADS if quick else continuous_gpu.LOADS
     rows = continuous_gpu.in_virtual_time(count, loads)
     bounds = continuous_gpu.bounds(rows, count)
