@@ -262,7 +262,8 @@ def _figures(seen: Seen) -> dict[str, Any]:
 def bounds(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """Returns a row for each distribution: bounds of the gain, and the gains beside them.
 
-    The bound is that of the distribution: the texts that were drawn allow a little more or less.
+    *bound* is that of the distribution. *drawn* is that of the texts that were drawn: the gain if
+    no place were ever empty, by how full the closed batches were.
     *sorted* is the gain of closed batches if all texts are there at once, in the order of their
     lengths.
     """
@@ -270,12 +271,14 @@ def bounds(rows: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     for lengths in (UNIFORM, LOG_UNIFORM, MOSTLY_SHORT, EQUAL):
         here = [row for row in rows if (row["lengths"], row["load"]) == (lengths.name, str(TWICE))]
         gains = {row["way"]: row["gain"] for row in here}
+        closed = next(row for row in here if row["way"] == CLOSED)
         texts = lengths.draw(random.Random(SEED), count)
         made.append(
             {
                 "part": "bound",
                 "lengths": lengths.name,
                 "bound": lengths.gain_at_most(CAPACITY),
+                "drawn": 100 / closed["occupancy_percent"],
                 "continuous": gains[CONTINUOUS],
                 "bare": gains[BARE],
                 "by_length": gains[BY_LENGTH],
