@@ -88,7 +88,7 @@ def _named(row: dict[str, Any]) -> str:
 
 def _virtual(quick: bool) -> list[dict[str, Any]]:
     """Measures in virtual time, prints the tables, and returns their rows."""
-    count = 400 if quick else 700
+    count = 200 if quick else 700
     loads = continuous_gpu.QUICK_LOADS if quick else continuous_gpu.LOADS
     rows = continuous_gpu.in_virtual_time(count, loads)
     bounds = continuous_gpu.bounds(rows, count)
