@@ -1,21 +1,17 @@
-"""The gain of continuous batches: the demo's language model, writing up to 8 texts at once.
+"""The gain of continuous batches over closed ones, beside a bare loop that does the same.
 
-The same model, with the same cache of keys and values, continues the same prompts in three ways.
-The prompts have mixed lengths, and so have the texts: 16 to 256 characters each, drawn once for all
-runs (the model can't end a text by itself).
+Three parts:
 
-* *continuous*: a prompt joins as soon as one of 8 places is free (`ContinuousTextGenerator`).
-* *closed*: 8 prompts start together and run until all are done; one that is done costs no more
-  work, but its place stays empty (`TextGenerator`).
-* *closed, held*: the same, but each step does the work of 8 until the last is done, as for a model
-  that is compiled for one shape.
+* *In virtual time*: a model whose step takes the same time for any number of texts, as on a GPU
+  (`gpu_model.py`), behind Shoal's continuous batches and four rivals (`continuous_rivals.py`), with
+  lengths that differ, under loads in loops and at random. Beside the gain stands its bound: how
+  many times fewer steps a full continuous batch takes than a full closed one.
+* *In real time*: the same model, whose steps really take 5 ms and 20 ms. The difference to the bare
+  loop is what Shoal itself costs.
+* *On the CPU*: the demo's language model, whose step takes longer with more texts
+  (`continuous_cpu.py`).
 
-There are two loads. *Saturated*: 32 readers, each of which requests its next text when the last one
-is complete. *Half*: readers arrive at random, at half the rate that closed batches can just serve.
-
-A step has a cost for each text in it, and a fixed cost. Continuous batches save only the fixed
-cost, by taking fewer steps. So the table also shows the texts per step: their ratio is the gain for
-a model whose steps take as long for one text as for eight.
+``--only virtual,real`` selects parts.
 """
 
 from __future__ import annotations
@@ -26,271 +22,207 @@ from pathlib import Path
 if __name__ == "__main__":  # else http.py here would shadow the standard library's
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-import random
-import time
-from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-import numpy as np
-
-import shoal
-from benchmarks.http_load import percentile_ms
+from benchmarks import continuous_cpu, continuous_gpu
+from benchmarks.continuous_rivals import BARE, BY_LENGTH, CLOSED, CONTINUOUS
 from benchmarks.report import Panel, Report, parser, print_table, verdict
-from examples.language_model.continuous import TEXTS_AT_ONCE, ContinuousTextGenerator
-from examples.language_model.generate import TextGenerator, generate
-from examples.language_model.model import BOUNDARY, CharTransformer
-from examples.language_model.writing import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Sequence
 
-    from examples.language_model.generate import Entry
-    from examples.language_model.layers import Array
+    Columns = dict[str, tuple[str, str]]
 
-READERS: Final = 32
-SHORTEST, LONGEST = 16, 256
-TARGET: Final = 2.0
-SEED: Final = 20
+OF_BOUND: Final = 0.95
+OF_BARE: Final = 0.95
 
-SATURATED: Final = "saturated"
-HALF: Final = "half"
-
-HELD: Final = "closed, held"
-CLOSED: Final = "closed"
-CONTINUOUS: Final = "continuous"
-WAYS: Final = (HELD, CLOSED, CONTINUOUS)
-
-# How lengths are drawn. "by ratio" draws as many from 16 to 32 as from 128 to 256.
-MIXES: Final[dict[str, Callable[[random.Random], int]]] = {
-    "evenly": lambda chance: chance.randint(SHORTEST, LONGEST),
-    "by ratio": lambda chance: round(SHORTEST * (LONGEST / SHORTEST) ** chance.random()),
+BOUNDS: Final[Columns] = {
+    "lengths": ("lengths", ""),
+    "bound": ("bound", ".2f"),
+    "drawn": ("bound of the drawn", ".2f"),
+    "continuous": ("continuous", ".2f"),
+    "bare": ("bare loop", ".2f"),
+    "by_length": ("closed, by length", ".2f"),
+    "sorted": ("all queued, sorted", ".2f"),
+    "verdict": ("target", ""),
 }
-
-
-class Endless(CharTransformer):
-    """The model, changed to never end a text, and to count its steps."""
-
-    steps = 0
-
-    def scores(self, hidden: Array) -> Array:
-        """Returns the scores, with minus infinity for the token that ends a text."""
-        self.steps += 1
-        scores = super().scores(hidden)
-        scores[:, BOUNDARY] = -np.inf
-        return scores
-
-
-class HeldTextGenerator:
-    """A handler of closed batches that does the work of all prompts until the last is done."""
-
-    def __init__(self, model: CharTransformer) -> None:
-        self._model = model
-
-    def __call__(self, prompts: list[Prompt]) -> Iterator[list[Entry]]:
-        """Streams one character for each prompt in each step."""
-        longest = max(prompt.max_tokens for prompt in prompts)
-        held = [prompt.model_copy(update={"max_tokens": longest}) for prompt in prompts]
-        for nth, entries in enumerate(generate(self._model, held)):
-            yield [
-                entry if nth < prompt.max_tokens else shoal.END
-                for entry, prompt in zip(entries, prompts, strict=True)
-            ]
-
-
-def batcher(way: str, model: CharTransformer) -> Any:
-    """Makes the batcher of one way."""
-    make: Any = shoal.Batcher
-    if way == CONTINUOUS:
-        handler: Any = ContinuousTextGenerator(model)
-        return make(handler, fill="continuous", streams=True, max_batch_size=TEXTS_AT_ONCE)
-    handler = TextGenerator(model) if way == CLOSED else HeldTextGenerator(model)
-    return make(handler, max_batch_size=TEXTS_AT_ONCE)
-
-
-def prompts(mix: str, count: int) -> list[Prompt]:
-    """Draws the prompts, always the same ones: passages of this file's docstring."""
-    chance = random.Random(SEED)
-    starts = [chance.randrange(len(__doc__) - 200) for _ in range(count)]
-    texts = [__doc__[start : start + chance.randint(0, 200)] for start in starts]
-    return [
-        Prompt(text=text, max_tokens=MIXES[mix](chance), seed=seed)
-        for seed, text in enumerate(texts)
-    ]
-
-
-@dataclass
-class Seen:
-    """The measurements of one way."""
-
-    tokens: int = 0
-    first_token_s: list[float] = field(default_factory=list)
-    took_s: float = 0.0
-    cpu_s: float = 0.0
-    texts_a_step: float = 0.0
-
-    @property
-    def tokens_a_second(self) -> float:
-        """The throughput."""
-        return self.tokens / self.took_s
-
-
-async def read(call: Any, prompt: Prompt, seen: Seen) -> None:
-    """Requests one text and reads it."""
-    began = time.perf_counter()
-    got = 0
-    async with call(prompt) as stream:
-        async for _ in stream:
-            if not got:
-                seen.first_token_s.append(time.perf_counter() - began)
-            got += 1
-    assert got == prompt.max_tokens
-    seen.tokens += got
-
-
-async def saturate(call: Any, asked: list[Prompt], seen: Seen) -> None:
-    """Reads all texts with a fixed number of readers."""
-    remaining = iter(asked)
-
-    async def reader() -> None:
-        for prompt in remaining:
-            await read(call, prompt, seen)
-
-    async with anyio.create_task_group() as tasks:
-        for _ in range(READERS):
-            tasks.start_soon(reader)
-
-
-async def trickle(call: Any, asked: list[Prompt], seen: Seen, texts_a_second: float) -> None:
-    """Reads each text with its own reader, which arrives at a random time."""
-    chance = random.Random(SEED)
-    at = anyio.current_time()
-    async with anyio.create_task_group() as tasks:
-        for prompt in asked:
-            at += chance.expovariate(texts_a_second)
-            await anyio.sleep_until(at)
-            tasks.start_soon(read, call, prompt, seen)
-
-
-def measure(
-    way: str, model: Endless, asked: list[Prompt], texts_a_second: float | None = None
-) -> Seen:
-    """Measures one way: under saturating load, or with readers at the given rate."""
-    seen = Seen()
-
-    async def run() -> None:
-        async with batcher(way, model) as call:
-            model.steps = 0
-            began, cpu = time.perf_counter(), time.process_time()
-            if texts_a_second is None:
-                await saturate(call, asked, seen)
-            else:
-                await trickle(call, asked, seen, texts_a_second)
-            seen.took_s, seen.cpu_s = time.perf_counter() - began, time.process_time() - cpu
-
-    anyio.run(run, backend="trio")
-    seen.texts_a_step = seen.tokens / model.steps
-    return seen
-
-
-# The measurements of each load, mix and way, by round.
-Rounds = dict[tuple[str, str, str], list[Seen]]
-
-
-def rounds_of(count: int, texts: int) -> Rounds:
-    """Measures all ways under all loads, in turn."""
-    model = Endless.load()
-    for way in WAYS:
-        measure(way, model, prompts("evenly", READERS))  # warms up
-    rounds: Rounds = {}
-    for nth in range(count):
-        for mix in MIXES:
-            asked = prompts(mix, texts)
-            seen = {(SATURATED, mix, way): measure(way, model, asked) for way in WAYS}
-            rate = texts / seen[SATURATED, mix, CLOSED].took_s / 2
-            for way in (CLOSED, CONTINUOUS):
-                seen[HALF, mix, way] = measure(way, model, asked, rate)
-            for case, of_case in seen.items():
-                rounds.setdefault(case, []).append(of_case)
-        print(f"round {nth + 1} of {count}", file=sys.stderr)
-    return rounds
-
-
-def medians(rounds: Rounds) -> list[dict[str, Any]]:
-    """Returns a row for each load, mix and way; ratios are to the closed batches of the round."""
-    rows = []
-    for (load, mix, way), seen in rounds.items():
-        pairs = list(zip(seen, rounds[load, mix, CLOSED], strict=True))
-        row: dict[str, Any] = {"load": load, "lengths": mix, "way": way}
-        row["tokens_a_second"] = median(one.tokens_a_second for one in seen)
-        row["first_p50_ms"] = median(percentile_ms(one.first_token_s, 50) for one in seen)
-        row["first_p99_ms"] = median(percentile_ms(one.first_token_s, 99) for one in seen)
-        row["cpu_us"] = median(one.cpu_s / one.tokens * 1e6 for one in seen)
-        row["texts_a_step"] = median(one.texts_a_step for one in seen)
-        if load == SATURATED:
-            row["ratio"] = median(one.tokens_a_second / it.tokens_a_second for one, it in pairs)
-            row["cpu_ratio"] = median(it.cpu_s / one.cpu_s for one, it in pairs)
-            row["step_ratio"] = median(one.texts_a_step / it.texts_a_step for one, it in pairs)
-            if way == CONTINUOUS:
-                row["verdict"] = verdict(row["ratio"], at_least=TARGET)
-        rows.append(row)
-    return rows
-
-
-COLUMNS: Final = {
+VIRTUAL: Final[Columns] = {
+    "way": ("lengths, load and way", ""),
     "tokens_a_second": ("tokens/s", ",.0f"),
-    "first_p50_ms": ("first p50 ms", ".0f"),
-    "first_p99_ms": ("first p99 ms", ".0f"),
-    "cpu_us": ("CPU us a token", ".0f"),
-    "texts_a_step": ("texts a step", ".1f"),
-    "ratio": ("ratio", ".2f"),
-    "cpu_ratio": ("CPU ratio", ".2f"),
-    "step_ratio": ("step ratio", ".2f"),
+    "gain": ("gain", ".2f"),
+    "steps": ("steps", ","),
+    "occupancy_percent": ("full %", ".0f"),
+    "first_p50_s": ("first p50 s", ".2f"),
+    "first_p99_s": ("first p99 s", ".2f"),
+    "whole_p50_s": ("whole p50 s", ".2f"),
+    "whole_p99_s": ("whole p99 s", ".2f"),
+}
+REAL: Final[Columns] = {
+    "way": ("step and way", ""),
+    "tokens_a_second": ("tokens/s", ",.0f"),
+    "gain": ("gain", ".2f"),
+    "of_bare": ("of bare loop", ".3f"),
+    "real_step_ms": ("step ms", ".2f"),
+    "occupancy_percent": ("full %", ".0f"),
+    "cpu_us": ("CPU us a token", ".1f"),
     "verdict": ("target", ""),
 }
 
 
-def _panel(rows: list[dict[str, Any]], load: str, unit: str, key: str) -> Panel:
-    here = [row for row in rows if row["load"] == load]
-    series = {way: [row[key] for row in here if row["way"] == way] for way in WAYS}
-    drawn = {way: heights for way, heights in series.items() if heights}
-    return Panel(load, unit, [f"drawn {mix}" for mix in MIXES], drawn)
+def _print(title: str, columns: Columns, rows: Sequence[dict[str, Any]]) -> None:
+    print(f"{title}\n")
+    print_table(
+        [head for head, _ in columns.values()],
+        [
+            [format(row[key], how) if key in row else "-" for key, (_, how) in columns.items()]
+            for row in rows
+        ],
+    )
+    print()
+
+
+def _named(row: dict[str, Any]) -> str:
+    kind = f" ({row['kind']})" if "kind" in row else ""
+    return f"{row['lengths']}, {row['load']}: {row['way']}{kind}"
+
+
+def _virtual(quick: bool) -> list[dict[str, Any]]:
+    """Measures in virtual time, prints the tables, and returns their rows."""
+    count = 200 if quick else 700
+    loads = continuous_gpu.QUICK_LOADS if quick else continuous_gpu.LOADS
+    rows = continuous_gpu.in_virtual_time(count, loads)
+    bounds = continuous_gpu.bounds(rows, count)
+    for row in bounds:
+        row["verdict"] = verdict(row["continuous"] / row["drawn"], at_least=OF_BOUND)
+    places, step_ms = continuous_gpu.CAPACITY, continuous_gpu.STEP_S * 1e3
+    _print(
+        f"{count} texts in virtual time, {places} at once, {step_ms:g} ms a step for any number; "
+        f"prefill: {step_ms:g} ms",
+        VIRTUAL,
+        [row | {"way": _named(row)} for row in rows],
+    )
+    _print(
+        f"Tokens a second of {continuous_gpu.TWICE}, times those of closed batches; the target is "
+        "for continuous / bound of the drawn texts",
+        BOUNDS,
+        bounds,
+    )
+    return [*bounds, *rows]
+
+
+def _real(quick: bool) -> list[dict[str, Any]]:
+    """Measures in real time, prints the table, and returns its rows."""
+    runs = ((0.005, 48, 1),) if quick else ((0.005, 128, 3), (0.02, 80, 1))
+    rows = [row for run in runs for row in continuous_gpu.in_real_time(*run)]
+    for row in rows:
+        if row["way"] == CONTINUOUS:
+            row["verdict"] = verdict(row["of_bare"], at_least=OF_BARE)
+    _print(
+        f"In real time, lengths {continuous_gpu.REAL_LENGTHS.name}, {continuous_gpu.TWICE}; the "
+        "target is for the part of the bare loop's tokens a second",
+        REAL,
+        [row | {"way": f"{row['step_ms']:g} ms: {row['way']}"} for row in rows],
+    )
+    return rows
+
+
+def _on_the_cpu(quick: bool) -> list[dict[str, Any]]:
+    """Measures the demo's model, prints the table, and returns its rows."""
+    count, texts = (1, 32) if quick else (3, 96)
+    rows = continuous_cpu.rows_of(count, texts)
+    columns = {"name": ("load and way", "")} | continuous_cpu.COLUMNS
+    shortest, longest = continuous_cpu.SHORTEST, continuous_cpu.LONGEST
+    _print(
+        f"On the CPU, {texts} texts of {shortest} to {longest} characters, {count} rounds",
+        columns,
+        [row | {"name": continuous_cpu.named(row)} for row in rows],
+    )
+    return rows
+
+
+PARTS: Final = {"virtual": _virtual, "real": _real, "cpu": _on_the_cpu}
+
+
+def _sentence(rows: Sequence[dict[str, Any]]) -> str:
+    said = []
+    if bounds := [row for row in rows if row["part"] == "bound" and row["bound"] > 1]:
+        said.append(_gains(bounds))
+    if real := [row for row in rows if row["part"] == "real" and row["way"] == CONTINUOUS]:
+        parts = (f"{row['of_bare']:.1%} at {row['step_ms']:g} ms a step" for row in real)
+        said.append(f"in real time they write {' and '.join(parts)} of the bare loop's tokens")
+    if cpu := [row for row in rows if row["part"] == "cpu"]:
+        said.append(continuous_cpu.sentence(cpu))
+    return "; ".join(said) + "."
+
+
+def _gains(bounds: Sequence[dict[str, Any]]) -> str:
+    gains = ", ".join(
+        f"{row['continuous']:.2f} (bound {row['bound']:.2f}, {row['lengths']})" for row in bounds
+    )
+    by_length = ", ".join(f"{row['by_length']:.2f}" for row in bounds)
+    return (
+        "where a step costs the same for any number of texts, continuous batches write "
+        f"{gains} times the tokens of closed ones, and closed batches by known lengths {by_length} "
+        "times"
+    )
+
+
+def _panels(rows: Sequence[dict[str, Any]]) -> list[Panel]:
+    panels = []
+    if bounds := [row for row in rows if row["part"] == "bound"]:
+        panels += _virtual_panels(bounds, [row for row in rows if row["part"] == "virtual"])
+    if cpu := [row for row in rows if row["part"] == "cpu"]:
+        panels.append(continuous_cpu.panel(cpu))
+    if real := [row for row in rows if row["part"] == "real"]:
+        steps = list(dict.fromkeys(f"{row['step_ms']:g} ms" for row in real))
+        series = {
+            way: [row["tokens_a_second"] for row in real if row["way"] == way]
+            for way in continuous_gpu.REAL_WAYS
+        }
+        panels.append(Panel("In real time", "tokens/s", steps, series))
+    return panels
+
+
+def _virtual_panels(
+    bounds: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]
+) -> list[Panel]:
+    names = [row["lengths"].replace(" ", "\n", 1) for row in bounds]
+    gains = {
+        CLOSED: [1.0] * len(bounds),
+        BY_LENGTH: [row["by_length"] for row in bounds],
+        BARE: [row["bare"] for row in bounds],
+        CONTINUOUS: [row["continuous"] for row in bounds],
+        "bound": [row["bound"] for row in bounds],
+    }
+    at_half = [row for row in rows if row.get("load") == "load 0.5"]
+    first: dict[str, list[float]] = {way: [] for way in continuous_gpu.WAYS}
+    for row in at_half:
+        first[row["way"]].append(row["first_p99_s"])
+    return [
+        Panel(f"{continuous_gpu.TWICE}", "tokens/s, times those of closed batches", names, gains),
+        Panel("load 0.5", "first token, p99 s", names[: len(first[CLOSED])], first),
+    ]
 
 
 def main() -> None:
     """Runs the benchmark."""
-    made = parser("Continuous batches compared with closed ones.", "continuous")
+    made = parser(
+        "Continuous batches compared with closed ones, and with a bare loop.", "continuous"
+    )
+    made.add_argument(
+        "--only",
+        metavar="PARTS",
+        default=",".join(PARTS),
+        help="the parts to run, of %(default)s",
+    )
     arguments = made.parse_args()
+    parts = arguments.only.split(",")
+    if unknown := set(parts) - set(PARTS):
+        made.error(f"--only takes {', '.join(PARTS)}; not {', '.join(sorted(unknown))}")
     report = Report("continuous", arguments.json, ("shoal", "anyio", "trio", "numpy"))
     report.print_environment()
-    count, texts = (1, 96) if arguments.quick else (5, 128)
-    print(f"{texts} texts of {SHORTEST} to {LONGEST} characters, {count} rounds\n")
-    rows = medians(rounds_of(count, texts))
-    report.rows = sorted(rows, key=lambda row: (row["load"] == HALF, row["lengths"] != "evenly"))
-    table_rows = [
-        [
-            f"{row['load']}, lengths drawn {row['lengths']}: {row['way']}",
-            *(format(row[key], how) if key in row else "-" for key, (_, how) in COLUMNS.items()),
-        ]
-        for row in report.rows
-    ]
-    print_table(["load and way", *(head for head, _ in COLUMNS.values())], table_rows)
-    found = {(row["load"], row["lengths"], row["way"]): row for row in report.rows}
-    ours, closed = (found[SATURATED, "evenly", way] for way in (CONTINUOUS, CLOSED))
-    ours_at_half, closed_at_half = (found[HALF, "evenly", way] for way in (CONTINUOUS, CLOSED))
-    report.finish(
-        f"at lengths drawn evenly, continuous batches take {1 / ours['step_ratio']:.0%} of the "
-        f"steps of closed ones and write {ours['ratio']:.2f} times their tokens a second; the p99 "
-        f"of the first token is {ours['first_p99_ms']:.0f} ms to {closed['first_p99_ms']:.0f} ms, "
-        f"and at half the load {ours_at_half['first_p99_ms']:.0f} ms to "
-        f"{closed_at_half['first_p99_ms']:.0f} ms.",
-        [
-            _panel(report.rows, SATURATED, "tokens/s", "tokens_a_second"),
-            _panel(report.rows, SATURATED, "first token, p99 ms", "first_p99_ms"),
-            _panel(report.rows, HALF, "first token, p99 ms", "first_p99_ms"),
-        ],
-    )
+    report.rows = [row for part in parts for row in PARTS[part](arguments.quick)]
+    report.finish(_sentence(report.rows), _panels(report.rows))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,23 @@ def of(handler: Any, kind: Kind, **options: Any) -> shoal.Batcher[Any]:
     return shoal.Batcher(handler, fill="continuous", streams=kind.streams, **options)
 
 
+def counting(kind: Kind, steps: list[int]) -> Any:
+    """Makes a handler whose items are numbers of steps; it notes how many are active in a step."""
+
+    async def handle(batch: shoal.OpenBatch[int, int]) -> None:
+        left: dict[shoal.OpenRequest[int, int], int] = {}
+        async for joined in batch.steps():
+            left |= {request: request.item for request in joined}
+            steps.append(len(batch.active))
+            await anyio.sleep(1)
+            for request in batch.active:
+                left[request] -= 1
+                if not left[request]:
+                    await kind.answer(request, 0)
+
+    return handle
+
+
 class Thing:
     """An item, or a result, whose life can be watched."""
 
@@ -79,6 +96,24 @@ async def test_a_place_that_is_free_is_taken_before_the_next_step(kind: Kind, ho
         kinds = {"fails": ValueError, "runs out of time": shoal.DeadlineExceeded}
         assert type(first.outcome) is kinds[how]
     assert max(map(len, handler.steps)) == 2
+
+
+@pytest.mark.parametrize("lengths", [(1, 2, 3), (2, 2, 2), (3, 1, 1)], ids=str)
+async def test_callers_who_call_again_at_once_take_their_places_before_the_next_step(
+    kind: Kind, lengths: tuple[int, ...]
+) -> None:
+    async def call_again(call: Any, length: int) -> None:
+        for _ in range(12 // length):
+            await kind.ask(call, length)
+
+    for _ in range(ORDERS):
+        steps: list[int] = []
+        async with of(counting(kind, steps), kind, max_batch_size=3) as call:
+            await settle()
+            async with anyio.create_task_group() as tasks:
+                for length in lengths:
+                    tasks.start_soon(call_again, call, length)
+        assert steps == [3] * 12
 
 
 async def test_between_steps_the_handler_waits_only_while_nothing_is_active(kind: Kind) -> None:

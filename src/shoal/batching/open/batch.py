@@ -217,7 +217,7 @@ class OpenBatch(Generic[T, R]):
 
         It waits only while no request is active, and ends when none is active and none will join.
         """
-        return _Steps(self)
+        return _Steps(self, self._joining)
 
     def __aiter__(self) -> Self:
         return self
@@ -242,21 +242,21 @@ class OpenBatch(Generic[T, R]):
 
 
 class _Steps(Generic[T, R]):
-    def __init__(self, batch: OpenBatch[T, R]) -> None:
+    def __init__(self, batch: OpenBatch[T, R], joining: Joining) -> None:
         self._batch = batch
+        self._joining = joining
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> list[OpenRequest[T, R]]:
-        if self._batch.active:
-            await anyio.lowlevel.checkpoint()
-            joined = self._batch.join_nowait()
-            if joined or self._batch.active:
-                return joined
-        joined = await self._batch.join()
-        if not joined:
-            raise StopAsyncIteration
+        batch = self._batch
+        await self._joining.pause()
+        joined = batch.join_nowait()
+        if not joined and not batch.active:
+            joined = await batch.join()
+            if not joined:
+                raise StopAsyncIteration
         return joined
 
 

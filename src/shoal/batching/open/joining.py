@@ -8,6 +8,8 @@ thread that closes batches.)
 
 `fill="continuous"`: the batch takes requests when its handler asks for them between two steps, as
 many as have ended meanwhile. It has no exclusive use of the queue; an idle slot lets it go first.
+A caller that calls again as soon as it is answered gets its place again in the next step, because
+the batch looks at the queue only after the callers that were just answered have run.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import anyio.lowlevel
 
 from shoal.core.batch import DispatchReason
 from shoal.core.request import State
@@ -82,6 +86,13 @@ class Joining(ABC):
     @abstractmethod
     def ended(self, request: Request) -> None:
         """Handles that one of the batch's requests has ended."""
+
+    async def pause(self) -> None:
+        """Executes a checkpoint between two steps, so that callers can take places that are free.
+
+        Those that were just answered may call again.
+        """
+        await anyio.lowlevel.checkpoint()
 
     def end(self) -> None:
         """Takes no more requests, because the handler has ended or its time is up."""
@@ -204,6 +215,11 @@ class OpenJoining(Joining):
 class ContinuousJoining(Joining):
     """Adds requests to a batch with ``fill="continuous"``."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # How many requests have ended since the handler last asked.
+        self._ended = 0
+
     @property
     def room(self) -> float:
         if self._takes_no_more():
@@ -215,12 +231,21 @@ class ContinuousJoining(Joining):
         return False  # others may join, and restarting the handler is expensive
 
     def ended(self, request: Request) -> None:
+        self._ended += 1
         self._size = self._size - request.cost if self.batch.active else 0
         self.changed()
 
     def pull(self) -> None:
+        self._ended = 0
         self._drop_ended()
         self._take()
+
+    async def pause(self) -> None:
+        await super().pause()
+        if self._ended > self._queue.former.live and self.room > 0:
+            # An answered caller runs in the next pass of the scheduler. One that leaves a stream
+            # goes through a checkpoint first, and calls again in the pass after that.
+            await self._queue.one_pass()
 
     def _takes_no_more(self) -> bool:
         is_over = self.has_ended or self.is_leaving

@@ -31,6 +31,7 @@ class OpenQueue:
         former: The queue itself.
         now: The event loop's clock.
         change: Waits until the queue changes; needs no turn.
+        one_pass: Lets each task that is ready run once; a checkpoint.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class OpenQueue:
         self.former = intake.former
         self.now: Callable[[], float] = parking.now
         self.change = bell.change
+        self.one_pass = parking.one_pass
         self._intake = intake
         self._turn = turn
         self._bell = bell
