@@ -88,6 +88,7 @@ class Intake:
         self._batches = former.batches
         self._now = parking.now
         self._new_waiter = parking.new_waiter
+        self._park = parking.park
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options to the requests made from now on."""
@@ -127,7 +128,6 @@ class Intake:
         former = self.former
         request = Request()  # _new_request, inlined: 2 % of a call
         request.item = item
-        request.waiter = waiter = self._new_waiter()
         request.arrived_at = self._now()
         request.context = copy_context()
         request.options = options
@@ -149,7 +149,7 @@ class Intake:
                 await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
                 raise
         try:
-            await waiter
+            await self._park(request)
         except BaseException as error:
             self.abandon(request)
             # Another event loop raises these for a waiter of this one.

@@ -9,13 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
 
 from shoal.batching.loops.event_loop import in_trio_task
 from shoal.batching.loops.parking import Parking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
     from shoal.batching.loops.parking import Scope
     from shoal.core.request import Request
@@ -31,10 +30,16 @@ class AsyncioParking(Parking):
         self.now = loop.time
         self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
+        self.checkpoint = partial(asyncio.sleep, 0)  # as anyio's, which looks for the loop first
         self.soon = loop.call_soon_threadsafe
         # No public API tells a task's innermost scope. With an anyio that stores this elsewhere,
         # only code that never leaves a scope breaks more than its own batch.
         self._states: Any = getattr(import_module("anyio._backends._asyncio"), "_task_states", {})
+
+    def park(self, request: Request) -> Awaitable[Any]:
+        waiter: Future[None] = Future(loop=self._loop)
+        request.waiter = waiter
+        return waiter
 
     def wake(self, waiter: Any) -> None:
         if not waiter.done():
@@ -130,8 +135,8 @@ class AsyncioParking(Parking):
         finally:
             self._loop.remove_reader(fd)
 
-    async def one_pass(self) -> None:
-        await anyio.lowlevel.checkpoint()
+    async def rest_of_pass(self) -> bool:
+        return False  # tasks run in the order in which they became ready
 
 
 def _awaiting(future: Any) -> Iterator[Any]:

@@ -55,6 +55,7 @@ class Parking(ABC):
         now: The event loop's clock: a function that returns the time in seconds.
         new_waiter: Creates a waiter for the task that calls it.
         new_scope: Creates a cancel scope; the loop's own if anyio's would only wrap it.
+        checkpoint: Lets other tasks run, and checks for cancellation.
         soon: Schedules a function call in the event loop, from any thread, at any time. It raises
             `RuntimeError` once the loop has ended.
     """
@@ -64,6 +65,15 @@ class Parking(ABC):
     soon: Callable[..., object]
     new_waiter: Callable[[], Awaitable[Any]]
     new_scope: Callable[[], Scope]
+    checkpoint: Callable[[], Awaitable[None]]
+
+    @abstractmethod
+    def park(self, request: Request) -> Awaitable[Any]:
+        """Gives a request the waiter of the calling task; returns what it must await at once.
+
+        It does what awaiting `new_waiter` does. On trio that costs 0.1 microseconds more, 5 % of a
+        call, since an object that is not a coroutine is awaited by two more calls.
+        """
 
     @abstractmethod
     def wake(self, waiter: Any) -> None:
@@ -125,9 +135,18 @@ class Parking(ABC):
             Whether there were any that the loop itself does not report when `scope` is left.
         """
 
-    @abstractmethod
     async def one_pass(self) -> None:
         """Lets each task that is ready run once; a checkpoint."""
+        await self.checkpoint()
+        await self.rest_of_pass()
+
+    @abstractmethod
+    async def rest_of_pass(self) -> bool:
+        """Lets those tasks run that were ready before the last checkpoint and may not have run.
+
+        Returns:
+            Whether there may have been any.
+        """
 
     @abstractmethod
     async def watch_readable(self, fd: int, report: Callable[[], object]) -> None:

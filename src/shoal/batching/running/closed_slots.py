@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import anyio.lowlevel
-
 from shoal.batching.running.run import Run
 from shoal.batching.running.slots import Slots
 from shoal.core.batch import DispatchReason
@@ -90,6 +88,9 @@ class ClosedSlots(Slots[Run]):
             is_fresh: Whether the callers of this slot's last batch have not run yet.
         """
         former = self._former
+        if is_fresh and former.live:
+            # They may call again, and a batch that is not full should include those calls.
+            await self._parking.checkpoint()
         while not self._is_one_too_many():
             # Otherwise a request could be dispatched in the tick in which it expires.
             self._intake.deadlines.expire_all()
@@ -98,14 +99,10 @@ class ClosedSlots(Slots[Run]):
                 if self._is_full():
                     await self._listen(None)
                     continue
-                if is_fresh:
-                    # They may call again, and a batch that is not full should include those calls.
+                if is_fresh and decision.reason is not DispatchReason.FULL:
                     is_fresh = False
-                    if decision.reason is DispatchReason.FULL:
-                        await anyio.lowlevel.checkpoint()
-                    else:
-                        await self._parking.one_pass()
-                    continue
+                    if await self._parking.rest_of_pass():
+                        continue
                 batch = self._dispatch(decision)
                 if batch is not None:
                     return batch

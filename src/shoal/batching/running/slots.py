@@ -119,6 +119,7 @@ class Slots(ABC, Generic[RunT]):
         self.run = run
         self._on_death = on_death
         self._room = room
+        self._most = self._allowed()
         self._tasks: TaskGroup | None = None
         self._count = 0
         self._last_id = 0
@@ -155,6 +156,7 @@ class Slots(ABC, Generic[RunT]):
 
     def _resize(self) -> None:
         """Applies a changed number of slots; surplus slots end after their batch."""
+        self._most = self._allowed()
         if self.ended.is_set():
             return
         if self._tasks is not None:
@@ -360,7 +362,6 @@ class Slots(ABC, Generic[RunT]):
         """Returns whether there are more slots than allowed."""
         return self._count > self._most
 
-    @property
-    def _most(self) -> float:
-        """The maximum number of slots; with a `Room` that alone limits the running batches."""
+    def _allowed(self) -> float:
+        """Returns the maximum number of slots; a `Room` alone limits the running batches."""
         return math.inf if self._room is not None else self._former.options.slots
