@@ -263,7 +263,8 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
             return entry.begin(rest, kwargs, None)
         if len(args) == 1 and not kwargs:
             if entry.takes_bare_items:
-                return entry.call(args[0], None)  # the usual call, straight to the queue
+                call = entry.call  # loaded first, as in `Intake.call`
+                return call(args[0], None)  # the usual call, straight to the queue
             if entry.takes_single_items:
                 try:
                     options_factory = entry.options_factory.of(
@@ -298,6 +299,8 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
         """Prepares one call; it is made when the stream is entered."""
         entry = self._here.get(get_ident())
         if entry is not None:
+            if len(args) == 1 and not kwargs and entry.takes_bare_items:
+                return ResultStream(entry.intake, args[0], None)  # the usual call
             return entry.begin_stream(args, kwargs, None)
         try:
             entry, rest = self._elsewhere(args)

@@ -16,7 +16,7 @@ from shoal.batching.loops.parking import Parking
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
-    from shoal.batching.loops.parking import Scope
+    from shoal.batching.loops.parking import Parked, Scope
     from shoal.core.request import Request
 
 
@@ -36,9 +36,9 @@ class AsyncioParking(Parking):
         # only code that never leaves a scope breaks more than its own batch.
         self._states: Any = getattr(import_module("anyio._backends._asyncio"), "_task_states", {})
 
-    def park(self, request: Request) -> Awaitable[Any]:
+    def park(self, parked: Parked) -> Awaitable[Any]:
         waiter: Future[None] = Future(loop=self._loop)
-        request.waiter = waiter
+        parked.waiter = waiter
         return waiter
 
     def wake(self, waiter: Any) -> None:
@@ -48,9 +48,9 @@ class AsyncioParking(Parking):
     def is_spent(self, waiter: Any) -> bool:
         return bool(waiter.done())
 
-    def wake_all(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            waiter: Any = request.waiter
+    def wake_all(self, parked: Iterable[Parked]) -> None:
+        for each in parked:
+            waiter: Any = each.waiter
             if type(waiter) is not Future:
                 waiter.wake()
             elif not waiter.done():

@@ -35,6 +35,16 @@ Scope: TypeAlias = "anyio.CancelScope | trio.CancelScope"
 """A cancel scope of anyio or trio; both have the same interface."""
 
 
+class Parked(Protocol):
+    """What the calling task waits for: a request, or the next item in the buffer of a stream.
+
+    Attributes:
+        waiter: The waiter of the task; for a request it may also be a `SharedWaiter`.
+    """
+
+    waiter: Any
+
+
 class SharedWaiter(Protocol):
     """The waiter of a request whose caller waits for more than this one request."""
 
@@ -68,8 +78,8 @@ class Parking(ABC):
     checkpoint: Callable[[], Awaitable[None]]
 
     @abstractmethod
-    def park(self, request: Request) -> Awaitable[Any]:
-        """Gives a request the waiter of the calling task; returns what it must await at once.
+    def park(self, parked: Parked) -> Awaitable[Any]:
+        """Sets the waiter of the calling task; returns what the task must await at once.
 
         It does what awaiting `new_waiter` does. On trio that costs 0.1 microseconds more, 5 % of a
         call, since an object that is not a coroutine is awaited by two more calls.
@@ -80,8 +90,8 @@ class Parking(ABC):
         """Wakes the task at a waiter; does nothing if it was woken or its wait cancelled."""
 
     @abstractmethod
-    def wake_all(self, requests: Iterable[Request]) -> None:
-        """Wakes the callers of all these requests."""
+    def wake_all(self, parked: Iterable[Parked]) -> None:
+        """Wakes the tasks that wait for any of these."""
 
     @abstractmethod
     def is_spent(self, waiter: Any) -> bool:

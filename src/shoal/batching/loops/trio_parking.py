@@ -14,7 +14,7 @@ from shoal.batching.loops.parking import Parking
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
 
-    from shoal.batching.loops.parking import Scope
+    from shoal.batching.loops.parking import Parked, Scope
     from shoal.core.request import Request
 
 mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
@@ -56,8 +56,8 @@ class TrioParking(Parking):
         self.checkpoint = trio.lowlevel.checkpoint
         self.soon = trio.lowlevel.current_trio_token().run_sync_soon
 
-    def park(self, request: Request) -> Awaitable[Any]:
-        request.waiter = waiter = TrioWaiter()
+    def park(self, parked: Parked) -> Awaitable[Any]:
+        parked.waiter = waiter = TrioWaiter()
         waiter.task = current_task()
         return wait_task_rescheduled(waiter)
 
@@ -70,9 +70,9 @@ class TrioParking(Parking):
     def is_spent(self, waiter: Any) -> bool:
         return waiter.task is None
 
-    def wake_all(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            waiter = request.waiter
+    def wake_all(self, parked: Iterable[Parked]) -> None:
+        for each in parked:
+            waiter = each.waiter
             if type(waiter) is not TrioWaiter:
                 waiter.wake()
             elif waiter.task is not None:
