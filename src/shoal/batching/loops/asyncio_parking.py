@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from asyncio import Future
 from functools import partial
 from importlib import import_module
@@ -27,7 +28,9 @@ class AsyncioParking(Parking):
 
     def __init__(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self.now = loop.time
+        # Called directly, unless the loop has a clock of its own.
+        has_usual_clock = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
+        self.now = time.monotonic if has_usual_clock else loop.time
         self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
         self.checkpoint = partial(asyncio.sleep, 0)  # as anyio's, which looks for the loop first

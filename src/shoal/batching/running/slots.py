@@ -340,11 +340,13 @@ class Slots(ABC, Generic[RunT]):
         return batch
 
     def _tell_idle(self) -> None:
-        room, most, busy = self._room, self._most, len(self.batches)
-        idle = max(0, most - busy) if room is None else room.free
+        idle = self._most - len(self.batches) if self._room is None else self._room.free
+        if idle < 0:  # fewer are allowed than run
+            idle = 0
         if self._former.reform(idle_slots=idle, open_room=self._open_room()):
             self._bell.ring()
-        self.tell_change()
+        if self._on_change is not None:
+            self._on_change()
 
     @abstractmethod
     def _open_room(self) -> float:
