@@ -270,7 +270,8 @@ class Slots(ABC, Generic[RunT]):
         """
         return scope.cancel_called or not self._parking.is_innermost(scope)
 
-    async def _run(self, batch: Batch, scope: Scope) -> None:
+    async def _run(self, batch: Batch, scope: Scope) -> float:
+        """Runs a batch; returns when it ended, in seconds."""
         started = self.batches[batch]
         run = self.run  # with the options with which the batch was filled
         self._intake.adopt()
@@ -291,6 +292,7 @@ class Slots(ABC, Generic[RunT]):
             self._observe(batch, run_s, now, was_interrupted=scope.cancel_called)
             batch.members = []  # not cleared, since it may be iterated just now
             self._tell_idle()
+        return now
 
     def _observe(self, batch: Batch, run_s: float, now: float, *, was_interrupted: bool) -> None:
         """Records how long a batch has run, for later decisions."""
