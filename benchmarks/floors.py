@@ -14,6 +14,7 @@ between.
 from __future__ import annotations
 
 import asyncio
+from asyncio import Future
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -49,24 +50,34 @@ def _aborted(_: object) -> Abort:
     return Abort.SUCCEEDED
 
 
+class _TrioCall:
+    """A caller on trio, parked for its result; it is the abort function of its wait itself."""
+
+    __slots__ = ("item", "task")
+
+    item: Any
+    task: Task | None
+
+    def __call__(self, _: object) -> Abort:
+        self.task = None
+        return Abort.SUCCEEDED
+
+
 def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
     """Makes the floor of a unary call on trio."""
-    queue: deque[list[Any]] = deque()
+    queue: deque[_TrioCall] = deque()
     idle: Task | None = None
 
     async def call(item: Any) -> Any:
         nonlocal idle
-        waiter = [current_task(), item]
-
-        def forget(_: object) -> Abort:
-            waiter[0] = None
-            return Abort.SUCCEEDED
-
-        queue.append(waiter)
+        made = _TrioCall()
+        made.task = current_task()
+        made.item = item
+        queue.append(made)
         if idle is not None:
             task, idle = idle, None
             reschedule(task)
-        return await wait_task_rescheduled(forget)
+        return await wait_task_rescheduled(made)
 
     async def run() -> None:
         nonlocal idle
@@ -75,10 +86,10 @@ def on_trio(handler: Handler, max_batch_size: int) -> UnaryFloor:
                 idle = current_task()
                 await wait_task_rescheduled(_aborted)
             batch = [queue.popleft() for _ in range(min(max_batch_size, len(queue)))]
-            results = await handler([item for _, item in batch])
-            for (task, _), result in zip(batch, results, strict=True):
-                if task is not None:
-                    reschedule(task, Value(result))
+            results = await handler([made.item for made in batch])
+            for made, result in zip(batch, results, strict=True):
+                if made.task is not None:
+                    reschedule(made.task, Value(result))
 
     return UnaryFloor(call, run)
 
@@ -91,7 +102,7 @@ def on_asyncio(handler: Handler, max_batch_size: int) -> UnaryFloor:
 
     async def call(item: Any) -> Any:
         nonlocal idle
-        future = loop.create_future()
+        future: asyncio.Future[Any] = Future(loop=loop)  # less than `loop.create_future`
         queue.append((future, item))
         if idle is not None:
             woken, idle = idle, None
@@ -127,12 +138,12 @@ class _TrioStream:
 
     async def __anext__(self) -> Any:
         self.task = current_task()
-        item = await wait_task_rescheduled(self._forget)
+        item = await wait_task_rescheduled(self)
         if item is END:
             raise StopAsyncIteration
         return item
 
-    def _forget(self, _: object) -> Abort:
+    def __call__(self, _: object) -> Abort:
         self.task = None
         return Abort.SUCCEEDED
 
@@ -186,7 +197,7 @@ class _AsyncioStream:
         return self
 
     async def __anext__(self) -> Any:
-        self.future = self.loop.create_future()
+        self.future = Future(loop=self.loop)
         item = await self.future
         if item is END:
             raise StopAsyncIteration

@@ -177,3 +177,13 @@ class Reader:
 async def read_all(tasks: TaskGroup, *streams: shoal.ResultStream[Any]) -> list[Reader]:
     """Starts a reader for each stream; their requests are queued in this order."""
     return [await tasks.start(Reader(stream).run) for stream in streams]
+
+
+class UnhashableKind(type):
+    """A metaclass whose classes are no keys."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OfUnhashableKind(metaclass=UnhashableKind):
+    """An object whose type is no key."""

@@ -18,6 +18,7 @@ import trio
 
 import shoal
 from shoal.batching.loops import event_loop
+from shoal.testing import settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -321,6 +322,24 @@ def test_a_coroutine_that_is_taken_to_another_loop_fails_there() -> None:
             check_not_open(errors, "'MainThread'", "asyncio's loop")
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("backend", "other"), [("asyncio", "trio"), ("trio", "asyncio")])
+def test_an_item_that_is_there_is_not_read_in_a_loop_of_another_kind(
+    backend: str, other: str
+) -> None:
+    async def main() -> None:
+        async with shoal.open_batchers(count), count(1) as stream:
+            await settle()
+
+            async def read() -> None:
+                with pytest.raises(shoal.NotOpen, match="'MainThread'"):
+                    await anext(stream)
+
+            await anyio.to_thread.run_sync(lambda: anyio.run(read, backend=other))
+            assert [item async for item in stream] == [1, 1]
+
+    anyio.run(main, backend=backend)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import chain
 from typing import Any
 
@@ -11,6 +12,7 @@ import trio
 
 import shoal
 from batching.scenes import Held, Recorder, line_up, outcomes, outcomes_in_order, settle
+from shoal.batching.running.closed_slots import HELD_MOST_S, IN_A_ROW_MOST
 
 pytestmark = pytest.mark.anyio
 
@@ -307,6 +309,38 @@ async def test_a_full_batch_begins_before_the_callers_of_the_last_one_go_on(slot
     ]
     results = [nth for nth, (what, _) in enumerate(events) if what == "has a result"]
     assert begins[0] < min(results)
+
+
+async def batches_in_a_row(run_s: float) -> int:
+    """Returns how many full batches begin at most before another task has a turn."""
+    in_a_row = [0]
+
+    async def handler(items: list[int]) -> list[int]:
+        in_a_row[-1] += 1
+        time.sleep(run_s)  # noqa: ASYNC251
+        return items
+
+    async def caller(call: Any, number: int) -> None:
+        await call(number)
+        in_a_row.append(0)
+
+    async with (
+        shoal.Batcher(handler, max_batch_size=1) as call,
+        anyio.create_task_group() as tasks,
+    ):
+        for number in range(40):
+            tasks.start_soon(caller, call, number)
+    assert sum(in_a_row) == 40
+    return max(in_a_row)
+
+
+async def test_a_few_full_batches_of_a_fast_handler_begin_in_a_row() -> None:
+    assert await batches_in_a_row(0) == IN_A_ROW_MOST
+
+
+@pytest.mark.real_time
+async def test_other_tasks_have_a_turn_after_a_batch_that_held_the_loop() -> None:
+    assert await batches_in_a_row(2 * HELD_MOST_S) == 1
 
 
 async def test_a_slot_that_is_not_needed_any_more_takes_no_full_batch() -> None:

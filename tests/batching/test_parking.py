@@ -20,19 +20,33 @@ pytestmark = pytest.mark.anyio
 
 
 class Waiter:
-    """A task that waits on a waiter."""
+    """A task that waits on a waiter, of its own or of a request."""
+
+    parks = False
 
     def __init__(self, parking: Parking) -> None:
         self.parking = parking
-        self.waiter: Any = None
+        self.request: Any = SimpleNamespace(waiter=None)
         self.scope = anyio.CancelScope()
         self.was_woken = False
 
     async def run(self) -> None:
         with self.scope:
-            self.waiter = self.parking.new_waiter()
-            await self.waiter
+            if self.parks:
+                await self.parking.park(self.request)
+            else:
+                self.request.waiter = self.parking.new_waiter()
+                await self.waiter
             self.was_woken = True
+
+    @property
+    def waiter(self) -> Any:
+        return self.request.waiter
+
+
+@pytest.fixture(params=[False, True], ids=["new_waiter", "park"], autouse=True)
+def parks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Waiter, "parks", request.param)
 
 
 async def waiters(tasks: anyio.abc.TaskGroup, parking: Parking, count: int) -> list[Waiter]:
@@ -44,7 +58,7 @@ async def waiters(tasks: anyio.abc.TaskGroup, parking: Parking, count: int) -> l
 
 
 def requests_of(*made: Waiter) -> list[Any]:
-    return [SimpleNamespace(waiter=waiter.waiter) for waiter in made]
+    return [waiter.request for waiter in made]
 
 
 async def test_a_wait_lasts_until_it_is_woken() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import shoal
-from batching.scenes import outcome, outcomes, outcomes_in_order
+from batching.scenes import OfUnhashableKind, outcome, outcomes, outcomes_in_order
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +50,7 @@ async def test_rows_of_an_array_are_results() -> None:
     assert [list(row) for row in got] == [[1, 10], [2, 20]]
 
 
-@pytest.mark.parametrize("value", [None, 0, False, "", [], {}, ValueError])
+@pytest.mark.parametrize("value", [None, 0, False, "", [], {}, ValueError, OfUnhashableKind()])
 async def test_any_value_is_a_result_even_an_exception_class(value: Any) -> None:
     async with shoal.Batcher(returning(lambda items: [value] * len(items))) as call:
         assert await call(1) is value

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 import shoal
-from batching.scenes import LEFT, PENDING, Steps, read_all, settle
+from batching.scenes import LEFT, PENDING, OfUnhashableKind, Steps, read_all, settle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -110,7 +110,7 @@ async def test_end_marks_are_compared_by_identity() -> None:
     assert reader.items[1] == "END"
 
 
-@pytest.mark.parametrize("value", [None, 0, "", [], {"unhashable": []}])
+@pytest.mark.parametrize("value", [None, 0, "", [], {"unhashable": []}, OfUnhashableKind()])
 async def test_any_value_is_an_item(value: Any) -> None:
     with Steps() as steps:
         async with shoal.Batcher(steps.handler) as call, anyio.create_task_group() as tasks:

@@ -23,7 +23,7 @@ class StreamBuffer:
 
     Invariants:
         ``len(items) <= capacity``.
-        ``reader`` is the waiter of the task that waits for an item; it waits only while `items` is
+        ``waiter`` is that of the reader that waits for an item; it waits only while `items` is
         empty and the request has not ended.
         ``passes_on`` takes an item for the reader only while that waits.
         ``hold`` is the waiter of the slot that waits for room; it waits only while `items` is full.
@@ -38,7 +38,7 @@ class StreamBuffer:
         "items",
         "parking",
         "passes_on",
-        "reader",
+        "waiter",
         "watch",
     )
 
@@ -46,7 +46,7 @@ class StreamBuffer:
         self.parking = parking
         self.capacity = capacity
         self.items: deque[Any] = deque()
-        self.reader: Any = None
+        self.waiter: Any = None
         # Takes an item in place of the reader, at once; returns whether it did.
         self.passes_on: Callable[[Any], bool] | None = None
         # Whether any item was put in.
@@ -60,14 +60,14 @@ class StreamBuffer:
 
     def wake(self) -> None:
         """Wakes the reader, because there is an item, an error or the end."""
-        reader = self.reader
-        if reader is not None:
+        waiter = self.waiter
+        if waiter is not None:
             items = self.items
             if self.passes_on is not None and len(items) == 1 and self.passes_on(items[0]):
                 items.clear()
                 return
-            self.reader = None
-            self.parking.wake(reader)
+            self.waiter = None
+            self.parking.wake(waiter)
 
     def departed(self) -> bool:
         """Returns False: a reader leaves by closing its stream, not by a cancelled wait."""

@@ -7,6 +7,7 @@ and the results of the parts are joined.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 if TYPE_CHECKING:
@@ -24,13 +25,15 @@ class GroupWaiter:
     Attributes:
         left: How many of the group's requests have not ended.
         has_failed: Returns whether the caller need not wait for the others; None if it must.
+        departed: Returns whether the caller was cancelled but has not run since.
     """
 
-    __slots__ = ("_parking", "_waiter", "has_failed", "left")
+    __slots__ = ("_parking", "_waiter", "departed", "has_failed", "left")
 
     def __init__(self, parking: Parking, size: int) -> None:
         self._parking = parking
         self._waiter: Any = parking.new_waiter()
+        self.departed = partial(parking.is_spent, self._waiter)
         self.left = size
         self.has_failed: Callable[[], bool] | None = None
 
@@ -40,13 +43,9 @@ class GroupWaiter:
 
     def wake(self) -> None:
         """Counts one ended request, and wakes the caller after the last."""
-        self.left -= 1
-        if self.left == 0 or (self.has_failed is not None and self.has_failed()):
+        self.left = left = self.left - 1
+        if not left or (self.has_failed is not None and self.has_failed()):
             self._parking.wake(self._waiter)
-
-    def departed(self) -> bool:
-        """Returns whether the caller was cancelled but has not run since."""
-        return self._parking.is_spent(self._waiter)
 
 
 class Part(NamedTuple):

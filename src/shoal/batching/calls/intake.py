@@ -88,6 +88,7 @@ class Intake:
         self._batches = former.batches
         self._now = parking.now
         self._new_waiter = parking.new_waiter
+        self._park = parking.park
 
     def configure(self, options: BatchOptions) -> None:
         """Applies new options to the requests made from now on."""
@@ -125,10 +126,11 @@ class Intake:
                 await anyio.lowlevel.checkpoint()
                 raise
         former = self.former
+        # CPython 3.11 looks `self._now()` up anew each time, but not `self._now`: 6 % of a call.
+        now, append, park = self._now, former.append, self._park
         request = Request()  # _new_request, inlined: 2 % of a call
         request.item = item
-        request.waiter = waiter = self._new_waiter()
-        request.arrived_at = self._now()
+        request.arrived_at = now()
         request.context = copy_context()
         request.options = options
         request.error = request.batch = None
@@ -136,7 +138,7 @@ class Intake:
         if live < former.free_room and (options is None or options.options_factory is SHARED):
             # Former.arrive, inlined: 2 % of a call
             request.state = QUEUED
-            former.append(request)
+            append(request)
             former.live = live = live + 1
             if live == former.wake_at:
                 self._ring()
@@ -149,7 +151,7 @@ class Intake:
                 await anyio.lowlevel.checkpoint()  # or a caller that retries blocks the loop
                 raise
         try:
-            await waiter
+            await park(request)
         except BaseException as error:
             self.abandon(request)
             # Another event loop raises these for a waiter of this one.
@@ -176,12 +178,7 @@ class Intake:
         return request.value
 
     def _entry_here(self) -> Any:
-        """Returns the entry for the caller's event loop, which is another one.
-
-        Raises:
-            NotOpen: The function is not open there.
-            BatcherClosed: It is not open there, and closed here.
-        """
+        """Returns the entry for the caller's event loop, or raises why there is none."""
         if self._find_elsewhere is None:
             raise self.refusals.elsewhere()
         return self._find_elsewhere()
@@ -220,7 +217,8 @@ class Intake:
         if not self.parking.seems_here():
             there: Intake = self._entry_here().intake
             return there.enter_stream(item, options)
-        self.refusals.refuse_blocked()
+        if self._batches:
+            self.refusals.refuse_blocked()
         buffer = StreamBuffer(self.parking, self.former.options.stream_buffer)
         request = self._new_request(item, options, buffer)
         self._enter(request)
@@ -305,16 +303,15 @@ class Intake:
             DeadlineExceeded: Its deadline has passed already.
             BatcherClosed: The batcher has stopped.
         """
-        if self.former.awaits_change:
+        former, options = self.former, request.options
+        if former.awaits_change:
             self._adopt()
-        options = request.options
         if options is None or options.options_factory is not self.options_factory:
             self._renew(request)
             options = request.options
         deadline = None if options is None else options.deadline
         if deadline is not None and deadline <= request.arrived_at:
             raise self.refusals.late(1)
-        former = self.former
         if former.admits_freely and not former.parked and former.live < former.room.most:
             request.state = QUEUED
             if former.arrive(request):

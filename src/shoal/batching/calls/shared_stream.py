@@ -38,10 +38,10 @@ class SharedBuffer:
         items: Takes the items of the engine; it is as long as the longest buffer of a reader.
         flight: As above.
         history: The items so far; None if they are not kept any more.
-        reader, hold, has_sent, capacity, held_s: As in `StreamBuffer`; there is no single reader.
+        waiter, hold, has_sent, capacity, held_s: As in `StreamBuffer`; there is no single reader.
     """
 
-    reader = None
+    waiter = None
     watch = None
     passes_on = None
 
@@ -81,7 +81,7 @@ class SharedBuffer:
         for buffer in self._buffers():
             buffer.items.append(item)
             buffer.has_sent = True
-            if buffer.reader is not None:
+            if buffer.waiter is not None:
                 buffer.wake()
 
     def __len__(self) -> int:

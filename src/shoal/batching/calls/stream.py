@@ -176,14 +176,23 @@ class ResultStream(Generic[R_co]):
         items = buffer.items
         try:
             if items:
-                await anyio.lowlevel.checkpoint()
+                await buffer.parking.checkpoint()
             # A loop, since another reader may have taken the item during the checkpoint.
             while not items and request.state in _ALIVE:
-                await self._wait(buffer)
-        except BaseException:
+                if buffer.waiter is not None:
+                    raise RuntimeError("another task is reading this stream already")
+                buffer.held_s = 0.0
+                try:
+                    await buffer.parking.park(buffer)
+                finally:
+                    buffer.waiter = None
+        except BaseException as error:
             if not self._entered:
                 self.leave()
-            raise
+            # Another event loop raises these for a wait of this one.
+            if not isinstance(error, (TypeError, RuntimeError)) or self._intake.home.loop.is_here:
+                raise
+            raise self._intake.refusals.elsewhere() from error
         if items:
             item: R_co = items.popleft()
             if buffer.hold is not None:
@@ -235,21 +244,6 @@ class ResultStream(Generic[R_co]):
         self._left = True
         if self._request is not None:
             _leave(self._intake, self._request)
-
-    async def _wait(self, buffer: StreamBuffer) -> None:
-        """Waits until there is an item, an error or the end."""
-        if buffer.reader is not None:
-            raise RuntimeError("another task is reading this stream already")
-        buffer.held_s = 0.0
-        buffer.reader = waiter = buffer.parking.new_waiter()
-        try:
-            await waiter
-        except (TypeError, RuntimeError) as error:  # raised by another loop for the waiter
-            if self._intake.home.loop.is_here:
-                raise
-            raise self._intake.refusals.elsewhere() from error
-        finally:
-            buffer.reader = None
 
     def _begin(self) -> Request:
         """Makes the request."""
@@ -308,7 +302,7 @@ def _leave(intake: Intake, request: Request) -> None:
     buffer.items.clear()
     if buffer.hold is not None:
         buffer.release()
-    if buffer.reader is not None:
+    if buffer.waiter is not None:
         buffer.wake()
 
 

@@ -252,18 +252,14 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Makes one call; await what it returns."""
-        entry = self._here.get(get_ident())
-        if entry is None:
-            try:
-                entry, rest = self._elsewhere(args)
-            except Exception:
-                self._check(args, kwargs)
-                self._opening.check_loop(self._receiver)
-                return self._call_later(args, kwargs)
-            return entry.begin(rest, kwargs, None)
+        try:
+            entry = self._here[get_ident()]
+        except KeyError:
+            return self._call_elsewhere(args, kwargs)
         if len(args) == 1 and not kwargs:
             if entry.takes_bare_items:
-                return entry.call(args[0], None)  # the usual call, straight to the queue
+                call = entry.call  # loaded first, as in `Intake.call`
+                return call(args[0], None)  # the usual call, straight to the queue
             if entry.takes_single_items:
                 try:
                     options_factory = entry.options_factory.of(
@@ -273,6 +269,18 @@ class BatchedFunction(Decorated, UnaryCall[P, R]):
                     return raised(error)
                 return entry.call(args[0], options_factory)
         return entry.begin(args, kwargs, None)
+
+    def _call_elsewhere(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Coroutine[Any, Any, R]:
+        """Makes a call for which this object itself has no entry in this thread."""
+        try:
+            entry, rest = self._elsewhere(args)
+        except Exception:
+            self._check(args, kwargs)
+            self._opening.check_loop(self._receiver)
+            return self._call_later(args, kwargs)
+        return entry.begin(rest, kwargs, None)
 
     async def _call_later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Makes a call when it is awaited, because no batcher was open when it was called."""
@@ -298,6 +306,8 @@ class BatchedGenerator(Decorated, StreamCall[P, R]):
         """Prepares one call; it is made when the stream is entered."""
         entry = self._here.get(get_ident())
         if entry is not None:
+            if len(args) == 1 and not kwargs and entry.takes_bare_items:
+                return ResultStream(entry.intake, args[0], None)  # the usual call
             return entry.begin_stream(args, kwargs, None)
         try:
             entry, rest = self._elsewhere(args)

@@ -58,6 +58,7 @@ class Binding:
         self._keyword_only = [kind is Parameter.KEYWORD_ONLY for kind in kinds.values()]
         self.single = len(kinds) == 1
         self.takes_bare = self.single and not self._keyword_only[0]
+        self._gives_one_list = gives == "items" or (gives == "lists" and self.takes_bare)
 
     @classmethod
     def of_handler(
@@ -129,7 +130,7 @@ class Binding:
         Returns:
             The positional and the keyword arguments.
         """
-        if self.gives == "items":
+        if self._gives_one_list:
             return [items], {}
         values: list[Any]
         if self.gives == "arguments":

@@ -130,19 +130,20 @@ class Handler:
 
         Cancellation: reaches an async handler; waits for the thread of a plain one.
         """
-        results = await self._results(items)
+        args, kwargs = self.binding.columns(items)
+        if self.threaded:
+            results = await self._in_thread(functools.partial(self.function, *args, **kwargs))
+            self._check_not_awaitable(results)
+        else:
+            results = await self.function(*args, **kwargs)
         return [results] if self._is_of_one else results
 
     @property
     def _is_of_one(self) -> bool:
         return self.binding.gives == "arguments"
 
-    async def _results(self, items: list[Any]) -> Any:
-        args, kwargs = self.binding.columns(items)
-        if not self.threaded:
-            return await self.function(*args, **kwargs)
-
-        results = await self._in_thread(functools.partial(self.function, *args, **kwargs))
+    def _check_not_awaitable(self, results: Any) -> None:
+        """Refuses what a plain function returned, if it is to be awaited."""
         if inspect.isawaitable(results):
             if inspect.iscoroutine(results):
                 results.close()
@@ -150,7 +151,6 @@ class Handler:
                 f"the handler {self.name} is a plain function but returned an awaitable; "
                 "make it an async function"
             )
-        return results
 
     async def _in_thread(self, function: Callable[[], Any]) -> Any:
         """Calls a function in a worker thread."""

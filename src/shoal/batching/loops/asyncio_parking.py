@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from asyncio import Future
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.lowlevel
 
 from shoal.batching.loops.event_loop import in_trio_task
 from shoal.batching.loops.parking import Parking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
-    from shoal.batching.loops.parking import Scope
+    from shoal.batching.loops.parking import Parked, Scope
     from shoal.core.request import Request
 
 
@@ -28,13 +28,21 @@ class AsyncioParking(Parking):
 
     def __init__(self) -> None:
         self._loop = loop = asyncio.get_running_loop()
-        self.now = loop.time
+        # Called directly, unless the loop has a clock of its own.
+        has_usual_clock = getattr(loop.time, "__func__", None) is asyncio.BaseEventLoop.time
+        self.now = time.monotonic if has_usual_clock else loop.time
         self.new_waiter = partial(Future, loop=loop)
         self.new_scope = anyio.CancelScope
+        self.checkpoint = partial(asyncio.sleep, 0)  # as anyio's, which looks for the loop first
         self.soon = loop.call_soon_threadsafe
         # No public API tells a task's innermost scope. With an anyio that stores this elsewhere,
         # only code that never leaves a scope breaks more than its own batch.
         self._states: Any = getattr(import_module("anyio._backends._asyncio"), "_task_states", {})
+
+    def park(self, parked: Parked) -> Awaitable[Any]:
+        waiter: Future[None] = Future(loop=self._loop)
+        parked.waiter = waiter
+        return waiter
 
     def wake(self, waiter: Any) -> None:
         if not waiter.done():
@@ -43,9 +51,9 @@ class AsyncioParking(Parking):
     def is_spent(self, waiter: Any) -> bool:
         return bool(waiter.done())
 
-    def wake_all(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            waiter: Any = request.waiter
+    def wake_all(self, parked: Iterable[Parked]) -> None:
+        for each in parked:
+            waiter: Any = each.waiter
             if type(waiter) is not Future:
                 waiter.wake()
             elif not waiter.done():
@@ -139,8 +147,8 @@ class AsyncioParking(Parking):
         finally:
             self._loop.remove_reader(fd)
 
-    async def one_pass(self) -> None:
-        await anyio.lowlevel.checkpoint()
+    async def rest_of_pass(self) -> bool:
+        return False  # tasks run in the order in which they became ready
 
 
 def _awaiting(future: Any) -> Iterator[Any]:

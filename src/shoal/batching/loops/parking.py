@@ -35,6 +35,16 @@ Scope: TypeAlias = "anyio.CancelScope | trio.CancelScope"
 """A cancel scope of anyio or trio; both have the same interface."""
 
 
+class Parked(Protocol):
+    """What the calling task waits for: a request, or the next item in the buffer of a stream.
+
+    Attributes:
+        waiter: The waiter of the task; for a request it may also be a `SharedWaiter`.
+    """
+
+    waiter: Any
+
+
 class SharedWaiter(Protocol):
     """The waiter of a request whose caller waits for more than this one request."""
 
@@ -55,6 +65,7 @@ class Parking(ABC):
         now: The event loop's clock: a function that returns the time in seconds.
         new_waiter: Creates a waiter for the task that calls it.
         new_scope: Creates a cancel scope; the loop's own if anyio's would only wrap it.
+        checkpoint: Lets other tasks run, and checks for cancellation.
         soon: Schedules a function call in the event loop, from any thread, at any time. It raises
             `RuntimeError` once the loop has ended.
     """
@@ -64,14 +75,23 @@ class Parking(ABC):
     soon: Callable[..., object]
     new_waiter: Callable[[], Awaitable[Any]]
     new_scope: Callable[[], Scope]
+    checkpoint: Callable[[], Awaitable[None]]
+
+    @abstractmethod
+    def park(self, parked: Parked) -> Awaitable[Any]:
+        """Sets the waiter of the calling task; returns what the task must await at once.
+
+        It does what awaiting `new_waiter` does. On trio that costs 0.1 microseconds more, 5 % of a
+        call, since an object that is not a coroutine is awaited by two more calls.
+        """
 
     @abstractmethod
     def wake(self, waiter: Any) -> None:
         """Wakes the task at a waiter; does nothing if it was woken or its wait cancelled."""
 
     @abstractmethod
-    def wake_all(self, requests: Iterable[Request]) -> None:
-        """Wakes the callers of all these requests."""
+    def wake_all(self, parked: Iterable[Parked]) -> None:
+        """Wakes the tasks that wait for any of these."""
 
     @abstractmethod
     def is_spent(self, waiter: Any) -> bool:
@@ -125,9 +145,18 @@ class Parking(ABC):
             Whether there were any that the loop itself does not report when `scope` is left.
         """
 
-    @abstractmethod
     async def one_pass(self) -> None:
         """Lets each task that is ready run once; a checkpoint."""
+        await self.checkpoint()
+        await self.rest_of_pass()
+
+    @abstractmethod
+    async def rest_of_pass(self) -> bool:
+        """Lets those tasks run that were ready before the last checkpoint and may not have run.
+
+        Returns:
+            Whether there may have been any.
+        """
 
     @abstractmethod
     def call_when_readable(

@@ -12,9 +12,9 @@ from shoal.batching.loops.event_loop import mark_what_holds_ctrl_c, running_asyn
 from shoal.batching.loops.parking import Parking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable
+    from collections.abc import Awaitable, Callable, Collection, Generator, Iterable
 
-    from shoal.batching.loops.parking import Scope
+    from shoal.batching.loops.parking import Parked, Scope
     from shoal.core.request import Request
 
 mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
@@ -22,6 +22,8 @@ mark_what_holds_ctrl_c(trio.lowlevel.enable_ki_protection)
 
 class TrioWaiter:
     """A waiting trio task.
+
+    It is also the abort function of its wait, so that a wait makes no other object.
 
     Invariant: once awaited, `task` is None as soon as the task has been rescheduled, by `wake` or
     by its cancellation.
@@ -33,9 +35,9 @@ class TrioWaiter:
 
     def __await__(self) -> Generator[Any, Any, Any]:
         self.task = current_task()
-        return wait_task_rescheduled(self._abort).__await__()
+        return wait_task_rescheduled(self).__await__()
 
-    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+    def __call__(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self.task = None
         return trio.lowlevel.Abort.SUCCEEDED
 
@@ -51,7 +53,13 @@ class TrioParking(Parking):
         self.now = trio.lowlevel.current_clock().current_time
         self.new_waiter = TrioWaiter
         self.new_scope = trio.CancelScope
+        self.checkpoint = trio.lowlevel.checkpoint
         self.soon = trio.lowlevel.current_trio_token().run_sync_soon
+
+    def park(self, parked: Parked) -> Awaitable[Any]:
+        parked.waiter = waiter = TrioWaiter()
+        waiter.task = current_task()
+        return wait_task_rescheduled(waiter)
 
     def wake(self, waiter: Any) -> None:
         task = waiter.task
@@ -62,9 +70,9 @@ class TrioParking(Parking):
     def is_spent(self, waiter: Any) -> bool:
         return waiter.task is None
 
-    def wake_all(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            waiter = request.waiter
+    def wake_all(self, parked: Iterable[Parked]) -> None:
+        for each in parked:
+            waiter = each.waiter
             if type(waiter) is not TrioWaiter:
                 waiter.wake()
             elif waiter.task is not None:
@@ -114,10 +122,10 @@ class TrioParking(Parking):
     def leave_scopes_in(self, scope: Scope) -> bool:
         return False  # trio leaves them with the outer one, and raises a RuntimeError
 
-    async def one_pass(self) -> None:
-        # trio shuffles the tasks of a tick, so this one may run first after the first checkpoint.
+    async def rest_of_pass(self) -> bool:
+        # trio shuffles the tasks of a tick, so this one may have run first after the checkpoint.
         await trio.lowlevel.checkpoint()
-        await trio.lowlevel.checkpoint()
+        return True
 
     def call_when_readable(self, fd: int, report: Callable[[], object]) -> None:
         return None

@@ -311,7 +311,7 @@ class OpenRun(Run):
         if request.state is not RUNNING:
             return
         if self.handler.streams:
-            self._finish_stream(request)
+            self._finish_all([request])
             return
         request.value = value
         self._end(request, State.FINISHED)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
-
-import anyio.lowlevel
+from typing import TYPE_CHECKING, Final
 
 from shoal.batching.running.run import Run
 from shoal.batching.running.slots import Slots
@@ -17,6 +16,12 @@ if TYPE_CHECKING:
     from shoal.batching.loops.parking import Scope
     from shoal.core.batch import Batch
     from shoal.core.options.options import BatchOptions
+
+
+IN_A_ROW_MOST: Final = 8
+HELD_MOST_S: Final = 0.0005
+"""For how many batches, and for how long in seconds, full batches may begin one after the other
+without a turn for other tasks. A turn after each is a tenth of `map` if the handler does little."""
 
 
 class ClosedSlots(Slots[Run]):
@@ -42,6 +47,7 @@ class ClosedSlots(Slots[Run]):
         """Runs batches until the scope is used up; returns False when the slot is not needed."""
         former = self._former
         is_fresh = False
+        in_a_row, turn_at = 0, -math.inf
         batch: Batch | None = None
         while batch is not None or not self._are_enough_idle():
             if batch is None:
@@ -52,15 +58,19 @@ class ClosedSlots(Slots[Run]):
                     self._turn.pass_on()
                 if batch is None:
                     return False
+                in_a_row, turn_at = 0, self.batches[batch]
             calls = former.calls
-            await self._run(batch, scope)
+            ended_at = await self._run(batch, scope)
             batch = None  # an idle slot must not keep items and results alive
             is_fresh = True
             if self._is_used_up(scope):
                 return True
-            if former.calls != calls:
+            in_a_row += 1
+            if former.calls != calls:  # its caller had a turn
+                in_a_row, turn_at = 0, ended_at
+            if in_a_row < IN_A_ROW_MOST and ended_at - turn_at < HELD_MOST_S:
                 batch = self._full_batch()
-            if batch is None and former.regathering.is_learning:
+            if batch is None and (in_a_row > 1 or former.regathering.is_learning):
                 await self._parking.one_pass()
                 former.regathering.callers_ran(self._parking.now())
                 is_fresh = False
@@ -69,8 +79,8 @@ class ClosedSlots(Slots[Run]):
     def _full_batch(self) -> Batch | None:
         """Returns a full batch that can begin before the callers of the last one go on.
 
-        They would take the event loop's time while the handler is idle. It is not called if no
-        request was queued during the last run, which then may not have given them a turn.
+        They would take the event loop's time while the handler is idle. It is not called if other
+        tasks may have had no turn for `IN_A_ROW_MOST` batches or `HELD_MOST_S`.
         """
         former = self._former
         if former.live < former.options.max_batch_size or self._is_one_too_many():
@@ -90,6 +100,9 @@ class ClosedSlots(Slots[Run]):
             is_fresh: Whether the callers of this slot's last batch have not run yet.
         """
         former = self._former
+        if is_fresh and former.live:
+            # They may call again, and a batch that is not full should include those calls.
+            await self._parking.checkpoint()
         while not self._is_one_too_many():
             # Otherwise a request could be dispatched in the tick in which it expires.
             self._intake.deadlines.expire_all()
@@ -98,14 +111,10 @@ class ClosedSlots(Slots[Run]):
                 if self._is_full():
                     await self._listen(None)
                     continue
-                if is_fresh:
-                    # They may call again, and a batch that is not full should include those calls.
+                if is_fresh and decision.reason is not DispatchReason.FULL:
                     is_fresh = False
-                    if decision.reason is DispatchReason.FULL:
-                        await anyio.lowlevel.checkpoint()
-                    else:
-                        await self._parking.one_pass()
-                    continue
+                    if await self._parking.rest_of_pass():
+                        continue
                 batch = self._dispatch(decision)
                 if batch is not None:
                     return batch

@@ -29,7 +29,7 @@ from shoal.core.request import State
 from shoal.errors import DeadlineExceeded, HandlerFailed, HandlerTimeout, WrongResultType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from shoal.batching.handlers.handler import Handler
     from shoal.batching.loops.parking import Parking, Scope
@@ -254,11 +254,12 @@ class Run(ABC):
         self.counters.failed += 1
         self.parking.wake_all((request,))
 
-    def _finish_stream(self, request: Request) -> None:
-        """Ends a stream after its buffered items."""
-        self._end(request, State.FINISHED)
-        self.counters.finished += 1
-        request.waiter.wake()
+    def _finish_all(self, requests: Sequence[Request]) -> None:
+        """Ends running streams after their buffered items."""
+        for request in requests:
+            self._end(request, State.FINISHED)
+        self.counters.finished += len(requests)
+        self.parking.wake_all(requests)
 
     def _end(self, request: Request, state: State) -> None:
         batch, request.batch = request.batch, None
@@ -286,6 +287,14 @@ class Run(ABC):
             f"the handler of {self.name} was given {wanted} items and must give back a list of "
             f"{wanted} results, not {type(results).__name__}: {shown(results):.80}"
         )
+
+
+def kinds_of(values: Iterable[Any]) -> Iterable[type]:
+    """Returns the types of some values, most of them once."""
+    try:
+        return set(map(type, values))
+    except Exception:  # of a metaclass that can't be hashed
+        return list(map(type, values))
 
 
 def still_running(requests: Sequence[Request]) -> list[Request]:

@@ -119,6 +119,7 @@ class Slots(ABC, Generic[RunT]):
         self.run = run
         self._on_death = on_death
         self._room = room
+        self._most = self._allowed()
         self._tasks: TaskGroup | None = None
         self._count = 0
         self._last_id = 0
@@ -155,6 +156,7 @@ class Slots(ABC, Generic[RunT]):
 
     def _resize(self) -> None:
         """Applies a changed number of slots; surplus slots end after their batch."""
+        self._most = self._allowed()
         if self.ended.is_set():
             return
         if self._tasks is not None:
@@ -268,7 +270,8 @@ class Slots(ABC, Generic[RunT]):
         """
         return scope.cancel_called or not self._parking.is_innermost(scope)
 
-    async def _run(self, batch: Batch, scope: Scope) -> None:
+    async def _run(self, batch: Batch, scope: Scope) -> float:
+        """Runs a batch; returns when it ended, in seconds."""
         started = self.batches[batch]
         run = self.run  # with the options with which the batch was filled
         self._intake.adopt()
@@ -289,6 +292,7 @@ class Slots(ABC, Generic[RunT]):
             self._observe(batch, run_s, now, was_interrupted=scope.cancel_called)
             batch.members = []  # not cleared, since it may be iterated just now
             self._tell_idle()
+        return now
 
     def _observe(self, batch: Batch, run_s: float, now: float, *, was_interrupted: bool) -> None:
         """Records how long a batch has run, for later decisions."""
@@ -338,11 +342,13 @@ class Slots(ABC, Generic[RunT]):
         return batch
 
     def _tell_idle(self) -> None:
-        room, most, busy = self._room, self._most, len(self.batches)
-        idle = max(0, most - busy) if room is None else room.free
+        idle = self._most - len(self.batches) if self._room is None else self._room.free
+        if idle < 0:  # fewer are allowed than run
+            idle = 0
         if self._former.reform(idle_slots=idle, open_room=self._open_room()):
             self._bell.ring()
-        self.tell_change()
+        if self._on_change is not None:
+            self._on_change()
 
     @abstractmethod
     def _open_room(self) -> float:
@@ -360,7 +366,6 @@ class Slots(ABC, Generic[RunT]):
         """Returns whether there are more slots than allowed."""
         return self._count > self._most
 
-    @property
-    def _most(self) -> float:
-        """The maximum number of slots; with a `Room` that alone limits the running batches."""
+    def _allowed(self) -> float:
+        """Returns the maximum number of slots; a `Room` alone limits the running batches."""
         return math.inf if self._room is not None else self._former.options.slots

@@ -7,14 +7,11 @@ for longer than ``slow_reader_timeout_s`` in total, without having caught up onc
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-import anyio
-import anyio.lowlevel
-
-from shoal.batching.calls.stream import END, SKIP
+from shoal.batching.calls.stream import END, SKIP, Mark
 from shoal.batching.failures.exceptions import ends_the_program, goes_on, own_copy
-from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, still_running
+from shoal.batching.running.run import RUNNING, Run, ScopesMixedUp, kinds_of, still_running
 from shoal.batching.stream_buffer import too_slow, wait_for_readers
 from shoal.core.request import State
 from shoal.errors import WrongBatchSize
@@ -25,6 +22,10 @@ if TYPE_CHECKING:
     from shoal.batching.stream_buffer import StreamBuffer
     from shoal.core.batch import Batch
     from shoal.core.request import Request
+
+
+_MAY_END: Final = (Mark, type, BaseException)
+"""The kinds of slots that may end a stream; the others are items."""
 
 
 class StreamRun(Run):
@@ -72,9 +73,7 @@ class StreamRun(Run):
                 raise interruption
         finally:
             del failure, interruption  # their tracebacks hold this frame
-        for request in requests:
-            if request.state is RUNNING:
-                self._finish_stream(request)
+        self._finish_all(still_running(requests))
 
     async def _pump(
         self,
@@ -102,7 +101,7 @@ class StreamRun(Run):
                 elif not self.handler.threaded and (active or self._goes_on_alone(requests)):
                     # An async generator may reach its next step without a checkpoint, and then the
                     # readers could not run. While a step runs in a thread they can.
-                    await anyio.lowlevel.checkpoint()
+                    await self.parking.checkpoint()
             except BaseException as error:
                 return error
             active = len(still_running(requests)) if is_part else batch.active
@@ -131,23 +130,35 @@ class StreamRun(Run):
                 expected=width,
                 got=got,
             )
+        if any(issubclass(kind, _MAY_END) for kind in kinds_of(slots)):
+            self._end_some(requests, slots)
         full: list[Request] = []
+        woken: list[StreamBuffer] = []
         for request, slot in zip(requests, slots, strict=False):
             if request.state is not RUNNING or slot is SKIP:
                 continue
+            buffer: StreamBuffer = request.waiter
+            items = buffer.items
+            items.append(slot)
+            buffer.has_sent = True
+            if buffer.passes_on is not None:
+                buffer.wake()
+            elif buffer.waiter is not None:
+                woken.append(buffer)
+            if len(items) >= buffer.capacity:
+                full.append(request)
+        self.parking.wake_all(woken)
+        return full
+
+    def _end_some(self, requests: Sequence[Request], slots: Sequence[Any]) -> None:
+        """Ends the streams for which a step has an end or an error."""
+        for request, slot in zip(requests, slots, strict=False):
+            if request.state is not RUNNING:
+                continue
             if slot is END or slot is StopIteration or slot is StopAsyncIteration:
-                self._finish_stream(request)
+                self._finish_all([request])
             elif issubclass(type(slot), BaseException):  # __class__ may be overridden
                 self._fail(request, own_copy(slot))
-            else:
-                buffer = request.waiter
-                buffer.items.append(slot)
-                buffer.has_sent = True
-                if buffer.reader is not None:
-                    buffer.wake()
-                if len(buffer.items) >= buffer.capacity:
-                    full.append(request)
-        return full
 
     def _goes_on_alone(self, requests: Sequence[Request]) -> bool:
         return not self.options.cancel_abandoned and any(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.batching.failures.exceptions import own_copy
-from shoal.batching.running.run import RUNNING, Run, still_running
+from shoal.batching.running.run import RUNNING, Run, kinds_of, still_running
 from shoal.core.request import State
 from shoal.errors import WrongBatchSize
 
@@ -30,7 +30,7 @@ class UnaryRun(Run):
         values = self._one_each(width, results)
         if width > len(requests):
             values = values[: len(requests)]  # the results of padding are dropped
-        for kind in set(map(type, values)):
+        for kind in kinds_of(values):
             if issubclass(kind, BaseException):
                 self._fail_slots(requests, values)
         running = requests

@@ -29,10 +29,20 @@ class QueueRoom:
     which admits all parked requests.
     """
 
-    __slots__ = ("_open_room", "_options", "at_once", "closed", "idle_slots", "most")
+    __slots__ = (
+        "_batch_size",
+        "_bound",
+        "_has_costs",
+        "_open_room",
+        "_options",
+        "at_once",
+        "closed",
+        "idle_slots",
+        "most",
+    )
 
     def __init__(self, options: BatchOptions) -> None:
-        self._options = options
+        self.change(options)
         self.idle_slots: float = 0
         self._open_room: float = 0
         self.most: float = 0
@@ -41,7 +51,11 @@ class QueueRoom:
 
     def change(self, options: BatchOptions) -> None:
         """Sets new options, which take effect with the next `measure`."""
+        bound = options.max_queued_requests
         self._options = options
+        self._bound = math.inf if bound is None else bound
+        self._batch_size = options.max_batch_size
+        self._has_costs = options.batch_size_fn is not None
 
     def measure(self, idle_slots: float | None, open_room: float) -> None:
         """Computes the capacity from the number of idle slots.
@@ -51,20 +65,14 @@ class QueueRoom:
                 this nor `open_room` has changed.
             open_room: How much more the open batches can take.
         """
-        options = self._options
         if idle_slots is not None:
             self.idle_slots = idle_slots
             self._open_room = open_room
-        self.at_once = self.idle_slots * options.max_batch_size + self._open_room
-        bound = options.max_queued_requests
+        self.at_once = at_once = self.idle_slots * self._batch_size + self._open_room
         if self.closed:
             self.most = 0
-        elif bound is None:
-            self.most = math.inf
-        elif options.batch_size_fn is not None:
-            self.most = bound
         else:
-            self.most = bound + self.at_once
+            self.most = self._bound if self._has_costs else self._bound + at_once
 
     def takes_at_once(self, size: float) -> bool:
         """Returns whether slots are about to take a queue of some size, if items have costs.
@@ -72,7 +80,7 @@ class QueueRoom:
         Then the number of requests does not tell how much idle slots take, since one item may be as
         large as a batch.
         """
-        return not self.closed and self._options.batch_size_fn is not None and size <= self.at_once
+        return not self.closed and self._has_costs and size <= self.at_once
 
     def spare(self, size: float) -> float:
         """Returns how much more would be taken at once, beyond a queue of some size."""
