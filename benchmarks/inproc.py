@@ -21,6 +21,7 @@ import gc
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
 BACKENDS: Final = ("trio", "asyncio")
 CALLERS: Final = (16, 256, 1024)
 MAX_BATCH_SIZE: Final = 64
-ITEMS_A_STREAM: Final = 16
+# How many items a stream has. The shorter streams are, the more of the cost is their set-up.
+SHORT_STREAM: Final = 16
+STREAM_LENGTHS: Final = (4, SHORT_STREAM, 64)
 MAP_ITEMS: Final = 1000
 
 # The targets: multiples of the floor, and for `map` microseconds per item.
-UNARY_TARGETS: Final = {"trio": 1.6, "asyncio": 2.0}
-STREAM_TARGETS: Final = {"trio": 1.6}
+UNARY_TARGETS: Final = {"trio": 1.4, "asyncio": 1.6}
+STREAM_TARGETS: Final = {"trio": 1.4}
 MAP_TARGET_US: Final = 0.6
 
 
@@ -52,15 +55,20 @@ async def echo(items: list[Any]) -> list[Any]:
     return items
 
 
-async def echo_steps(items: list[Any]) -> AsyncIterator[list[Any]]:
-    """Yields the items several times, as a generator handler."""
-    for _ in range(ITEMS_A_STREAM):
-        yield items
+def echo_steps(length: int) -> Callable[[list[Any]], AsyncIterator[list[Any]]]:
+    """Returns a generator handler that yields the items several times."""
+
+    async def echo_items(items: list[Any]) -> AsyncIterator[list[Any]]:
+        for _ in range(length):
+            yield items
+
+    return echo_items
 
 
 # The queue is bounded, so that the bound is checked; the load never reaches it.
-unary = shoal.batch(max_batch_size=MAX_BATCH_SIZE, max_queued_requests=1_000_000)(echo)
-streamed = shoal.batch(max_batch_size=MAX_BATCH_SIZE, max_queued_requests=1_000_000)(echo_steps)
+batched = shoal.batch(max_batch_size=MAX_BATCH_SIZE, max_queued_requests=1_000_000)
+unary = batched(echo)
+streamed = {length: batched(echo_steps(length)) for length in STREAM_LENGTHS}
 
 
 @dataclass(frozen=True)
@@ -109,10 +117,10 @@ def unary_floor(backend: str) -> AbstractAsyncContextManager[Any]:
     return floor((floors.on_trio if backend == "trio" else floors.on_asyncio)(echo, MAX_BATCH_SIZE))
 
 
-def stream_floor(backend: str) -> AbstractAsyncContextManager[Any]:
+def stream_floor(backend: str, length: int) -> AbstractAsyncContextManager[Any]:
     """Opens the floor of a streamed item, in its event loop."""
     make = floors.streams_on_trio if backend == "trio" else floors.streams_on_asyncio
-    return floor(make(echo_steps, MAX_BATCH_SIZE))
+    return floor(make(echo_steps(length), MAX_BATCH_SIZE))
 
 
 async def call_in_a_loop(call: Callable[[int], Coroutine[Any, Any, int]], times: int) -> None:
@@ -121,23 +129,27 @@ async def call_in_a_loop(call: Callable[[int], Coroutine[Any, Any, int]], times:
         assert await call(item) == item
 
 
-async def read_floor_in_a_loop(call: Callable[[int], AsyncIterator[int]], times: int) -> None:
+async def read_floor_in_a_loop(
+    length: int, call: Callable[[int], AsyncIterator[int]], times: int
+) -> None:
     """Reads streams of the floor in a loop."""
     for item in range(times):
         got = 0
         async for _ in call(item):
             got += 1
-        assert got == ITEMS_A_STREAM
+        assert got == length
 
 
-async def read_in_a_loop(call: Callable[[int], shoal.ResultStream[int]], times: int) -> None:
+async def read_in_a_loop(
+    length: int, call: Callable[[int], shoal.ResultStream[int]], times: int
+) -> None:
     """Reads streams of the engine in a loop."""
     for item in range(times):
         got = 0
         async with call(item) as stream:
             async for _ in stream:
                 got += 1
-        assert got == ITEMS_A_STREAM
+        assert got == length
 
 
 def timed(
@@ -200,14 +212,18 @@ def compare_calls(backend: str, callers: int, calls: int, rounds: int) -> dict[s
     )
 
 
-def compare_streams(backend: str, callers: int, streams: int, rounds: int) -> dict[str, float]:
-    """Measures items of streams."""
-    each = ITEMS_A_STREAM
+def compare_streams(
+    backend: str, callers: int, length: int, items: int, rounds: int
+) -> dict[str, float]:
+    """Measures items of streams of some length."""
+
+    def measured(subject: Callable[[], AbstractAsyncContextManager[Any]], read: Any) -> Cost:
+        reader = partial(read, length)
+        return timed(backend, subject, reader, callers, items // length, length)
+
     return compare(
-        lambda: timed(
-            backend, lambda: stream_floor(backend), read_floor_in_a_loop, callers, streams, each
-        ),
-        lambda: timed(backend, lambda: engine(streamed), read_in_a_loop, callers, streams, each),
+        lambda: measured(lambda: stream_floor(backend, length), read_floor_in_a_loop),
+        lambda: measured(lambda: engine(streamed[length]), read_in_a_loop),
         rounds,
     )
 
@@ -219,10 +235,12 @@ def measure(calls: int, rounds: int) -> list[dict[str, Any]]:
         figures = compare_calls(backend, callers, calls, rounds)
         target = UNARY_TARGETS[backend] if callers == 256 else None
         rows.append(_row("unary call", backend, callers, figures, target))
-    for backend, callers in product(BACKENDS, CALLERS):
-        figures = compare_streams(backend, callers, calls // 4, rounds)
+    for backend, length, callers in product(BACKENDS, STREAM_LENGTHS, CALLERS):
+        if length != SHORT_STREAM and callers != 256:
+            continue
+        figures = compare_streams(backend, callers, length, 2 * calls, rounds)
         target = STREAM_TARGETS.get(backend) if callers == 256 else None
-        rows.append(_row("streamed item", backend, callers, figures, target))
+        rows.append(_row(f"item of {length} streamed", backend, callers, figures, target))
     for backend in BACKENDS:
         costs = [timed_map(backend, calls // 1000) for _ in range(rounds + 1)][1:]
         figures = {"shoal_us": median(cost.wall_us for cost in costs)}
