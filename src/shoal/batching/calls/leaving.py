@@ -125,8 +125,8 @@ class PendingCall:
         enter: Makes the request.
         item: The handler's item.
         options: The options of the request; None if it needs none.
-        ended: Called once the call has ended, or its caller has left. It must not raise, or do more
-            than wake a task.
+        ended: Called once the call has ended, or its caller has left, unless it `has_ended` as soon
+            as it was made. It must not raise, or do more than wake a task.
 
     Raises:
         Exception: As for any call that is refused.
@@ -145,6 +145,11 @@ class PendingCall:
         self._ended = ended
         self._intake = intake
         self._request: Request | None = enter(item, options, self)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the call has ended: at once, if its result was in a cache."""
+        return self._request is None or self._request.state not in _ALIVE
 
     def leave(self) -> None:
         """Cancels the call, since its caller has left."""

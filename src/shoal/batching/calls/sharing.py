@@ -142,10 +142,6 @@ class Sharing:
         for request in requests:
             self._intake.abandon(request)
 
-    def has_result(self, item: Any, options: RequestOptions | None) -> bool:
-        """Returns whether a call would be answered at once."""
-        return self._kept is not None and self._key(item, options) in self._results
-
     def enter(self, item: Any, options: RequestOptions | None, waiter: Any = None) -> Request:
         """Makes the request of one call; as `Intake.enter` does, but it may have ended already.
 
