@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 
 from shoal.batching.calls.leaving import CallerLeft, run_unless_left
 from shoal.batching.failures.exceptions import is_cancellation
+from shoal.batching.loops.this_loop import parking_of_this_loop
 from shoal.core.forming.call_options import CallOptions
 from shoal.errors import NoSuchName, NotOpen
 from shoal.http.requests.problem import (
@@ -136,7 +137,10 @@ class EndpointCall:
             return
         if self._copies is not None:
             self._copies.end()
-        if error is None or isinstance(error, (CallerLeft, Refused)) or is_cancellation(error):
+        if error is None or isinstance(error, (CallerLeft, Refused)):
+            return
+        # Code may also raise a cancellation that it has kept, which is a failure of that code.
+        if is_cancellation(error) and parking_of_this_loop().is_cancelled():
             return
         self._calls.failed(error)
 
@@ -296,7 +300,9 @@ class EndpointCall:
         try:
             return await run_unless_left(self._caller.departure, wait)
         except NoSuchName:
-            raise Refused(no_such_method()) from None
+            # The endpoint itself may have been deleted meanwhile.
+            problem = not_found() if self._endpoint.is_gone else no_such_method()
+            raise Refused(problem) from None
 
 
 def _priority(given: bytes, options: BatchOptions) -> int | None:
